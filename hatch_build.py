@@ -1,6 +1,8 @@
-"""Before a wheel is built or a checkout installed: the demo target's weights are unpacked and the native runtime is compiled.
+"""Before a wheel is built or a checkout installed: the demo target's weights are unpacked and the
+native runtime is compiled.
 
-An installation may be read-only, and its machine may have no compiler. Without one here, the wheel has no native runtime.
+An installation may be read-only, and its machine may have no compiler. Without one here, the wheel
+has no native runtime.
 """
 
 import sys
@@ -15,7 +17,8 @@ TARGET = "outrider/demo/models/target"
 
 class UnpackDemo(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling, for `pip install -e` too; `outrider.demo` needs nothing but the standard library."""
+        """Called by hatchling, for `pip install -e` too; `outrider.demo` needs nothing but the
+        standard library."""
         sys.path.insert(0, self.root)
         from outrider.demo.packed import WEIGHTS, with_weights
 
@@ -26,7 +29,8 @@ class UnpackDemo(BuildHookInterface):
             self._compile(build_data)
 
     def _compile(self, build_data: dict[str, Any]) -> None:
-        """Shared libraries for every set of instructions, and a wheel that says for which system it is."""
+        """Shared libraries for every set of instructions, and a wheel that says for which system it
+        is."""
         from outrider.errors import CapabilityError
         from outrider.instructions import of_this_architecture
         from outrider.runtime.building import build_all
@@ -39,4 +43,6 @@ class UnpackDemo(BuildHookInterface):
             self.app.display_warning(f"without the native runtime: {error}")
             return
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = (
+            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        )

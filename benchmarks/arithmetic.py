@@ -1,5 +1,6 @@
-"""How fast this processor can multiply bf16 at all: the bound of a pass over many tokens, as bandwidth is that of a pass
-over one. Measured between registers (`arithmetic.cpp`), so that no kernel's quality is in it."""
+"""How fast this processor can multiply bf16 at all: the bound of a pass over many tokens, as
+bandwidth is that of a pass over one. Measured between registers (`arithmetic.cpp`), so that no
+kernel's quality is in it."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ class Arithmetic:
     """The probe, built into `folder`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        path, tool, kind = folder / "arithmetic.so", building.compiler(), of_this_cpu()
+        path = folder / "arithmetic.so"
+        tool = building.compiler()
+        kind = of_this_cpu()
         assert tool is not None
         assert kind is not None
         flags = (*building.FLAGS, "-fopenmp", *INSTRUCTIONS[kind], f"-I{building.HERE / 'native'}")
         subprocess.run([tool, *flags, str(SOURCE), "-o", str(path)], check=True)
         self._measure = ctypes.CDLL(str(path)).flops_per_s
-        self._measure.argtypes, self._measure.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_double
+        self._measure.argtypes = (ctypes.c_int, ctypes.c_int)
+        self._measure.restype = ctypes.c_double
         self._threads = threads
 
     @staticmethod

@@ -1,9 +1,10 @@
-"""A GGUF file beside a bf16 folder of the same model: seconds to load, tokens/s of plain greedy decoding, memory.
+"""A GGUF file beside a bf16 folder of the same model: seconds to load, tokens/s of plain greedy
+decoding, memory.
 
     python benchmarks/blocks.py FILE.gguf FOLDER [--runtime eager|auto|on] [--max-tokens N]
 
-Each model loads in a process of its own; runs take turns, and the fastest of `--repeats` counts, because a machine is only ever
-slowed down by others.
+Each model loads in a process of its own; runs take turns, and the fastest of `--repeats` counts,
+because a machine is only ever slowed down by others.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ def measure(name: str, runtime: str, max_tokens: int, repeats: int) -> dict[str,
     """One model in this process: seconds to load, best tokens/s, peak memory in MiB."""
     from outrider import LLM, SamplingParams
 
-    start, busy = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    busy = time.process_time()
     llm = LLM(name, drafter="none", runtime=runtime)
-    load, load_cpu = time.perf_counter() - start, time.process_time() - busy
+    load = time.perf_counter() - start
+    load_cpu = time.process_time() - busy
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     best = 0.0
     for _ in range(repeats):
@@ -37,7 +40,9 @@ def measure(name: str, runtime: str, max_tokens: int, repeats: int) -> dict[str,
 
 def main() -> None:
     """Measure every model named, in turn, and print a line each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--runtime", default="auto", choices=("auto", "native", "eager"))
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -47,11 +52,26 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given.models[0], given.runtime, given.max_tokens, given.repeats)))
         return
-    options = ["--runtime", given.runtime, "--max-tokens", str(given.max_tokens), "--repeats", str(given.repeats)]
+    options = [
+        "--runtime",
+        given.runtime,
+        "--max-tokens",
+        str(given.max_tokens),
+        "--repeats",
+        str(given.repeats),
+    ]
     for name in given.models:
-        done = subprocess.run([sys.executable, __file__, name, *options, "--one"], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, name, *options, "--one"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         found = json.loads(done.stdout.splitlines()[-1])
-        print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()), flush=True)
+        print(
+            f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

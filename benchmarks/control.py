@@ -1,16 +1,20 @@
-"""What `--num-draft-tokens auto` loses against the best fixed length, and to what: a simulation, seconds on one core.
+"""What `--num-draft-tokens auto` loses against the best fixed length, and to what: a simulation,
+seconds on one core.
 
-Machines and texts are those of `control_worlds.py`; every length, and the control, writes the same texts. The control sees a
-clock with noise: minutes that are slow as a whole, steps that differ, now and then one of up to three times its length. It is
-charged what steps cost without noise, and credited with the tokens they bring on average.
+Machines and texts are those of `control_worlds.py`; every length, and the control, writes the same
+texts. The control sees a clock with noise: minutes that are slow as a whole, steps that differ, now
+and then one of up to three times its length. It is charged what steps cost without noise, and
+credited with the tokens they bring on average.
 
-The best fixed length is best over all cells of a kind together, not in each cell: the luckiest of nine lengths in one cell of 250
-tokens is no rival that anybody could have named beforehand. `lucky` is the ratio to that one all the same.
+The best fixed length is best over all cells of a kind together, not in each cell: the luckiest of
+nine lengths in one cell of 250 tokens is no rival that anybody could have named beforehand. `lucky`
+is the ratio to that one all the same.
 
-Steps of every length are timed when a model is loaded, once per machine; the file that keeps them is from another hour. `known`
-is a control that was given them, `unknown` one that must find out.
+Steps of every length are timed when a model is loaded, once per machine; the file that keeps them
+is from another hour. `known` is a control that was given them, `unknown` one that must find out.
 
-The loss is split by why a step had the length it had, and adds up: time beyond what the best fixed length needs for as much,
+The loss is split by why a step had the length it had, and adds up: time beyond what the best fixed
+length needs for as much,
 
     start    steps before any size was timed
     probe    steps that ask for another length than the one believed best
@@ -50,7 +54,9 @@ CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
 FLOOR = 0.97  # of the best fixed length
 CAUSES = ("start", "probe", "wrong", "rest", "think")
-EACH_STEP_MS, LESSON_MS = 0.02, 0.6  # what the control takes in a step, and to learn from steps: between passes that empty caches
+# what the control takes in a step, and to learn from steps: between passes that empty caches
+EACH_STEP_MS = 0.02
+LESSON_MS = 0.6
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,9 @@ class Clock:
     step: float = 0.05
     outliers: float = 0.02
 
-
     def shown(self, ms: float, slow: float, rng: random.Random) -> float:
-        """What a step of so many milliseconds seems to take; `slow`: logarithm of the present minute's factor."""
+        """What a step of so many milliseconds seems to take; `slow`: logarithm of the present
+        minute's factor."""
         factor = rng.uniform(1.3, 3) if rng.random() < self.outliers else 1.0
         return ms * factor * math.exp(slow + rng.gauss(0, self.step))
 
@@ -131,12 +137,13 @@ class AutoRun:
         row.room -= step.kept + 1
         row.stats.steps += 1
         seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
-        known = seconds if row.stats.steps > 1 else None  # as `AutoLength.observe` has it: a first step also reads the prompt
+        # as `AutoLength.observe` has it: a first step also reads the prompt
+        known = seconds if row.stats.steps > 1 else None
         verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
         lessons = self.control.lessons
         step_seen = ObservedStep(
             1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], [phase], position
-        )  # fmt: skip
+        )
         self.control.learn(step_seen)
         self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 
@@ -150,7 +157,10 @@ class AutoRun:
 
     @property
     def total(self) -> Total:
-        return Total(sum(part.ms for part in self.parts.values()), sum(part.tokens for part in self.parts.values()))
+        return Total(
+            sum(part.ms for part in self.parts.values()),
+            sum(part.tokens for part in self.parts.values()),
+        )
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,9 @@ def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) ->
     if known:
         slow = rng.gauss(0, ANOTHER_HOUR)
         then = kind.timed_on or kind.machine
-        times = {n: [clock.shown(then.ms(n, n), slow, rng) for _ in range(CALIBRATIONS)] for n in LENGTHS}
+        times = {
+            n: [clock.shown(then.ms(n, n), slow, rng) for _ in range(CALIBRATIONS)] for n in LENGTHS
+        }
         control.learn_costs(1, {n: median(values) / 1000 for n, values in times.items()})
     return control
 
@@ -181,10 +193,15 @@ def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) ->
 def made_up(kind: Kind, cells: int, prompts: int, tokens: int, seed: int) -> list[list[Text]]:
     """The texts of so many cells."""
     assert kind.write is not None
-    return [[kind.write(random.Random(f"{seed} {c} {p}"), tokens) for p in range(prompts)] for c in range(cells)]
+    return [
+        [kind.write(random.Random(f"{seed} {c} {p}"), tokens) for p in range(prompts)]
+        for c in range(cells)
+    ]
 
 
-def study(kind: Kind, worlds: Sequence[World], clock: Clock, *, known: bool, seed: int = 0) -> Found:
+def study(
+    kind: Kind, worlds: Sequence[World], clock: Clock, *, known: bool, seed: int = 0
+) -> Found:
     """Many cells, each with its own texts and a control that starts afresh."""
     rivals = [{size: fixed(texts, kind, size) for size in LENGTHS} for texts in worlds]
     pooled = {size: _sum(cell[size] for cell in rivals) for size in LENGTHS}
@@ -192,19 +209,27 @@ def study(kind: Kind, worlds: Sequence[World], clock: Clock, *, known: bool, see
     runs = []
     for c, texts in enumerate(worlds):
         rng = random.Random(f"{seed} {c} clock")
-        runs.append(AutoRun(new_control(kind, clock, rng, known=known), kind, clock, best, rng).write(texts))
+        runs.append(
+            AutoRun(new_control(kind, clock, rng, known=known), kind, clock, best, rng).write(texts)
+        )
     total = _sum(run.total for run in runs)
     loss = {}
     for cause in CAUSES:
         part = _sum(run.parts[cause] for run in runs)
         loss[cause] = (part.ms - part.tokens / pooled[best].rate) / total.ms
     return Found(
-        best, total.rate / pooled[best].rate,
+        best,
+        total.rate / pooled[best].rate,
         [run.total.rate / cell[best].rate for run, cell in zip(runs, rivals, strict=True)],
-        mean(run.total.rate / max(one.rate for one in cell.values()) for run, cell in zip(runs, rivals, strict=True)),
-        total.rate / pooled[0].rate, _low([run.total.rate / cell[0].rate for run, cell in zip(runs, rivals, strict=True)]),
-        loss, sum((run.asked for run in runs), Counter()),
-    )  # fmt: skip
+        mean(
+            run.total.rate / max(one.rate for one in cell.values())
+            for run, cell in zip(runs, rivals, strict=True)
+        ),
+        total.rate / pooled[0].rate,
+        _low([run.total.rate / cell[0].rate for run, cell in zip(runs, rivals, strict=True)]),
+        loss,
+        sum((run.asked for run in runs), Counter()),
+    )
 
 
 def _sum(totals: Iterable[Total]) -> Total:
@@ -236,28 +261,42 @@ def main(
     seed: Annotated[int, typer.Option(help="Other texts, another clock.")] = 0,
     busy: Annotated[bool, typer.Option(help="A clock that errs as beside busy processes.")] = False,
     recorded_texts: Annotated[
-        Path | None, typer.Option("--recorded", exists=True, help="Instead, all texts of this file of record_texts.py.")
+        Path | None,
+        typer.Option(
+            "--recorded", exists=True, help="Instead, all texts of this file of record_texts.py."
+        ),
     ] = None,
 ) -> None:
     """What auto loses against the best fixed length, and to what."""
     worlds: dict[str, tuple[Kind, list[Any]]] = {}
     if recorded_texts is None:
-        worlds = {name: (kind, made_up(kind, cells, prompts, tokens, seed)) for name, kind in KINDS.items()}
+        worlds = {
+            name: (kind, made_up(kind, cells, prompts, tokens, seed))
+            for name, kind in KINDS.items()
+        }
     else:
         for name, (kind, texts) in recorded(read_result(recorded_texts)).items():
             if len(texts) < prompts:
-                raise typer.BadParameter(f"{recorded_texts} has {len(texts)} texts a cell, got --prompts {prompts}")
-            worlds[name] = kind, [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)]
+                raise typer.BadParameter(
+                    f"{recorded_texts} has {len(texts)} texts a cell, got --prompts {prompts}"
+                )
+            worlds[name] = (
+                kind,
+                [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)],
+            )
     for known in (True, False):
         clock = BUSY if busy else Clock()
         found = {
-            name: study(kind, mine, clock, known=known, seed=seed) for name, (kind, mine) in worlds.items() if kinds in name
+            name: study(kind, mine, clock, known=known, seed=seed)
+            for name, (kind, mine) in worlds.items()
+            if kinds in name
         }
         ratios = [one.ratio for one in found.values()]
         single = [ratio for one in found.values() for ratio in one.cells]
         below = sum(ratio < FLOOR for ratio in single)
         print(
-            f"step costs {'known' if known else 'unknown'}: mean {mean(ratios):.3f}, worst {min(ratios):.3f}; "
+            f"step costs {'known' if known else 'unknown'}: mean {mean(ratios):.3f}, worst "
+            f"{min(ratios):.3f}; "
             f"of {len(single)} single cells {below} below {FLOOR}, worst {min(single):.3f}\n"
         )
         print(table(found) + "\n")

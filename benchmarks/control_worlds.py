@@ -1,7 +1,9 @@
-"""Machines and texts without model or clock, for `control.py`: texts that are made up, and those of `record_texts.py`.
+"""Machines and texts without model or clock, for `control.py`: texts that are made up, and those of
+`record_texts.py`.
 
-A *text* says at each position whether the draft agrees with the target there and how much a look-up would offer; a *machine*
-says what a step costs. Every length writes the same texts, as greedy decoding does.
+A *text* says at each position whether the draft agrees with the target there and how much a look-up
+would offer; a *machine* says what a step costs. Every length writes the same texts, as greedy
+decoding does.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ NEVER = 99  # rank of a token that no draft would name
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json and, behind 8 tokens, step-2026-11-23.json,
-    in an hour of fast memory and one of slow; a graphics card's are flat."""
+    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json and, behind 8
+    tokens, step-2026-11-23.json, in an hour of fast memory and one of slow; a graphics card's are
+    flat."""
 
     passes: tuple[float, ...]  # of the target over 1, 2, ... tokens
     draft: float = 0.0  # per token drafted
@@ -50,8 +53,8 @@ FLAT = (20.0, 20.0, 20.1, 20.1, 20.2, 20.2, 20.3, 20.3, 20.4)
 
 @dataclass
 class Text:
-    """One answer: at each position how likely draft and target agree there, the draft's rank of the target's token (1: they
-    agree), and nodes it would offer at most."""
+    """One answer: at each position how likely draft and target agree there, the draft's rank of the
+    target's token (1: they agree), and nodes it would offer at most."""
 
     chances: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -69,7 +72,8 @@ class Text:
         return len(self.ranks)
 
     def kept(self, position: int, widths: Sequence[int]) -> int:
-        """How many draft nodes the target would have emitted, too; `widths`: per depth, nodes that a kept path can go on with."""
+        """How many draft nodes the target would have emitted, too; `widths`: per depth, nodes that
+        a kept path can go on with."""
         ahead = zip(self.ranks[position : position + len(widths)], widths, strict=False)
         depth = 0
         for rank, width in ahead:
@@ -80,8 +84,11 @@ class Text:
 
     def expected(self, position: int, widths: Sequence[int]) -> float:
         """How many on average, over texts that are as easy at each position."""
-        product, total = 1.0, 0.0
-        for chance, width in zip(self.chances[position : position + len(widths)], widths, strict=False):
+        product = 1.0
+        total = 0.0
+        for chance, width in zip(
+            self.chances[position : position + len(widths)], widths, strict=False
+        ):
             product *= chance + (1 - chance) / 2 * -math.expm1(-NEAR * (width - 1))
             total += product
         return total
@@ -89,7 +96,8 @@ class Text:
 
 @dataclass(frozen=True)
 class RecordedText:
-    """One answer as a drafter met it: at each position nodes offered, and how many of them, a chain, the target would keep."""
+    """One answer as a drafter met it: at each position nodes offered, and how many of them, a
+    chain, the target would keep."""
 
     offered: Sequence[int]
     agreed: Sequence[int]
@@ -112,10 +120,17 @@ def chain(size: int) -> tuple[int, ...]:
 
 @cache
 def ranking(size: int) -> dict[tuple[int, int], int]:
-    """(depth, rank) of the nodes of a tree of so many -> how many nodes it must have to have this one: likeliest first."""
+    """(depth, rank) of the nodes of a tree of so many -> how many nodes it must have to have this
+    one: likeliest first."""
     nodes = [(depth, rank) for depth in range(size) for rank in range(1, 6)]
-    value = {(depth, rank): 0.75**depth * (0.75 if rank == 1 else 0.16 * 0.6 ** (rank - 2)) for depth, rank in nodes}
-    return {node: rank for rank, node in enumerate(sorted(value, key=lambda node: -value[node])[:size], 1)}
+    value = {
+        (depth, rank): 0.75**depth * (0.75 if rank == 1 else 0.16 * 0.6 ** (rank - 2))
+        for depth, rank in nodes
+    }
+    return {
+        node: rank
+        for rank, node in enumerate(sorted(value, key=lambda node: -value[node])[:size], 1)
+    }
 
 
 @cache
@@ -140,7 +155,8 @@ def steady(alpha: float) -> Write:
 
 
 def decaying(first: float, last: float) -> Write:
-    """The agreement of trained drafters falls over thousands of tokens: here by two thirds of its way in a quarter of a text."""
+    """The agreement of trained drafters falls over thousands of tokens: here by two thirds of its
+    way in a quarter of a text."""
 
     def write(rng: random.Random, length: int) -> Text:
         text = Text()
@@ -152,7 +168,8 @@ def decaying(first: float, last: float) -> Write:
 
 
 def thought_first(thought: float, answer: float, share: float = 0.8) -> Write:
-    """Thoughts and the answer behind them are not equally easy; a text's share of thoughts differs by a tenth or so."""
+    """Thoughts and the answer behind them are not equally easy; a text's share of thoughts differs
+    by a tenth or so."""
 
     def write(rng: random.Random, length: int) -> Text:
         text = Text(thoughts=round(length * min(1.0, rng.gauss(share, 0.1))))
@@ -172,7 +189,8 @@ def bursts(easy: float, hard: float, mean_length: float) -> Write:
     """Easy and hard passages take turns."""
 
     def write(rng: random.Random, length: int) -> Text:
-        text, alpha = Text(), easy
+        text = Text()
+        alpha = easy
         for _ in range(length):
             if rng.random() < 1 / mean_length:
                 alpha = hard if alpha == easy else easy
@@ -183,12 +201,15 @@ def bursts(easy: float, hard: float, mean_length: float) -> Write:
 
 
 def copies(share: float, run: float, junk: float, alpha: float) -> Write:
-    """A look-up: passages of `run` tokens that stand elsewhere, in so large a share of the text; between them some match of one
-    to eight tokens is found at a `junk` share of positions, right with probability `alpha`."""
+    """A look-up: passages of `run` tokens that stand elsewhere, in so large a share of the text;
+    between them some match of one to eight tokens is found at a `junk` share of positions, right
+    with probability `alpha`."""
 
     def write(rng: random.Random, length: int) -> Text:
-        text, inside = Text(), False
-        leave, enter = 1 / run, share / (1 - share) / run
+        text = Text()
+        inside = False
+        leave = 1 / run
+        enter = share / (1 - share) / run
         for _ in range(length):
             inside = rng.random() >= leave if inside else rng.random() < enter
             if inside:
@@ -214,27 +235,39 @@ class Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cells of one kind: a machine and the distribution of its texts; `write` None: they are recorded ones."""
+    """Cells of one kind: a machine and the distribution of its texts; `write` None: they are
+    recorded ones."""
 
     machine: Machine
     write: Write | None
     trees: bool = False
-    thin: bool = False  # trees with one node at each depth, as of a model and a look-up that seldom disagree
-    timed_on: Machine | None = None  # what the machine was when lengths were timed, where sizes compared otherwise then
+    # trees with one node at each depth, as of a model and a look-up that seldom disagree
+    thin: bool = False
+    # what the machine was when lengths were timed, where sizes compared otherwise then
+    timed_on: Machine | None = None
 
     def step(self, text: Text | RecordedText, position: int, asked: int) -> Step:
         """One that asks for so many nodes."""
         drafted = min(asked, text.offered[position])
         widths = tree(drafted) if self.trees and not self.thin else chain(drafted)
-        kept, expected = text.kept(position, widths), text.expected(position, widths)
+        kept = text.kept(position, widths)
+        expected = text.expected(position, widths)
         budgets = list(range(1, kept + 1))
         if isinstance(text, Text) and self.trees and not self.thin:
             ranks = text.ranks[position : position + kept]
             budgets = list(accumulate((ranking(drafted)[node] for node in enumerate(ranks)), max))
-        return Step(drafted, kept, kept == len(widths), budgets, 1 + expected, self.machine.ms(asked, drafted))
+        return Step(
+            drafted,
+            kept,
+            kept == len(widths),
+            budgets,
+            1 + expected,
+            self.machine.ms(asked, drafted),
+        )
 
 
-_MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "empty": 0.4}, {"draft": 0.0, "start": 0.05, "empty": 0.05}
+_MODEL = {"draft": 0.2, "start": 0.4, "empty": 0.4}
+_LOOKUP = {"draft": 0.0, "start": 0.05, "empty": 0.05}
 KINDS: dict[str, Kind] = {
     "draft model, alpha 0.78": Kind(Machine(CPU, **_MODEL), steady(0.78)),
     "draft model, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5)),
@@ -274,5 +307,7 @@ def recorded(content: dict[str, Any]) -> dict[str, tuple[Kind, list[RecordedText
         lines = zip(cell["offered"], cell["kept"], strict=True)
         texts = [RecordedText([*map(int, offered)], [*map(int, kept)]) for offered, kept in lines]
         kind = Kind(Machine(CPU, **(_MODEL if cell["drafter"] == "draft-model" else _LOOKUP)), None)
-        found[f"{cell['pair']} {cell['workload']}, T = {cell['temperature']:g}, {cell['drafter']}"] = kind, texts
+        found[
+            f"{cell['pair']} {cell['workload']}, T = {cell['temperature']:g}, {cell['drafter']}"
+        ] = kind, texts
     return found

@@ -1,7 +1,8 @@
-"""How far the distributions of an engine are from those of its file: SmolLM2-135M-Instruct in Q4_1, Outrider and llama.cpp.
+"""How far the distributions of an engine are from those of its file: SmolLM2-135M-Instruct in Q4_1,
+Outrider and llama.cpp.
 
-The reference is the file's own values, widened and multiplied in fp32 by transformers. Along newspaper articles, every engine's
-distribution at every token is compared with the reference's:
+The reference is the file's own values, widened and multiplied in fp32 by transformers. Along
+newspaper articles, every engine's distribution at every token is compared with the reference's:
 
     KL            sum p ln(p / q), p the reference's, in nats; mean over tokens, and its standard error over texts
     top-1         share of tokens at which both have the same likeliest token
@@ -60,7 +61,9 @@ class Distance:
 def articles(tokenizer: Any, count: int, length: int) -> list[list[int]]:
     """The first `length` tokens of newspaper articles."""
     texts = [text.removeprefix("Summarize: ") for text in questions("summarization", 80)]
-    encoded = [list(tokenizer(text, add_special_tokens=False)["input_ids"])[:length] for text in texts]
+    encoded = [
+        list(tokenizer(text, add_special_tokens=False)["input_ids"])[:length] for text in texts
+    ]
     return [ids for ids in encoded if len(ids) == length][:count]
 
 
@@ -69,7 +72,10 @@ def reference(file: Path, texts: Texts) -> Iterator[Tensor]:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        file.parent,
+        gguf_file=file.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     with torch.inference_mode():
         for text in texts:
@@ -85,7 +91,9 @@ def outrider(file: Path, texts: Texts, threads: int, **options: Any) -> Iterator
             parts = []
             for start in range(0, len(text), CHUNK):
                 piece = torch.tensor([text[start : start + CHUNK]])
-                parts.append(lm.forward(piece, columns=torch.arange(piece.shape[1])).logits[0].float())
+                parts.append(
+                    lm.forward(piece, columns=torch.arange(piece.shape[1])).logits[0].float()
+                )
                 lm.kv.advance(0, piece.shape[1])
             yield torch.cat(parts)
         lm.kv.swap_remove(0)
@@ -132,7 +140,9 @@ def show(result: dict[str, Any]) -> None:
         error = means.std(ddof=1) / len(means) ** 0.5
         kl = f"{np.sum(sums['kl']) / lengths.sum():.4f} ± {error:.4f}"
         top = f"{np.sum(sums['same']) / lengths.sum():.2%}"
-        table.add_row(name, kl, top, f"{np.exp(np.sum(sums['surprise']) / (lengths - 1).sum()):.3f}")
+        table.add_row(
+            name, kl, top, f"{np.exp(np.sum(sums['surprise']) / (lengths - 1).sum()):.3f}"
+        )
     console().print(table)
 
 
@@ -155,7 +165,11 @@ def main(
 
     tokenizer = AutoTokenizer.from_pretrained(files[0].parent, gguf_file=files[0].name)
     texts = articles(tokenizer, 2 if quick else count, 64 if quick else length)
-    result = {"file": files[0].name, "lengths": list(map(len, texts)), "engines": measure(files[0], texts, threads)}
+    result = {
+        "file": files[0].name,
+        "lengths": list(map(len, texts)),
+        "engines": measure(files[0], texts, threads),
+    }
     if not quick:
         console().print(str(write_result(NAME, result, threads)))
     show(result)

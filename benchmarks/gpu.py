@@ -1,14 +1,15 @@
 """Everything that must be asked of a real GPU, in at most eight minutes on one card: `make gpu`.
 
-Stages run in order of value (`gpu_stages/`), each bounded in time. One JSON file is written after every result, so an
-interruption loses nothing that is known. A stage that fails says why, and the next one runs.
+Stages run in order of value (`gpu_stages/`), each bounded in time. One JSON file is written after
+every result, so an interruption loses nothing that is known. A stage that fails says why, and the
+next one runs.
 
     python benchmarks/gpu.py                                  all stages, on cuda:0
     python benchmarks/gpu.py --only right,roof --minutes 4
     python benchmarks/gpu.py --tiny --device cpu              small shapes on a machine without a GPU
 
-Exit status: 0 all is well; 1 a stage failed, ran out of time or missed a floor; 2 nothing could be run; 130 Ctrl-C or SIGTERM.
-docs/gpu.md says what each stage asks and what has been run.
+Exit status: 0 all is well; 1 a stage failed, ran out of time or missed a floor; 2 nothing could be
+run; 130 Ctrl-C or SIGTERM. docs/gpu.md says what each stage asks and what has been run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent
 REPOSITORY = BENCHMARKS.parent
-for folder in (str(BENCHMARKS), str(REPOSITORY)):  # runs where nothing is installed but torch and transformers
+# runs where nothing is installed but torch and transformers
+for folder in (str(BENCHMARKS), str(REPOSITORY)):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,16 +55,20 @@ class CannotStartError(Exception):
 
 
 class Record:
-    """The JSON file, rewritten after every result. What an earlier run of the same day found on the same card stays in it."""
+    """The JSON file, rewritten after every result. What an earlier run of the same day found on the
+    same card stays in it."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
-        self.path, self.content = path, {"schema": SCHEMA, **head, "stages": _found_before(path, head)}
+        self.path = path
+        self.content = {"schema": SCHEMA, **head, "stages": _found_before(path, head)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.write()
 
     def write(self) -> None:
         part = self.path.with_name(self.path.name + ".part")
-        part.write_text(json.dumps(self.content, separators=(",", ":"), default=str) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps(self.content, separators=(",", ":"), default=str) + "\n", encoding="utf-8"
+        )
         part.replace(self.path)
 
     def leave(self, stage: str) -> None:
@@ -75,7 +81,9 @@ class Record:
         self.content["stages"].pop(stage, None)
         self.set(stage, "running")
 
-    def set(self, stage: str, status: str, seconds: float = 0.0, reason: str = "") -> dict[str, Any]:
+    def set(
+        self, stage: str, status: str, seconds: float = 0.0, reason: str = ""
+    ) -> dict[str, Any]:
         """What became of a stage; its result stays as it is."""
         entry = self.content["stages"].setdefault(stage, {"result": {}})
         entry |= {"status": status, "seconds": round(seconds, 1), "reason": reason}
@@ -95,8 +103,14 @@ def _found_before(path: Path, head: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     stages: dict[str, Any] = content.get("stages", {})
-    is_same = content.get("schema") == SCHEMA and all(content.get(name) == head[name] for name in same)
-    return {name: entry for name, entry in stages.items() if entry["reason"] != NOT_ASKED} if is_same else {}
+    is_same = content.get("schema") == SCHEMA and all(
+        content.get(name) == head[name] for name in same
+    )
+    return (
+        {name: entry for name, entry in stages.items() if entry["reason"] != NOT_ASKED}
+        if is_same
+        else {}
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     say(f"{record.content['card']}, torch {record.content['torch']}; results in {record.path}")
     if record.content["missing"]:
-        say(f"missing here: {', '.join(record.content['missing'])}; stages that need them will say so")
+        say(
+            f"missing here: {', '.join(record.content['missing'])}; stages that need them will "
+            "say so"
+        )
     try:
         run_stages(record, chosen, device, asked)
     except KeyboardInterrupt:
@@ -124,19 +141,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_table(rows)
     say(f"results in {record.path}")
     entries = record.content["stages"].values()
-    fine = all(entry["status"] in ("ok", "skipped") for entry in entries) and any(e["status"] == "ok" for e in entries)
+    fine = all(entry["status"] in ("ok", "skipped") for entry in entries) and any(
+        e["status"] == "ok" for e in entries
+    )
     return 0 if fine and all(row[3] != "below" for row in rows) else 1
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="STAGES", help=f"comma-separated, of {', '.join(STAGES)}")
-    parser.add_argument("--skip", default="", metavar="STAGES", help="comma-separated; the others run")
+    parser = argparse.ArgumentParser(
+        prog="gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", metavar="STAGES", help=f"comma-separated, of {', '.join(STAGES)}"
+    )
+    parser.add_argument(
+        "--skip", default="", metavar="STAGES", help="comma-separated; the others run"
+    )
     parser.add_argument("--minutes", type=positive, default=8.0, help="for everything (default: 8)")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu together with --tiny (default: cuda)")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, few repeats: does the script work?")
+    parser.add_argument(
+        "--device", default="cuda", help="cuda, cuda:N, or cpu together with --tiny (default: cuda)"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="small shapes, few repeats: does the script work?"
+    )
     where = "benchmarks/results/gpu-CARD-DATE.json; with --tiny, a temporary file"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the JSON file (default: {where})")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"the JSON file (default: {where})"
+    )
     return parser.parse_args(arguments)
 
 
@@ -149,7 +180,9 @@ def positive(text: str) -> float:
 
 def chosen_stages(only: str, skip: str) -> list[str]:
     """Stages to run, in order of value."""
-    wanted, unwanted = ([part.strip() for part in text.split(",") if part.strip()] for text in (only, skip))
+    wanted, unwanted = (
+        [part.strip() for part in text.split(",") if part.strip()] for text in (only, skip)
+    )
     if unknown := [name for name in (*wanted, *unwanted) if name not in STAGES]:
         raise CannotStartError(f"no stage '{unknown[0]}'. Stages: {', '.join(STAGES)}.")
     chosen = [name for name in STAGES if (not wanted or name in wanted) and name not in unwanted]
@@ -163,22 +196,32 @@ def find_device(name: str, tiny: bool) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise CannotStartError(f"torch cannot be imported ({error}). `make demo` installs it.") from error
+        raise CannotStartError(
+            f"torch cannot be imported ({error}). `make demo` installs it."
+        ) from error
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise CannotStartError(f"unknown device '{name}'. Use cuda, cuda:N or cpu.") from error
     if device.type == "cpu":
         if not tiny:
-            raise CannotStartError("the full form needs a CUDA device. On a CPU, `--tiny --device cpu` checks the script.")
+            raise CannotStartError(
+                "the full form needs a CUDA device. On a CPU, `--tiny --device cpu` checks the "
+                "script."
+            )
         return device
     if device.type != "cuda":
         raise CannotStartError(f"device '{name}' is not supported. Use cuda, cuda:N or cpu.")
     if not torch.cuda.is_available():
-        raise CannotStartError("this torch sees no CUDA device. On a CPU, `--tiny --device cpu` checks the script.")
-    index, count = device.index or 0, torch.cuda.device_count()
+        raise CannotStartError(
+            "this torch sees no CUDA device. On a CPU, `--tiny --device cpu` checks the script."
+        )
+    index = device.index or 0
+    count = torch.cuda.device_count()
     if index >= count:
-        raise CannotStartError(f"there is no cuda:{index}; the last device here is cuda:{count - 1}")
+        raise CannotStartError(
+            f"there is no cuda:{index}; the last device here is cuda:{count - 1}"
+        )
     return torch.device("cuda", index)
 
 
@@ -186,7 +229,9 @@ def path_of(asked: argparse.Namespace, device: Any) -> Path:
     """Where the JSON file goes. Small runs measure nothing, so they never go among the results."""
     if asked.out is not None:
         if asked.tiny and asked.out.resolve().is_relative_to(BENCHMARKS / "results"):
-            raise CannotStartError("a --tiny run measures nothing and does not belong into benchmarks/results")
+            raise CannotStartError(
+                "a --tiny run measures nothing and does not belong into benchmarks/results"
+            )
         return asked.out
     if asked.tiny:
         return Path(tempfile.mkdtemp(prefix="outrider-gpu-")) / "gpu-tiny.json"
@@ -198,19 +243,27 @@ def head_of(asked: argparse.Namespace, device: Any) -> dict[str, Any]:
     import torch
 
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    given = {key: value for key, value in vars(asked).items() if key != "out" and value not in ("", False)}
+    given = {
+        key: value
+        for key, value in vars(asked).items()
+        if key != "out" and value not in ("", False)
+    }
     options = [f"--{key}" + ("" if value is True else f" {value}") for key, value in given.items()]
     return {
         "command": " ".join(["python benchmarks/gpu.py", *options]),
         "date": today(),
         "tiny": asked.tiny,
         "card": card_of(device),
-        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory
+        if device.type == "cuda"
+        else None,
         "driver": driver(device),
         "cuda": torch.version.cuda,
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
-        "transformers": None if "transformers" in missing else importlib.metadata.version("transformers"),
+        "transformers": None
+        if "transformers" in missing
+        else importlib.metadata.version("transformers"),
         "cpus": os.cpu_count(),
         "missing": missing,
     }
@@ -225,7 +278,11 @@ def card_of(device: Any) -> str:
 def driver(device: Any) -> str | None:
     """The driver's version, from the kernel module: nvidia-smi may be absent."""
     file = Path("/proc/driver/nvidia/version")
-    found = re.search(r"Module\D*?\s(\d+[\d.]+)", file.read_text()) if device.type == "cuda" and file.exists() else None
+    found = (
+        re.search(r"Module\D*?\s(\d+[\d.]+)", file.read_text())
+        if device.type == "cuda" and file.exists()
+        else None
+    )
     return found[1] if found else None
 
 
@@ -233,8 +290,11 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-def run_stages(record: Record, chosen: Sequence[str], device: Any, asked: argparse.Namespace) -> None:
-    """All of them; each has its share of the time that is left, so what one does not use goes to the later ones."""
+def run_stages(
+    record: Record, chosen: Sequence[str], device: Any, asked: argparse.Namespace
+) -> None:
+    """All of them; each has its share of the time that is left, so what one does not use goes to
+    the later ones."""
     end = time.monotonic() + asked.minutes * 60
     for name in STAGES:
         if name not in chosen:
@@ -244,12 +304,18 @@ def run_stages(record: Record, chosen: Sequence[str], device: Any, asked: argpar
     for position, (name, module) in enumerate(modules.items()):
         left = end - time.monotonic()
         if left < LEAST_S:
-            entry = record.set(name, "out of time", reason=f"not begun: the {asked.minutes:g} minutes were used up")
+            entry = record.set(
+                name, "out of time", reason=f"not begun: the {asked.minutes:g} minutes were used up"
+            )
         else:
             share = left * shares[name] / sum(list(shares.values())[position:])
             say(f"\n{name}: at most {share:.0f} s")
             entry = run_stage(record, name, module, device, asked.tiny, time.monotonic() + share)
-        say(f"{name}: {entry['status']}" + (f", {entry['reason']}" if entry["reason"] else "") + f" ({entry['seconds']} s)")
+        say(
+            f"{name}: {entry['status']}"
+            + (f", {entry['reason']}" if entry["reason"] else "")
+            + f" ({entry['seconds']} s)"
+        )
 
 
 def load_stage(record: Record, name: str) -> ModuleType | None:
@@ -258,7 +324,11 @@ def load_stage(record: Record, name: str) -> ModuleType | None:
         return importlib.import_module(f"gpu_stages.{name}")
     except ModuleNotFoundError as error:
         own = error.name == f"gpu_stages.{name}"
-        reason = f"benchmarks/gpu_stages/{name}.py is missing" if own else f"package '{error.name}' is missing here"
+        reason = (
+            f"benchmarks/gpu_stages/{name}.py is missing"
+            if own
+            else f"package '{error.name}' is missing here"
+        )
         say(f"{name}: skipped, {reason}")
         record.set(name, "skipped" if own else "failed", reason=reason)
     except Exception as error:  # noqa: BLE001  whatever is wrong with one stage, the others run
@@ -267,25 +337,31 @@ def load_stage(record: Record, name: str) -> ModuleType | None:
     return None
 
 
-def run_stage(record: Record, name: str, module: ModuleType, device: Any, tiny: bool, deadline_s: float) -> dict[str, Any]:
+def run_stage(
+    record: Record, name: str, module: ModuleType, device: Any, tiny: bool, deadline_s: float
+) -> dict[str, Any]:
     """One stage to its end, and what became of it."""
     from gpu_stages.context import Context, OutOfTimeError, short_traceback
 
     record.begin(name)
     start = time.monotonic()
     context = Context(device, tiny, deadline_s, say, lambda found: record.keep(name, found))
-    status, reason = "ok", ""
+    status = "ok"
+    reason = ""
     try:
         record.keep(name, module.run(context) or {})
     except OutOfTimeError as error:
-        status, reason = "out of time", str(error)
+        status = "out of time"
+        reason = str(error)
     except ModuleNotFoundError as error:
-        status, reason = "failed", f"package '{error.name}' is missing here"
+        status = "failed"
+        reason = f"package '{error.name}' is missing here"
     except KeyboardInterrupt:
         record.set(name, "skipped", time.monotonic() - start, "interrupted")
         raise
     except Exception as error:  # noqa: BLE001  whatever a stage raises, the next one runs
-        status, reason = "failed", message_of(error)
+        status = "failed"
+        reason = message_of(error)
         record.keep(name, {"traceback": short_traceback(error)})
     finally:
         context.release()
@@ -308,7 +384,10 @@ def table_rows(record: Record) -> list[list[str]]:
         if not entry["result"]:
             continue
         try:
-            rows += [[str(cell) for cell in row] for row in importlib.import_module(f"gpu_stages.{name}").table(entry["result"])]
+            rows += [
+                [str(cell) for cell in row]
+                for row in importlib.import_module(f"gpu_stages.{name}").table(entry["result"])
+            ]
         except Exception as error:  # noqa: BLE001  a result cut short must not take the others' lines with it
             rows.append([f"{name}: no table", message_of(error), "", ""])
     return rows
@@ -319,7 +398,11 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         say("")
         for row in rows:
-            say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            say(
+                "  ".join(
+                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+                ).rstrip()
+            )
 
 
 def say(line: str) -> None:
@@ -327,6 +410,7 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # `timeout` and lent machines end a command by the latter
+    # `timeout` and lent machines end a command by the latter
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     sys.exit(main())

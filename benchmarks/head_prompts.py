@@ -1,8 +1,10 @@
-"""Prompts that the real model answers before heads are trained on its answers: `python benchmarks/head_prompts.py OUT.jsonl`.
+"""Prompts that the real model answers before heads are trained on its answers: `python
+benchmarks/head_prompts.py OUT.jsonl`.
 
-Chat in MT-bench's eight styles (writing, roleplay, reasoning, math, coding, extraction, STEM, humanities) from templates and word
-lists of our own, questions of general knowledge, texts to summarise, and problems of the training sets of GSM8K and MATH. Nothing
-of Spec-Bench or of a test set is in it, so those can be measured as held out.
+Chat in MT-bench's eight styles (writing, roleplay, reasoning, math, coding, extraction, STEM,
+humanities) from templates and word lists of our own, questions of general knowledge, texts to
+summarise, and problems of the training sets of GSM8K and MATH. Nothing of Spec-Bench or of a test
+set is in it, so those can be measured as held out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ SHARES = {
     "knowledge": 7, "summary": 5, "gsm8k": 10, "competition": 5,
 }  # fmt: skip
 WORDS = json.loads((BENCHMARKS / "head_words.json").read_text(encoding="utf-8"))
-TEMPLATES: dict[str, list[str]] = WORDS["templates"]  # {name} in them is one of the words of that name, {n} a number
+# {name} in them is one of the words of that name, {n} a number
+TEMPLATES: dict[str, list[str]] = WORDS["templates"]
 LONGEST_TEXT = 1600  # characters of a file or passage inside a prompt
 
 
@@ -37,7 +40,11 @@ def main(
     """Write prompts, no two alike."""
     with out.open("w", encoding="utf-8") as file:
         for number, (task, text) in enumerate(itertools.islice(prompts(seed), count)):
-            entry = {"id": f"{task}-{number}", "task": task, "messages": [{"role": "user", "content": text}]}
+            entry = {
+                "id": f"{task}-{number}",
+                "task": task,
+                "messages": [{"role": "user", "content": text}],
+            }
             file.write(json.dumps(entry) + "\n")
 
 
@@ -46,7 +53,8 @@ def prompts(seed: int) -> Iterator[tuple[str, str]]:
     draw = random.Random(seed)
     makers = _makers(draw)
     seen: set[str] = set()
-    styles, weights = list(SHARES), list(SHARES.values())
+    styles = list(SHARES)
+    weights = list(SHARES.values())
     while True:
         style = draw.choices(styles, weights)[0]
         text = makers[style]()
@@ -56,7 +64,8 @@ def prompts(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _makers(draw: random.Random) -> dict[str, Callable[[], str]]:
-    passages, scenes = _passages(), _scenes()
+    passages = _passages()
+    scenes = _scenes()
     gsm8k = _shuffled(draw, [item["question"] for item in lines("gsm8k/train.jsonl")])
     competition = _shuffled(draw, [item["problem"] for item in lines("math/problems.jsonl")])
     functions = _functions(draw)
@@ -76,8 +85,15 @@ def _makers(draw: random.Random) -> dict[str, Callable[[], str]]:
     def summary() -> str:
         return f"{draw.choice(TEMPLATES['summarise'])}{draw.choice(scenes) if draw.random() < 0.3 else _made_text(draw)}"
 
-    own: dict[str, Callable[[], str]] = {"coding": coding, "extraction": extraction, "summary": summary}
-    drawn: dict[str, Callable[[], str]] = {"gsm8k": lambda: next(gsm8k), "competition": lambda: next(competition)}
+    own: dict[str, Callable[[], str]] = {
+        "coding": coding,
+        "extraction": extraction,
+        "summary": summary,
+    }
+    drawn: dict[str, Callable[[], str]] = {
+        "gsm8k": lambda: next(gsm8k),
+        "competition": lambda: next(competition),
+    }
     return {style: partial(filled, style) for style in SHARES} | own | drawn
 
 
@@ -96,7 +112,9 @@ def _filled(draw: random.Random, template: str) -> str:
 
 def _made_text(draw: random.Random) -> str:
     """A short report of sentences that hang together loosely."""
-    return " ".join(_filled(draw, template) for template in draw.sample(TEMPLATES["report"], draw.randint(4, 8)))
+    return " ".join(
+        _filled(draw, template) for template in draw.sample(TEMPLATES["report"], draw.randint(4, 8))
+    )
 
 
 def _shuffled(draw: random.Random, texts: list[str]) -> Iterator[str]:
@@ -118,13 +136,19 @@ def _functions(draw: random.Random) -> Iterator[str]:
 
 def _passages() -> list[str]:
     """Word problems with their solutions, as prose."""
-    return [f"{item['question']} {re.sub(r'<<.*?>>', '', item['answer'].split('####')[0])}".strip().replace("\n", " ")
-            for item in lines("gsm8k/train.jsonl")[:3000]]  # fmt: skip
+    return [
+        f"{item['question']} {re.sub(r'<<.*?>>', '', item['answer'].split('####')[0])}".strip().replace(
+            "\n", " "
+        )
+        for item in lines("gsm8k/train.jsonl")[:3000]
+    ]
 
 
 def _scenes() -> list[str]:
     """Pieces of Shakespeare, a few speeches each."""
-    speeches = (SHARED / "data" / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8").split("\n\n")
+    speeches = (
+        (SHARED / "data" / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8").split("\n\n")
+    )
     return ["\n\n".join(speeches[at : at + 5])[:LONGEST_TEXT] for at in range(0, len(speeches), 5)]
 
 

@@ -1,10 +1,12 @@
-"""Widen a Llama-type checkpoint without changing what it computes: real acceptance at a realistic cost.
+"""Widen a Llama-type checkpoint without changing what it computes: real acceptance at a realistic
+cost.
 
-A small trained pair has a believable acceptance rate but a target too cheap to be worth speculating for.
-Wider MLPs whose new output columns are zero, and extra layers whose two output projections are zero, add
-weights that every pass must read and multiply, and change nothing: each adds exact zeros to the residual
-stream. The new input rows are random, at the scale of the old ones, so that no kernel meets special values.
-The folder says what was done to it, in `inflation.json` and `README.md`.
+A small trained pair has a believable acceptance rate but a target too cheap to be worth speculating
+for. Wider MLPs whose new output columns are zero, and extra layers whose two output projections are
+zero, add weights that every pass must read and multiply, and change nothing: each adds exact zeros
+to the residual stream. The new input rows are random, at the scale of the old ones, so that no
+kernel meets special values. The folder says what was done to it, in `inflation.json` and
+`README.md`.
 
     python benchmarks/inflate.py ../shared/models/pair-14M/target .peers/models/pair-80M --mlp 8192
 """
@@ -29,16 +31,23 @@ GREEDY_TOKENS = 96
 FP32_TOLERANCE = 1e-3  # of logits around 10: only the order of summation differs
 
 
-def inflate(source: Path, destination: Path, mlp: int | None, extra_layers: int, seed: int = 0) -> dict[str, Any]:
-    """Write the wider checkpoint in bf16 and return what was done. ValueError: it cannot be widened."""
+def inflate(
+    source: Path, destination: Path, mlp: int | None, extra_layers: int, seed: int = 0
+) -> dict[str, Any]:
+    """Write the wider checkpoint in bf16 and return what was done. ValueError: it cannot be
+    widened."""
     config = AutoConfig.from_pretrained(source)
     width = mlp or config.intermediate_size
     if width < config.intermediate_size or extra_layers < 0:
-        raise ValueError(f"mlp must be at least {config.intermediate_size} and extra_layers at least 0")
+        raise ValueError(
+            f"mlp must be at least {config.intermediate_size} and extra_layers at least 0"
+        )
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     state = small.state_dict()
     if "model.layers.0.mlp.down_proj.weight" not in state:
-        raise ValueError(f"{source} is no Llama-type checkpoint: no model.layers.0.mlp.down_proj.weight")
+        raise ValueError(
+            f"{source} is no Llama-type checkpoint: no model.layers.0.mlp.down_proj.weight"
+        )
     generator = torch.Generator().manual_seed(seed)
     state = {name: _widen(name, weight, width, generator) for name, weight in state.items()}
     state |= _extra_layers(state, config.num_hidden_layers, extra_layers)
@@ -50,7 +59,12 @@ def inflate(source: Path, destination: Path, mlp: int | None, extra_layers: int,
     wide = AutoModelForCausalLM.from_config(wide_config, dtype=torch.bfloat16)
     wide.load_state_dict(state)
     wide.save_pretrained(destination)
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+    for file in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    ):
         if (source / file).exists():
             shutil.copyfile(source / file, destination / file)
     return {
@@ -70,7 +84,9 @@ def _widen(name: str, weight: Tensor, width: int, generator: torch.Generator) ->
         rows = torch.randn(shape, generator=generator) * weight.float().std()
         return torch.cat([weight, rows.to(weight.dtype)], dim=0)
     if name.endswith("mlp.down_proj.weight"):  # (hidden, width)
-        return torch.cat([weight, weight.new_zeros(weight.shape[0], width - weight.shape[1])], dim=1)
+        return torch.cat(
+            [weight, weight.new_zeros(weight.shape[0], width - weight.shape[1])], dim=1
+        )
     return weight
 
 
@@ -81,7 +97,9 @@ def _extra_layers(state: dict[str, Tensor], num_layers: int, extra: int) -> dict
     for number in range(num_layers, num_layers + extra):
         for name, weight in state.items():
             if name.startswith(last):
-                silent = name.endswith(("o_proj.weight", "down_proj.weight", "o_proj.bias", "down_proj.bias"))
+                silent = name.endswith(
+                    ("o_proj.weight", "down_proj.weight", "o_proj.bias", "down_proj.bias")
+                )
                 added[f"model.layers.{number}.{name.removeprefix(last)}"] = (
                     torch.zeros_like(weight) if silent else weight.clone()
                 )
@@ -90,23 +108,37 @@ def _extra_layers(state: dict[str, Tensor], num_layers: int, extra: int) -> dict
 
 @torch.inference_mode()
 def verify(source: Path, destination: Path, num_prompts: int = 4) -> dict[str, Any]:
-    """Compare both on real prompts: logits and greedy text. fp32 must agree; bf16 near-ties may turn."""
+    """Compare both on real prompts: logits and greedy text. fp32 must agree; bf16 near-ties may
+    turn."""
     report: dict[str, Any] = {"prompts": num_prompts, "greedy_tokens": GREEDY_TOKENS}
     prompts = encode(prompt_texts(num_prompts), source)
     for dtype in (torch.float32, torch.bfloat16):
-        models = [AutoModelForCausalLM.from_pretrained(path, dtype=dtype) for path in (source, destination)]
-        difference, equal = 0.0, 0
+        models = [
+            AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+            for path in (source, destination)
+        ]
+        difference = 0.0
+        equal = 0
         for ids in prompts:
             inputs = torch.tensor([ids])
             small, wide = (model(inputs).logits.float() for model in models)
             difference = max(difference, (small - wide).abs().max().item())
-            options = {"do_sample": False, "min_new_tokens": GREEDY_TOKENS, "max_new_tokens": GREEDY_TOKENS}
-            texts = [model.generate(inputs, **options, pad_token_id=0)[0].tolist() for model in models]
+            options = {
+                "do_sample": False,
+                "min_new_tokens": GREEDY_TOKENS,
+                "max_new_tokens": GREEDY_TOKENS,
+            }
+            texts = [
+                model.generate(inputs, **options, pad_token_id=0)[0].tolist() for model in models
+            ]
             equal += texts[0] == texts[1]
         name = str(dtype).removeprefix("torch.")
         report[name] = {"largest_logit_difference": difference, "greedy_texts_equal": equal}
     exact = report["float32"]
-    if exact["largest_logit_difference"] > FP32_TOLERANCE or exact["greedy_texts_equal"] != num_prompts:
+    if (
+        exact["largest_logit_difference"] > FP32_TOLERANCE
+        or exact["greedy_texts_equal"] != num_prompts
+    ):
         raise RuntimeError(f"the inflated checkpoint is not the same function: {report}")
     return report
 
@@ -121,8 +153,10 @@ original does and costs what a model of its size costs. What was checked is in `
 
 
 def ensure(source: Path, destination: Path, mlp: int | None, extra_layers: int) -> dict[str, Any]:
-    """The inflated folder's own record; makes and checks the folder first unless it is of this very source."""
-    record_path, source_sha256 = destination / "inflation.json", sha256(source)
+    """The inflated folder's own record; makes and checks the folder first unless it is of this very
+    source."""
+    record_path = destination / "inflation.json"
+    source_sha256 = sha256(source)
     record = json.loads(record_path.read_text(encoding="utf-8")) if record_path.exists() else {}
     if record.get("source_sha256") != source_sha256:
         record = inflate(source, destination, mlp, extra_layers) | {"source_sha256": source_sha256}
@@ -142,8 +176,12 @@ def sha256(checkpoint: Path) -> str:
 
 
 def main(
-    source: Annotated[Path, typer.Argument(help="A Llama-type checkpoint: Llama, Qwen2, Qwen3, Mistral.")],
-    destination: Annotated[Path, typer.Argument(help="The folder to write; an existing inflation is kept.")],
+    source: Annotated[
+        Path, typer.Argument(help="A Llama-type checkpoint: Llama, Qwen2, Qwen3, Mistral.")
+    ],
+    destination: Annotated[
+        Path, typer.Argument(help="The folder to write; an existing inflation is kept.")
+    ],
     mlp: Annotated[int | None, typer.Option(help="New MLP width.")] = None,
     extra_layers: Annotated[int, typer.Option(help="Layers to append.")] = 0,
 ) -> None:

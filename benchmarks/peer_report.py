@@ -1,4 +1,5 @@
-"""From single runs to what a reader wants: rates with their spread, identical texts, floors, one table."""
+"""From single runs to what a reader wants: rates with their spread, identical texts, floors, one
+table."""
 
 from __future__ import annotations
 
@@ -14,15 +15,26 @@ from workload import spread
 
 Run = dict[str, Any]
 Runs = dict[Configuration, list[Run]]
-COLUMNS = ("engine", "tokens/s", "decode only", "speedup", "first token", "same text as plain", "tau")
+COLUMNS = (
+    "engine",
+    "tokens/s",
+    "decode only",
+    "speedup",
+    "first token",
+    "same text as plain",
+    "tau",
+)
 
 
-def summarise(configuration: Configuration, runs: Runs, max_tokens: int, max_other_cpu: float) -> Run:
+def summarise(
+    configuration: Configuration, runs: Runs, max_tokens: int, max_other_cpu: float
+) -> Run:
     """Rates, their spread over rounds, identity with plain, acceptance where the engine tells."""
     mine = runs[configuration]
     rounds = sorted({run["round"] for run in mine})
     seconds = [[run["seconds"] for run in mine if run["round"] == number] for number in rounds]
-    timed = all(run["ttft_s"] for run in mine)  # decode only: tokens after the first, per second after the first
+    # decode only: tokens after the first, per second after the first
+    timed = all(run["ttft_s"] for run in mine)
     decode = [(max_tokens - 1) / (run["seconds"] - run["ttft_s"]) for run in mine] if timed else []
     summary = {
         "tokens_per_s": spread([max_tokens * len(group) / sum(group) for group in seconds]),
@@ -39,10 +51,15 @@ def summarise(configuration: Configuration, runs: Runs, max_tokens: int, max_oth
 
 
 def stored(run: Run) -> Run:
-    """A run as the result keeps it: the text as a digest, equal where the texts are, and no statistics."""
+    """A run as the result keeps it: the text as a digest, equal where the texts are, and no
+    statistics."""
     text = hashlib.sha256(str(run["token_ids"]).encode()).hexdigest()[:8]
     kept = {"round": run["round"], "prompt": run["prompt"], "text": text}
-    return kept | {name: round(run[name], 5) for name in ("seconds", "ttft_s", "other_cpu") if run[name] is not None}
+    return kept | {
+        name: round(run[name], 5)
+        for name in ("seconds", "ttft_s", "other_cpu")
+        if run[name] is not None
+    }
 
 
 def _texts(runs: Sequence[Run]) -> dict[int, list[list[int]]]:
@@ -54,7 +71,8 @@ def _texts(runs: Sequence[Run]) -> dict[int, list[list[int]]]:
 
 
 def _identical(mine: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
-    """In how many prompts every text equals the engine's first plain text; where the others part from it."""
+    """In how many prompts every text equals the engine's first plain text; where the others part
+    from it."""
     reference = {index: texts[0] for index, texts in _texts(plain).items()}
     parts = {}
     for index, texts in _texts(mine).items():
@@ -62,11 +80,16 @@ def _identical(mine: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
             if index in reference and text != reference[index]:
                 pairs = enumerate(zip(text, reference[index], strict=True))
                 parts[index] = next(position for position, (a, b) in pairs if a != b)
-    return {"prompts": len(reference), "identical": len(reference) - len(parts), "first_difference": parts}
+    return {
+        "prompts": len(reference),
+        "identical": len(reference) - len(parts),
+        "first_difference": parts,
+    }
 
 
 def floors(summary: dict[str, Run]) -> dict[str, float]:
-    """Our speed over the peers': plain against llama.cpp's, best draft length against the best peer's."""
+    """Our speed over the peers': plain against llama.cpp's, best draft length against the best
+    peer's."""
 
     def best(wanted: Callable[[str], bool]) -> float:
         rates = (row["tokens_per_s"]["median"] for name, row in summary.items() if wanted(name))
@@ -100,7 +123,8 @@ def show(console: Console, content: dict[str, Any]) -> None:
 
 
 def _cells(name: str, row: Run, plain: Run | None) -> list[str]:
-    rate, same = row["tokens_per_s"], row["identical_to_plain"]
+    rate = row["tokens_per_s"]
+    same = row["identical_to_plain"]
     return [
         name + (f" ({row['disturbed_runs']} runs disturbed)" if row["disturbed_runs"] else ""),
         f"{rate['median']:.0f} ({rate['low']:.0f} - {rate['high']:.0f})",

@@ -1,6 +1,8 @@
-"""Questions of the data sets in `../shared/data`, as people put them: no prompt format and no tokenizer.
+"""Questions of the data sets in `../shared/data`, as people put them: no prompt format and no
+tokenizer.
 
-Workloads: GSM8K's test set, HumanEval, Spec-Bench's own categories, and "mt": MT-bench, one question of each category in turn.
+Workloads: GSM8K's test set, HumanEval, Spec-Bench's own categories, and "mt": MT-bench, one
+question of each category in turn.
 """
 
 from __future__ import annotations
@@ -11,17 +13,23 @@ from typing import Any
 
 from workload import SHARED
 
-SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")  # its other categories are MT-bench's: "mt"
+# its other categories are MT-bench's: "mt"
+SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
 QUESTIONS = ("gsm8k", "code", *SPEC_BENCH, "mt")
 
 
 def lines(file: str) -> list[dict[str, Any]]:
     """Every object of a JSON Lines file below `../shared/data`."""
-    return [json.loads(line) for line in (SHARED / "data" / file).read_text(encoding="utf-8").split("\n") if line]
+    return [
+        json.loads(line)
+        for line in (SHARED / "data" / file).read_text(encoding="utf-8").split("\n")
+        if line
+    ]
 
 
 def questions(workload: str, count: int, skip: int = 0) -> list[str]:
-    """The first `count` questions of a workload behind `skip`, always the same ones; fewer where it has no more."""
+    """The first `count` questions of a workload behind `skip`, always the same ones; fewer where it
+    has no more."""
     chosen = slice(skip, skip + count)
     if workload == "code":
         return [item["prompt"] for item in lines("humaneval/problems.jsonl")[chosen]]
@@ -31,6 +39,9 @@ def questions(workload: str, count: int, skip: int = 0) -> list[str]:
     for item in lines("spec_bench/question.jsonl"):
         turns.setdefault(item["category"], []).append(item["turns"][0])
     if workload == "mt":
-        groups = zip(*(texts for category, texts in turns.items() if category not in SPEC_BENCH), strict=False)
+        groups = zip(
+            *(texts for category, texts in turns.items() if category not in SPEC_BENCH),
+            strict=False,
+        )
         return list(itertools.chain.from_iterable(groups))[chosen]
     return turns[workload][chosen]

@@ -1,7 +1,8 @@
-"""One GGUF file in the forms that the engines of `real_model.py` read: other block formats, and a bf16 folder.
+"""One GGUF file in the forms that the engines of `real_model.py` read: other block formats, and a
+bf16 folder.
 
-All hold the values of the file they were made from, rounded to their own format, so every engine decodes the same model up to
-that rounding. They are made once and kept below `.peers/models/real`.
+All hold the values of the file they were made from, rounded to their own format, so every engine
+decodes the same model up to that rounding. They are made once and kept below `.peers/models/real`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ MADE_ANEW = ("general.architecture", "general.file_type")  # by the writer, or h
 
 def own_format(source: Path) -> str:
     """The format of most of a file's matrices: "Q4_1"."""
-    kinds = [tensor.tensor_type.name for tensor in gguf.GGUFReader(source).tensors if len(tensor.shape) > 1]
+    kinds = [
+        tensor.tensor_type.name
+        for tensor in gguf.GGUFReader(source).tensors
+        if len(tensor.shape) > 1
+    ]
     return max(set(kinds), key=kinds.count)
 
 
 def converted(source: Path, form: str, cache: Path = CACHE) -> Path:
-    """`source` with every matrix in the format `form`; the file itself where most of it is in that format already."""
+    """`source` with every matrix in the format `form`; the file itself where most of it is in that
+    format already."""
     if own_format(source) == form:
         return source
-    path = cache / f"{source.stem.removesuffix('.' + own_format(source))}-{_digest(source)}.{form}.gguf"
+    path = (
+        cache
+        / f"{source.stem.removesuffix('.' + own_format(source))}-{_digest(source)}.{form}.gguf"
+    )
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
@@ -59,7 +68,8 @@ def _write(reader: gguf.GGUFReader, path: Path, form: str) -> None:
 
 
 def bf16_folder(source: Path, cache: Path = CACHE) -> Path:
-    """The file as a transformers checkpoint: every weight widened by transformers and rounded to bf16, with its tokenizer."""
+    """The file as a transformers checkpoint: every weight widened by transformers and rounded to
+    bf16, with its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -69,7 +79,9 @@ def bf16_folder(source: Path, cache: Path = CACHE) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
         widened = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=widened)
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=torch.bfloat16, quantization_config=widened
+        )
         model.save_pretrained(unfinished)
         AutoTokenizer.from_pretrained(**where).save_pretrained(unfinished)
         unfinished.rename(folder)

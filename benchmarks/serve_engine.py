@@ -1,4 +1,5 @@
-"""The engine without HTTP: one request at a time against `LLM.generate`, and what a busy engine does beside model passes."""
+"""The engine without HTTP: one request at a time against `LLM.generate`, and what a busy engine
+does beside model passes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Phases(Observer):
 
     def begin(self) -> None:
         """Count anew; while nothing runs."""
-        self.seconds, self.prefill_s = {}, 0.0
+        self.seconds = {}
+        self.prefill_s = 0.0
 
     def stepped(self, report: StepReport) -> None:
         for phase, seconds in report.seconds.items():
@@ -41,7 +43,8 @@ class Phases(Observer):
 
 def ask(engine: Engine, prompts: list[list[int]], tokens: int, tag: str) -> tuple[float, int]:
     """All at once; wall seconds and tokens."""
-    over, total = threading.Semaphore(0), [0]
+    over = threading.Semaphore(0)
+    total = [0]
 
     def listen(update: Update) -> None:
         total[0] += len(update.token_ids)
@@ -60,8 +63,14 @@ def ask(engine: Engine, prompts: list[list[int]], tokens: int, tag: str) -> tupl
 def engine_part(
     target: Path, draft: Path, prompts: list[list[int]], tokens: int, threads: int, repeats: int = 5
 ) -> dict[str, Any]:
-    """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy engine's time."""
-    how: dict[str, Any] = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "runtime": "native"}
+    """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy
+    engine's time."""
+    how: dict[str, Any] = {
+        "draft": str(draft),
+        "num_draft_tokens": LENGTH,
+        "threads": threads,
+        "runtime": "native",
+    }
     llm = LLM(target, **how)
     phases = Phases()
     options = Options(target=str(target), **how)
@@ -80,17 +89,33 @@ def engine_part(
     busy = {}
     for rows in (1, len(prompts)):
         phases.begin()
-        wall, count = 0.0, 0
+        wall = 0.0
+        count = 0
         for repeat in range(repeats):
             for start in range(0, len(prompts), rows):
-                seconds, emitted = ask(engine, prompts[start : start + rows], tokens, f"busy-{rows}-{repeat}-{start}")
-                wall, count = wall + seconds, count + emitted
-        passes = phases.seconds["target"] + phases.seconds["draft"] + (phases.prefill_s if rows == 1 else 0.0)
+                seconds, emitted = ask(
+                    engine, prompts[start : start + rows], tokens, f"busy-{rows}-{repeat}-{start}"
+                )
+                wall = wall + seconds
+                count = count + emitted
+        passes = (
+            phases.seconds["target"]
+            + phases.seconds["draft"]
+            + (phases.prefill_s if rows == 1 else 0.0)
+        )
         busy[rows] = {
-            "tokens_per_s": round(count / wall, 1), "wall_s": round(wall, 3), "prefill_s": round(phases.prefill_s, 3),
+            "tokens_per_s": round(count / wall, 1),
+            "wall_s": round(wall, 3),
+            "prefill_s": round(phases.prefill_s, 3),
             "step_s": {phase: round(value, 3) for phase, value in phases.seconds.items()},
-            "outside_steps": round(1 - sum(phases.seconds.values()) / wall, 4) if rows == 1 else None,
+            "outside_steps": round(1 - sum(phases.seconds.values()) / wall, 4)
+            if rows == 1
+            else None,
             "outside_passes": round(1 - passes / wall, 4) if rows == 1 else None,
-        }  # fmt: skip
+        }
     engine.stop()
-    return {"served_over_offline": round(statistics.median(alone), 4), "runs": len(alone), "busy": busy}
+    return {
+        "served_over_offline": round(statistics.median(alone), 4),
+        "runs": len(alone),
+        "busy": busy,
+    }

@@ -6,9 +6,10 @@ One process decodes the same greedy prompts in turn, forwards and backwards, wit
     co-located       the draft model in the same process
     remote           the same draft model as a service behind a wire, asked after every step
 
-The wire is tests/network: a network namespace for each side, and a process between them that holds packets back. Everything has
-one thread: the service stands for another machine, so it must not take the target's processor, nor lend it one. All texts must be
-equal. Needs Linux and root. `ngram` looks at a text alone; `suffix` and `ngram-cache` remember answers, and since every prompt is
+The wire is tests/network: a network namespace for each side, and a process between them that holds
+packets back. Everything has one thread: the service stands for another machine, so it must not take
+the target's processor, nor lend it one. All texts must be equal. Needs Linux and root. `ngram`
+looks at a text alone; `suffix` and `ngram-cache` remember answers, and since every prompt is
 decoded several times, they know what comes.
 
     python benchmarks/services.py                  the demo pair, its target widened to 100M parameters
@@ -55,10 +56,14 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.network.network import Network, outliving_nobody, why_not
 from tests.network.parts import DRAFT_PORT, Part
 
-PLAIN, LOCAL, REMOTE = "plain", "co-located", "remote"
+PLAIN = "plain"
+LOCAL = "co-located"
+REMOTE = "remote"
 NAMES = (PLAIN, LOCAL, REMOTE)
 ROUND_TRIPS_MS = "0,1,10,50"
-MODEL, LONGEST = "draft-model", 2048  # tokens of prompt and answer
+# tokens of prompt and answer
+MODEL = "draft-model"
+LONGEST = 2048
 
 
 class Worker:
@@ -69,9 +74,11 @@ class Worker:
         with network.inside(host):
             self.process = subprocess.Popen(
                 outliving_nobody([sys.executable, str(BENCHMARKS / "services_worker.py")]),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-            )  # fmt: skip
+            )
         self.loaded = self.ask(wanted)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +107,22 @@ class Setup:
     @property
     def service(self) -> list[str]:
         """What starts the draft service, behind `outrider`."""
-        hosted = ["--drafter", self.drafter, "--model", str(self.target)] if self.draft is None else [str(self.draft)]
-        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--runtime", f"{self.runtime}"]
+        hosted = (
+            ["--drafter", self.drafter, "--model", str(self.target)]
+            if self.draft is None
+            else [str(self.draft)]
+        )
+        return [
+            "service",
+            "draft",
+            *hosted,
+            "--host",
+            "0.0.0.0",
+            "--port",
+            str(DRAFT_PORT),
+            "--runtime",
+            f"{self.runtime}",
+        ]
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -114,13 +135,25 @@ class Setup:
 def deployment(setup: Setup) -> Iterator[tuple[Network, Worker]]:
     """The draft service at one end of the wire, the process that runs the steps at the other."""
     with tempfile.TemporaryDirectory() as folder, Network("steps", "drafts") as network:
-        service = Part(network, "drafts", setup.service, DRAFT_PORT, Path(folder) / "draft.log").start().wait()
+        service = (
+            Part(network, "drafts", setup.service, DRAFT_PORT, Path(folder) / "draft.log")
+            .start()
+            .wait()
+        )
         configurations: dict[str, Any] = {
             PLAIN: {"drafter": "none"},
             LOCAL: setup.beside,
-            REMOTE: {"drafter": "remote", "num_draft_tokens": setup.k, "drafter_options": {"endpoint": service.address}},
+            REMOTE: {
+                "drafter": "remote",
+                "num_draft_tokens": setup.k,
+                "drafter_options": {"endpoint": service.address},
+            },
         }
-        loaded = {"target": str(setup.target), "runtime": setup.runtime, "configurations": configurations}
+        loaded = {
+            "target": str(setup.target),
+            "runtime": setup.runtime,
+            "configurations": configurations,
+        }
         worker = Worker(network, "steps", loaded)
         try:
             yield network, worker
@@ -130,7 +163,12 @@ def deployment(setup: Setup) -> Iterator[tuple[Network, Worker]]:
 
 
 def measured(
-    network: Network, worker: Worker, prompts: list[list[int]], round_trips: list[float], rounds: int, tokens: int
+    network: Network,
+    worker: Worker,
+    prompts: list[list[int]],
+    round_trips: list[float],
+    rounds: int,
+    tokens: int,
 ) -> list[dict[str, Any]]:
     """Every run. Raises RuntimeError where two configurations write different texts."""
     runs: list[dict[str, Any]] = []
@@ -139,7 +177,8 @@ def measured(
     for turn in range(rounds):
         for round_trip_ms in round_trips:
             network.change(round_trip_s=round_trip_ms / 1000)
-            for name in NAMES:  # what is known about the wire, and of the last prompt on its way, is of this one
+            # what is known about the wire, and of the last prompt on its way, is of this one
+            for name in NAMES:
                 worker.ask({"name": name, "prompt": prompts[-1], "max_tokens": 16})
             for number, prompt in enumerate(prompts):
                 texts = {}
@@ -147,36 +186,56 @@ def measured(
                     others = OtherCpu(psutil.Process(worker.process.pid))
                     answer = worker.ask({"name": name, "prompt": prompt, "max_tokens": tokens})
                     texts[name] = answer.pop("token_ids")
-                    runs.append({"name": name, "round_trip_ms": round_trip_ms, "prompt": number, "round": turn,
-                                 "other_cpu": round(others.share(), 3), **answer})  # fmt: skip
+                    runs.append(
+                        {
+                            "name": name,
+                            "round_trip_ms": round_trip_ms,
+                            "prompt": number,
+                            "round": turn,
+                            "other_cpu": round(others.share(), 3),
+                            **answer,
+                        }
+                    )
                 different = [name for name in NAMES if texts[name] != texts[PLAIN]]
                 if different:
                     raise RuntimeError(
-                        f"prompt {number} at {round_trip_ms} ms: {', '.join(different)} wrote another text than plain"
+                        f"prompt {number} at {round_trip_ms} ms: {', '.join(different)} wrote "
+                        "another text than plain"
                     )
     return runs
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each round trip and configuration; speeds over plain are medians over the pairs of runs of one prompt."""
+    """One row for each round trip and configuration; speeds over plain are medians over the pairs
+    of runs of one prompt."""
     plain = {key(run): run["stats"]["decode_tokens_per_s"] for run in runs if run["name"] == PLAIN}
     rows = []
     for round_trip_ms in sorted({run["round_trip_ms"] for run in runs}):
         for name in NAMES:
-            own = [run for run in runs if run["name"] == name and run["round_trip_ms"] == round_trip_ms]
+            own = [
+                run for run in runs if run["name"] == name and run["round_trip_ms"] == round_trip_ms
+            ]
             remote = {
                 what: sum(run["remote"].get(f"remote_draft_{what}", 0.0) for run in own)
                 for what in ("hits", "waits", "misses")
             }
             wanted = sum(remote.values())
-            rows.append({
-                "round_trip_ms": round_trip_ms,
-                "name": name,
-                "tokens_per_s": median(run["stats"]["decode_tokens_per_s"] for run in own),
-                "over_plain": median(run["stats"]["decode_tokens_per_s"] / plain[key(run)] for run in own),
-                "tau": sum(run["stats"]["emitted"] for run in own) / sum(run["stats"]["steps"] for run in own),
-                **{f"{what}_rate": count / wanted if wanted else None for what, count in remote.items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "round_trip_ms": round_trip_ms,
+                    "name": name,
+                    "tokens_per_s": median(run["stats"]["decode_tokens_per_s"] for run in own),
+                    "over_plain": median(
+                        run["stats"]["decode_tokens_per_s"] / plain[key(run)] for run in own
+                    ),
+                    "tau": sum(run["stats"]["emitted"] for run in own)
+                    / sum(run["stats"]["steps"] for run in own),
+                    **{
+                        f"{what}_rate": count / wanted if wanted else None
+                        for what, count in remote.items()
+                    },
+                }
+            )
     return rows
 
 
@@ -187,21 +246,39 @@ def key(run: dict[str, Any]) -> tuple[float, int, int]:
 
 def table(result: dict[str, Any]) -> Table:
     """What a reader of the terminal sees."""
-    found = Table(title=f"Draft service across a wire: {result['target']}, {result['draft']}, k = {result['k']}")
-    for column in ("round trip", "drafts", "tokens/s", "over plain", "tokens/step", "at hand", "waited for", "missed"):
+    found = Table(
+        title=f"Draft service across a wire: {result['target']}, {result['draft']}, k = "
+        f"{result['k']}"
+    )
+    for column in (
+        "round trip",
+        "drafts",
+        "tokens/s",
+        "over plain",
+        "tokens/step",
+        "at hand",
+        "waited for",
+        "missed",
+    ):
         found.add_column(column, justify="left" if column == "drafts" else "right")
     before = None
     for row in result["summary"]:
         rates = [row[f"{what}_rate"] for what in ("hits", "waits", "misses")]
         found.add_row(
-            "" if before == row["round_trip_ms"] else f"{row['round_trip_ms']:g} ms", row["name"], f"{row['tokens_per_s']:.1f}",
-            f"{row['over_plain']:.2f}", f"{row['tau']:.2f}", *("" if rate is None else f"{rate:.0%}" for rate in rates),
-        )  # fmt: skip
+            "" if before == row["round_trip_ms"] else f"{row['round_trip_ms']:g} ms",
+            row["name"],
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['over_plain']:.2f}",
+            f"{row['tau']:.2f}",
+            *("" if rate is None else f"{rate:.0%}" for rate in rates),
+        )
         before = row["round_trip_ms"]
     return found
 
 
-def setup_of(target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, runtime: str) -> Setup:
+def setup_of(
+    target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, runtime: str
+) -> Setup:
     """A model of one's own, or a pair. Raises typer's error for what does not go together."""
     if target is None:
         if draft is not None or drafter != MODEL:
@@ -209,7 +286,9 @@ def setup_of(target: Path | None, draft: Path | None, drafter: str, pair: str, k
         target, draft = model_pair(pair)
         return Setup(target, MODEL, draft, k, runtime)
     if (draft is not None) != (drafter == MODEL):
-        raise typer.BadParameter("give --draft MODEL, or --drafter ngram|suffix|ngram-cache without one")
+        raise typer.BadParameter(
+            "give --draft MODEL, or --drafter ngram|suffix|ngram-cache without one"
+        )
     return Setup(target, drafter, draft, k, runtime)
 
 
@@ -220,20 +299,35 @@ def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list
     from outrider.models.loading.load import load_tokenizer
 
     chosen = load_workload(workload, limit=limit, on_bad="refuse", data=None)
-    prepared = prepare(chosen, load_tokenizer(resolve(str(model))), context=LONGEST, max_tokens=tokens)
+    prepared = prepare(
+        chosen, load_tokenizer(resolve(str(model))), context=LONGEST, max_tokens=tokens
+    )
     return [one.tokens for one in prepared.prompts[:limit]]
 
 
 def main(
-    pair: Annotated[str, typer.Option(help="demo, shared, or a folder with `target` and `draft`.")] = "demo",
+    pair: Annotated[
+        str, typer.Option(help="demo, shared, or a folder with `target` and `draft`.")
+    ] = "demo",
     mlp: Annotated[
-        int, typer.Option(help="Widen the MLPs of the pair's target to this, which changes no token; 0: as it is.")
+        int,
+        typer.Option(
+            help="Widen the MLPs of the pair's target to this, which changes no token; 0: as it is."
+        ),
     ] = 10368,
-    target: Annotated[Path | None, typer.Option(help="Instead of a pair: a model folder or .gguf file, as it is.")] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Instead of a pair: a model folder or .gguf file, as it is.")
+    ] = None,
     draft: Annotated[Path | None, typer.Option(help="Its draft model, for --target.")] = None,
-    drafter: Annotated[str, typer.Option(help="For --target without --draft: ngram, suffix or ngram-cache.")] = MODEL,
+    drafter: Annotated[
+        str, typer.Option(help="For --target without --draft: ngram, suffix or ngram-cache.")
+    ] = MODEL,
     workload: Annotated[
-        str | None, typer.Option(help="A workload's prompts (docs/workloads.md), in the chat template; else GSM8K's questions.")
+        str | None,
+        typer.Option(
+            help="A workload's prompts (docs/workloads.md), in the chat template; else GSM8K's "
+            "questions."
+        ),
     ] = None,
     k: Annotated[int, typer.Option(help="Draft tokens a step.", min=1)] = 4,
     limit: Annotated[int, typer.Option(help="Prompts.", min=1)] = 4,
@@ -242,7 +336,9 @@ def main(
     round_trips: Annotated[str, typer.Option(help="Milliseconds, with commas.")] = ROUND_TRIPS_MS,
     runtime: Annotated[str, typer.Option(help="Outrider's runtime, of every model.")] = "auto",
     out: Annotated[bool, typer.Option("--out/--no-out", help="Write the result file.")] = True,
-    render: Annotated[Path | None, typer.Option(help="Print the table of a stored result, and nothing else.")] = None,
+    render: Annotated[
+        Path | None, typer.Option(help="Print the table of a stored result, and nothing else.")
+    ] = None,
 ) -> None:
     """Measure, print a table, write benchmarks/results/services-DATE.json."""
     screen = console()
@@ -252,24 +348,46 @@ def main(
     reason = why_not()
     if reason is not None:
         raise typer.BadParameter(f"no wire on this machine: {reason}")
-    setup, widened = setup_of(target, draft, drafter, pair, k, runtime), None
+    setup = setup_of(target, draft, drafter, pair, k, runtime)
+    widened = None
     if target is None:
         folder, widened = inflated(setup.target, mlp, 0)
         setup = replace(setup, target=folder)
     if workload is None and target is not None:
-        raise typer.BadParameter("--target needs --workload: GSM8K's plain questions are for the pairs trained on them")
+        raise typer.BadParameter(
+            "--target needs --workload: GSM8K's plain questions are for the pairs trained on them"
+        )
     texts = prompt_texts(limit) if workload is None else []
-    prompts = encode(texts, setup.target) if workload is None else prompts_of(workload, setup.target, limit, tokens)
+    prompts = (
+        encode(texts, setup.target)
+        if workload is None
+        else prompts_of(workload, setup.target, limit, tokens)
+    )
     with deployment(setup) as (network, worker):
-        runs = measured(network, worker, prompts, [float(part) for part in round_trips.split(",")], rounds, tokens)
+        runs = measured(
+            network,
+            worker,
+            prompts,
+            [float(part) for part in round_trips.split(",")],
+            rounds,
+            tokens,
+        )
     content = {
-        "outrider": __version__, "target": model_name(setup.target),
-        "draft": setup.drafter if setup.draft is None else model_name(setup.draft), "workload": workload or "gsm8k",
-        "widened": widened, "k": k, "tokens": tokens, "runtime": runtime, "summary": summary(runs), "runs": runs,
+        "outrider": __version__,
+        "target": model_name(setup.target),
+        "draft": setup.drafter if setup.draft is None else model_name(setup.draft),
+        "workload": workload or "gsm8k",
+        "widened": widened,
+        "k": k,
+        "tokens": tokens,
+        "runtime": runtime,
+        "summary": summary(runs),
+        "runs": runs,
         "notes": {
-            name: [note.replace(f"{REPOSITORY}/", "") for note in notes] for name, notes in worker.loaded["notes"].items()
+            name: [note.replace(f"{REPOSITORY}/", "") for note in notes]
+            for name, notes in worker.loaded["notes"].items()
         },
-    }  # fmt: skip
+    }
     if out:
         screen.print(f"written: {write_result('services', content, 1).name}")
     screen.print(table(content))

@@ -1,12 +1,15 @@
-"""Thousands of requests, many of them wrong, hostile, cut off or cancelled: is any lost, does anything stay behind?
+"""Thousands of requests, many of them wrong, hostile, cut off or cancelled: is any lost, does
+anything stay behind?
 
-Server and engine run in this process, so that the engine's own integrity check can be asked at the end; clients speak HTTP.
-Kinds, drawn at random: answers streamed and whole, several choices, seeded sampling, stop strings, JSON answers, speculation
-off / fixed / auto, bodies that are no JSON, fields that are refused by name, impossible values, prompts too long, clients that
-hang up before or in the middle of the answer, that read slowly or never, whose connections break in the middle of a body or an
-answer, grammars that explode, bodies of 50 MB. Meanwhile 500 connections do nothing, and a well-behaved client asks for a
-token four times a second. A request is lost when it neither answers nor is refused in time; a text is changed when it is not
-the one that the same greedy request had alone.
+Server and engine run in this process, so that the engine's own integrity check can be asked at the
+end; clients speak HTTP. Kinds, drawn at random: answers streamed and whole, several choices, seeded
+sampling, stop strings, JSON answers, speculation off / fixed / auto, bodies that are no JSON,
+fields that are refused by name, impossible values, prompts too long, clients that hang up before or
+in the middle of the answer, that read slowly or never, whose connections break in the middle of a
+body or an answer, grammars that explode, bodies of 50 MB. Meanwhile 500 connections do nothing, and
+a well-behaved client asks for a token four times a second. A request is lost when it neither
+answers nor is refused in time; a text is changed when it is not the one that the same greedy
+request had alone.
 
     python benchmarks/soak.py --requests 10000
 """
@@ -76,15 +79,33 @@ class Soak:
     address: tuple[str, int]
     num_bombs: int
     tally: Tally = field(default_factory=Tally)
-    texts: dict[str, str] = field(default_factory=dict)  # prompt -> its greedy answer, asked for alone
+    # prompt -> its greedy answer, asked for alone
+    texts: dict[str, str] = field(default_factory=dict)
 
     async def one(self) -> None:
         kinds = (
-            self.whole, self.whole, self.streamed, self.streamed, self.chat, self.several, self.hangs_up, self.hangs_up_at_once,
-            self.no_json, self.refused_field, self.impossible, self.too_long, self.structured, self.again, self.again,
-            self.reads_slowly, self.never_reads, self.cut_in_body, self.cut_in_answer, self.big_body,
+            self.whole,
+            self.whole,
+            self.streamed,
+            self.streamed,
+            self.chat,
+            self.several,
+            self.hangs_up,
+            self.hangs_up_at_once,
+            self.no_json,
+            self.refused_field,
+            self.impossible,
+            self.too_long,
+            self.structured,
+            self.again,
+            self.again,
+            self.reads_slowly,
+            self.never_reads,
+            self.cut_in_body,
+            self.cut_in_answer,
+            self.big_body,
             *([self.bomb] if self.num_bombs else []),
-        )  # fmt: skip
+        )
         kind = self.rng.choice(kinds)
         try:
             await asyncio.wait_for(kind(), PATIENCE_S)
@@ -101,12 +122,20 @@ class Soak:
         speculations: list[dict[str, Any]] = [{}, {"mode": "off"}, fixed, {"mode": "auto"}]
         speculation = rng.choice(speculations)
         seeded = {"temperature": 1, "seed": rng.randrange(100)}
-        samplings: list[dict[str, Any]] = [{"temperature": 0}, seeded, {"temperature": 0.7, "top_p": 0.9}]
+        samplings: list[dict[str, Any]] = [
+            {"temperature": 0},
+            seeded,
+            {"temperature": 0.7, "top_p": 0.9},
+        ]
         sampling = rng.choice(samplings)
         return {
-            "model": self.model, "prompt": rng.choice(self.prompts), "max_tokens": rng.randint(1, 40),
-            **({"speculation": speculation} if speculation else {}), **sampling, **more,
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": rng.choice(self.prompts),
+            "max_tokens": rng.randint(1, 40),
+            **({"speculation": speculation} if speculation else {}),
+            **sampling,
+            **more,
+        }
 
     async def whole(self) -> None:
         answer = await self.http.post("/v1/completions", json=self.body(stop=["\n\n"]))
@@ -115,7 +144,9 @@ class Soak:
             self.tally.wrong.append("an answer without tokens")
 
     async def several(self) -> None:
-        answer = await self.http.post("/v1/completions", json=self.body(n=3, temperature=0.8, max_tokens=8))
+        answer = await self.http.post(
+            "/v1/completions", json=self.body(n=3, temperature=0.8, max_tokens=8)
+        )
         self.tally.expect("several", answer.status_code, 200, 429)
         if answer.status_code == 200 and len(answer.json()["choices"]) != 3:
             self.tally.wrong.append("n=3 did not give three choices")
@@ -135,15 +166,23 @@ class Soak:
         self.tally.expect("chat", answer.status_code, 200, 429)
 
     async def structured(self) -> None:
-        schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+        schema = {
+            "type": "object",
+            "properties": {"answer": {"type": "integer"}},
+            "required": ["answer"],
+        }
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         body = self.body(max_tokens=24)
         messages = [{"role": "user", "content": body.pop("prompt")}]
-        answer = await self.http.post("/v1/chat/completions", json={**body, "messages": messages, "response_format": wanted})
+        answer = await self.http.post(
+            "/v1/chat/completions", json={**body, "messages": messages, "response_format": wanted}
+        )
         self.tally.expect("structured", answer.status_code, 200, 429)
 
     async def hangs_up(self) -> None:
-        async with self.http.stream("POST", "/v1/completions", json=self.body(stream=True, max_tokens=900)) as answer:
+        async with self.http.stream(
+            "POST", "/v1/completions", json=self.body(stream=True, max_tokens=900)
+        ) as answer:
             count = 0
             async for _ in answer.aiter_lines():
                 count += 1
@@ -154,26 +193,42 @@ class Soak:
     async def hangs_up_at_once(self) -> None:
         try:
             await asyncio.wait_for(
-                self.http.post("/v1/completions", json=self.body(max_tokens=900)), self.rng.uniform(0.001, 0.2)
+                self.http.post("/v1/completions", json=self.body(max_tokens=900)),
+                self.rng.uniform(0.001, 0.2),
             )
         except TimeoutError:
             self.tally.outcomes["hung up at once"] += 1
 
     async def no_json(self) -> None:
-        answer = await self.http.post("/v1/completions", content=b'{"prompt": "a', headers={"content-type": "application/json"})
+        answer = await self.http.post(
+            "/v1/completions",
+            content=b'{"prompt": "a',
+            headers={"content-type": "application/json"},
+        )
         self.refused("no JSON", answer)
 
     async def refused_field(self) -> None:
-        self.refused("refused field", await self.http.post("/v1/completions", json=self.body(use_beam_search=True)))
+        self.refused(
+            "refused field",
+            await self.http.post("/v1/completions", json=self.body(use_beam_search=True)),
+        )
 
     async def impossible(self) -> None:
-        wrong: list[dict[str, Any]] = [{"top_p": 7}, {"max_tokens": -1}, {"model": "nobody"}, {"prompt": []}]
+        wrong: list[dict[str, Any]] = [
+            {"top_p": 7},
+            {"max_tokens": -1},
+            {"model": "nobody"},
+            {"prompt": []},
+        ]
         wrong.append({"logit_bias": {"x": 1}})
         body = self.body(**self.rng.choice(wrong))
         self.refused("impossible", await self.http.post("/v1/completions", json=body), 400, 404)
 
     async def too_long(self) -> None:
-        self.refused("too long", await self.http.post("/v1/completions", json=self.body(prompt="word " * 5000)))
+        self.refused(
+            "too long",
+            await self.http.post("/v1/completions", json=self.body(prompt="word " * 5000)),
+        )
 
     async def greedy(self, prompt: str, **more: Any) -> str | None:
         body = {"model": self.model, "prompt": prompt, "max_tokens": 24, "temperature": 0, **more}
@@ -183,20 +238,28 @@ class Soak:
 
     async def again(self) -> None:
         prompt = self.rng.choice(list(self.texts))
-        drafting = self.rng.choice([{"mode": "off"}, {"mode": "auto"}, {"mode": "fixed", "max_draft_tokens": 4}])
+        drafting = self.rng.choice(
+            [{"mode": "off"}, {"mode": "auto"}, {"mode": "fixed", "max_draft_tokens": 4}]
+        )
         text = await self.greedy(prompt, speculation=drafting)
         if text is not None and text != self.texts[prompt]:
             self.tally.changed += 1
-            self.tally.wrong.append(f"a text has changed: {text!r} instead of {self.texts[prompt]!r}")
+            self.tally.wrong.append(
+                f"a text has changed: {text!r} instead of {self.texts[prompt]!r}"
+            )
 
     async def reads_slowly(self) -> None:
-        async with self.http.stream("POST", "/v1/completions", json=self.body(stream=True, logprobs=5)) as answer:
+        async with self.http.stream(
+            "POST", "/v1/completions", json=self.body(stream=True, logprobs=5)
+        ) as answer:
             async for _ in answer.aiter_bytes(512):
                 await asyncio.sleep(0.02)
         self.tally.expect("reads slowly", answer.status_code, 200, 429)
 
     async def never_reads(self) -> None:
-        body = self.body(stream=True, n=4, logprobs=20, max_tokens=400, ignore_eos=True, temperature=1)
+        body = self.body(
+            stream=True, n=4, logprobs=20, max_tokens=400, ignore_eos=True, temperature=1
+        )
         with await self.sent(json.dumps(body).encode()):
             await asyncio.sleep(self.rng.uniform(0.5, 4.0))
         self.tally.outcomes["never read"] += 1
@@ -215,7 +278,10 @@ class Soak:
     async def bomb(self) -> None:
         number = self.rng.randrange(self.num_bombs)
         letter = chr(ord("a") + number)
-        patterns = [{"type": "string", "pattern": f"[a-z]*{chr(97 + at)}[a-z]{{{20 + at + number}}}"} for at in range(26)]
+        patterns = [
+            {"type": "string", "pattern": f"[a-z]*{chr(97 + at)}[a-z]{{{20 + at + number}}}"}
+            for at in range(26)
+        ]
         chain = "\n".join(f'x{at}: x{at + 1} "{letter}" | "b"' for at in range(4000))
         kinds: dict[str, dict[str, Any]] = {
             "million letters": {"regex": f"({letter}{{1000}}){{1000}}"},
@@ -223,12 +289,18 @@ class Soak:
             "deep stack": {"grammar": f'start: x0\n{chain}\nx4000: "c"'},
         }
         kind = self.rng.choice(list(kinds))
-        answer = await self.http.post("/v1/completions", json=self.body(structured_outputs=kinds[kind]))
+        answer = await self.http.post(
+            "/v1/completions", json=self.body(structured_outputs=kinds[kind])
+        )
         self.tally.expect(f"bomb of {kind}", answer.status_code, 200, 400, 429)
 
     async def big_body(self) -> None:
         head = b'{"prompt": "'
-        self.refused("50 MB", await self.http.post("/v1/completions", content=head + b"w" * (BIG_BODY - len(head))), 413)
+        self.refused(
+            "50 MB",
+            await self.http.post("/v1/completions", content=head + b"w" * (BIG_BODY - len(head))),
+            413,
+        )
 
     async def sent(self, body: bytes, length: int | None = None) -> socket.socket:
         """A connection that has sent a body, of which more may be promised."""
@@ -238,7 +310,9 @@ class Soak:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, self.address)
         lines = ["POST /v1/completions HTTP/1.1", "Host: soak", "Content-Type: application/json"]
-        head = "\r\n".join([*lines, f"Content-Length: {len(body) if length is None else length}", "", ""])
+        head = "\r\n".join(
+            [*lines, f"Content-Length: {len(body) if length is None else length}", "", ""]
+        )
         await loop.sock_sendall(client, head.encode() + body)
         return client
 
@@ -276,14 +350,23 @@ async def _idle(address: tuple[str, int], count: int) -> list[asyncio.StreamWrit
 
 
 async def soak(
-    address: tuple[str, int], model: str, requests: int, together: int, seed: int, num_idle: int, num_bombs: int
+    address: tuple[str, int],
+    model: str,
+    requests: int,
+    together: int,
+    seed: int,
+    num_idle: int,
+    num_bombs: int,
 ) -> tuple[Tally, list[int]]:
-    """All requests, `together` at a time; what became of them and how much memory the process held on the way."""
+    """All requests, `together` at a time; what became of them and how much memory the process held
+    on the way."""
     memory: list[int] = []
     url = f"http://{address[0]}:{address[1]}"
     texts = [one.prompt or "" for one in load_workload("demo").requests]
     limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False
+    ) as http:
         run = Soak(http, model, texts, random.Random(seed), address, num_bombs)
         for prompt in texts[:TEXTS]:
             run.texts[prompt] = await run.greedy(prompt, speculation={"mode": "off"}) or ""
@@ -304,7 +387,9 @@ async def soak(
         behaving.cancel()
         await asyncio.wait({behaving})
         if not behaving.cancelled() and (error := behaving.exception()) is not None:
-            run.tally.wrong.append(f"the well-behaved client failed: {type(error).__name__}: {error}")
+            run.tally.wrong.append(
+                f"the well-behaved client failed: {type(error).__name__}: {error}"
+            )
         for writer in idle:
             writer.close()
         return run.tally, memory
@@ -315,7 +400,10 @@ def main(
     requests: Annotated[int, typer.Option()] = 10000,
     together: Annotated[int, typer.Option(help="Requests at once.")] = 48,
     idle: Annotated[int, typer.Option(help="Connections that do nothing.")] = 500,
-    bombs: Annotated[int, typer.Option(min=0, max=26, help="Different grammars that explode; 0: no such request.")] = 8,
+    bombs: Annotated[
+        int,
+        typer.Option(min=0, max=26, help="Different grammars that explode; 0: no such request."),
+    ] = 8,
     seed: Annotated[int, typer.Option()] = 1,
     threads: Annotated[int, typer.Option()] = 2,
 ) -> None:
@@ -327,7 +415,9 @@ def main(
         address = free.getsockname()
     models = (ServedModel(name=target, options=options, engine=engine_settings),)
     state = ServerState(ServerSettings(models=models, port=address[1]))
-    engine = make_engine(options, engine_settings, name=target, observer=state.metrics.observer(target))
+    engine = make_engine(
+        options, engine_settings, name=target, observer=state.metrics.observer(target)
+    )
     engine.start()
     server = Process(state, make_app(state), lambda: [engine])
     thread = threading.Thread(target=server.run, daemon=True)
@@ -347,19 +437,39 @@ def main(
     thread.join(10)
     half = len(memory) // 2
     waits_s = sorted(tally.waits_s)
-    faults = sum(count for outcome, count in tally.outcomes.items() if outcome.partition(": ")[2].startswith("5"))
+    faults = sum(
+        count
+        for outcome, count in tally.outcomes.items()
+        if outcome.partition(": ")[2].startswith("5")
+    )
     content = {
-        "target": target, "requests": requests, "together": together, "idle_connections": idle, "bombs": bombs,
-        "seconds": round(seconds, 1), "drained": drained, "faults": faults, "lost": tally.lost, "changed": tally.changed,
+        "target": target,
+        "requests": requests,
+        "together": together,
+        "idle_connections": idle,
+        "bombs": bombs,
+        "seconds": round(seconds, 1),
+        "drained": drained,
+        "faults": faults,
+        "lost": tally.lost,
+        "changed": tally.changed,
         "well_behaved": {
             "requests": len(waits_s),
-            **{name: round(waits_s[int(share * (len(waits_s) - 1))], 3) for name, share in WAITS.items()},
+            **{
+                name: round(waits_s[int(share * (len(waits_s) - 1))], 3)
+                for name, share in WAITS.items()
+            },
         },
-        "outcomes": dict(sorted(tally.outcomes.items())), "wrong": tally.wrong[:50], "num_wrong": len(tally.wrong),
+        "outcomes": dict(sorted(tally.outcomes.items())),
+        "wrong": tally.wrong[:50],
+        "num_wrong": len(tally.wrong),
         "memory_mib": [round(value / 2**20, 1) for value in [*memory, after]],
-        "memory_growth_second_half": round(memory[-1] / memory[half] - 1, 4), "preemptions": snapshot.preemptions,
-        "prefix_hits": snapshot.prefix_hits, "prefix_queries": snapshot.prefix_queries, "integrity": "checked at idle",
-    }  # fmt: skip
+        "memory_growth_second_half": round(memory[-1] / memory[half] - 1, 4),
+        "preemptions": snapshot.preemptions,
+        "prefix_hits": snapshot.prefix_hits,
+        "prefix_queries": snapshot.prefix_queries,
+        "integrity": "checked at idle",
+    }
     console().print_json(json.dumps(content))
     console().print(f"written to {write_result('soak', content, threads)}")
 

@@ -1,16 +1,23 @@
-"""What a decoding step costs and whether speculation pays what it promises: the floors that are ours alone.
+"""What a decoding step costs and whether speculation pays what it promises: the floors that are
+ours alone.
 
-1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token), and what the
-   multiplications of 8 tokens alone take at the processor's own limit (`arithmetic.py`), measured between the passes.
-2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against 100M).
-3. The share of a step outside model passes: distribution, verification, bookkeeping (floor: 5 % at 100M), greedy and sampled; of
+1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1
+   token), and what the
+   multiplications of 8 tokens alone take at the processor's own limit (`arithmetic.py`), measured
+   between the passes.
+2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against
+   100M).
+3. The share of a step outside model passes: distribution, verification, bookkeeping (floor: 5 % at
+   100M), greedy and sampled; of
    draft trees beside it.
-4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor: 0.9 of it):
-   tau(alpha, k) * pass(1) / (pass(k + 1) + k * draft token), tau: Leviathan et al. 2211.17192, eq. 1.
+4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor:
+   0.9 of it):
+   tau(alpha, k) * pass(1) / (pass(k + 1) + k * draft token), tau: Leviathan et al. 2211.17192, eq.
+   1.
 
-The decode phase is timed around `Decoder.step`, the step that everything else calls, after the step that
-feeds the prompt. Configurations are interleaved over prompts and rounds; runs beside busy neighbours are
-repeated.
+The decode phase is timed around `Decoder.step`, the step that everything else calls, after the step
+that feeds the prompt. Configurations are interleaved over prompts and rounds; runs beside busy
+neighbours are repeated.
 
     python benchmarks/step.py
 """
@@ -32,7 +39,17 @@ from arithmetic import Arithmetic
 from peers import inflated
 from rich.console import Console
 from rich.table import Table
-from workload import PAIRS, OtherCpu, console, encode, model_name, model_pair, prompt_texts, spread, write_result
+from workload import (
+    PAIRS,
+    OtherCpu,
+    console,
+    encode,
+    model_name,
+    model_pair,
+    prompt_texts,
+    spread,
+    write_result,
+)
 
 from outrider import SamplingParams, __version__
 from outrider.build import Built, Options, build
@@ -54,7 +71,8 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "T = 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "T = 1, gumbel": {"temperature": 1.0, "rule": CoupledVerifier()},
 }
-TREE, TREE_NODES = {"tree": "best-first"}, 8
+TREE = {"tree": "best-first"}
+TREE_NODES = 8
 PROMISE_FLOOR = 0.9
 
 
@@ -85,15 +103,21 @@ class Measured:
 
 
 def main(
-    pair: Annotated[str, typer.Option(help=f"Target and draft: {', '.join(PAIRS)}, or a folder of both.")] = "shared",
-    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    pair: Annotated[
+        str, typer.Option(help=f"Target and draft: {', '.join(PAIRS)}, or a folder of both.")
+    ] = "shared",
+    mlp: Annotated[
+        int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")
+    ] = 10368,
     extra_layers: Annotated[int, typer.Option(help="Inflate the target by silent layers.")] = 0,
     k: Annotated[str, typer.Option(help="Draft lengths, comma-separated.")] = "3,5",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     prompts: Annotated[int, typer.Option(min=1)] = 6,
     max_tokens: Annotated[int, typer.Option(min=16)] = 96,
     threads: Annotated[int, typer.Option(min=1)] = 2,
-    max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.08,
+    max_other_cpu: Annotated[
+        float, typer.Option(help="Repeat a run beside busier neighbours.")
+    ] = 0.08,
     runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "step",
 ) -> None:
@@ -109,15 +133,32 @@ def main(
         arithmetic = Arithmetic(Path(scratch), threads) if Arithmetic.is_possible() else None
         found = measure(built, tree, ids, max_tokens, rounds, max_other_cpu, arithmetic)
     passes = {n: spread(values) for n, values in found.seconds.items()}
-    bound = arithmetic_bound(wide, built[0].decoder.target, found.flops_per_s) if found.flops_per_s else None
+    bound = (
+        arithmetic_bound(wide, built[0].decoder.target, found.flops_per_s)
+        if found.flops_per_s
+        else None
+    )
     summary = {length: summarise(length, found.runs, passes) for length in lengths}
-    drawn = {name: {str(length): parts(runs) for length, runs in mine.items()} for name, mine in found.sampled.items()}
+    drawn = {
+        name: {str(length): parts(runs) for length, runs in mine.items()}
+        for name, mine in found.sampled.items()
+    }
     branching = {name: parts(runs) for name, runs in found.trees.items()}
     content: dict[str, Any] = {
-        "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
+        "models": {
+            "target": model_name(target),
+            "draft": model_name(draft),
+            "inflation": inflation,
+        },
         "versions": {"outrider": __version__, "torch": torch.__version__},
-        "workload": {"prompts": prompts, "max_tokens": max_tokens, "rounds": rounds, "threads": threads},
-        "config": built[lengths[-1]].config() | {"target": model_name(target), "draft": model_name(draft)},
+        "workload": {
+            "prompts": prompts,
+            "max_tokens": max_tokens,
+            "rounds": rounds,
+            "threads": threads,
+        },
+        "config": built[lengths[-1]].config()
+        | {"target": model_name(target), "draft": model_name(draft)},
         "pass_s": passes,
         "arithmetic_of_8_tokens": bound,
         "summary": {str(length): row for length, row in summary.items()},
@@ -129,17 +170,29 @@ def main(
     show(out, passes, summary, drawn, branching, content["floors"])
     if bound:
         out.print(
-            f"8 tokens' multiplications at the processor's {bound['flops_per_s']['median'] / 1e9:.0f} GFLOP/s: "
+            "8 tokens' multiplications at the processor's "
+            f"{bound['flops_per_s']['median'] / 1e9:.0f} GFLOP/s: "
             f"{bound['seconds'] * 1e3:.1f} ms"
         )
     out.print(f"written to benchmarks/results/{path.name}")
 
 
-def _build(target: Path, draft: Path, length: int, threads: int, runtime: str, **tree: Any) -> Built:
-    fixed: dict[str, Any] = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
+def _build(
+    target: Path, draft: Path, length: int, threads: int, runtime: str, **tree: Any
+) -> Built:
+    fixed: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "threads": threads,
+        "runtime": runtime,
+        "max_num_seqs": 1,
+    }
     if not length:
         return build(Options(str(target), drafter="none", **fixed))
-    drafting: dict[str, Any] = {"draft": str(draft), "num_draft_tokens": length, "drafter_options": tree}
+    drafting: dict[str, Any] = {
+        "draft": str(draft),
+        "num_draft_tokens": length,
+        "drafter_options": tree,
+    }
     return build(Options(str(target), drafter="draft-model", **drafting, **fixed))
 
 
@@ -157,7 +210,9 @@ def measure(
     seconds: dict[int, list[float]] = {n: [] for n in range(1, MAX_TOKENS + 1)}
     flops_per_s: list[float] = []
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
-    sampled: dict[str, dict[int, list[Decoded]]] = {name: {length: [] for length in built} for name in SAMPLED}
+    sampled: dict[str, dict[int, list[Decoded]]] = {
+        name: {length: [] for length in built} for name in SAMPLED
+    }
     trees: dict[str, list[Decoded]] = {name: [] for name in ("T = 0", *SAMPLED)}
     for configuration in (*built.values(), tree):
         decode(configuration, prompts[0], max_tokens)
@@ -169,28 +224,37 @@ def measure(
         for length in list(built)[:: 1 if number % 2 == 0 else -1]:
             runs[length].append(undisturbed(built[length], prompt, max_tokens, repeats))
             for name, sampling in SAMPLED.items():
-                sampled[name][length].append(undisturbed(built[length], prompt, max_tokens, repeats, **sampling))
+                sampled[name][length].append(
+                    undisturbed(built[length], prompt, max_tokens, repeats, **sampling)
+                )
         for name, mine in trees.items():
             mine.append(undisturbed(tree, prompt, max_tokens, repeats, **SAMPLED.get(name, {})))
     return Measured(seconds, flops_per_s, runs, sampled, trees)
 
 
-def undisturbed(built: Built, prompt: list[int], max_tokens: int, repeats: Repeats, **sampling: Any) -> Decoded:
+def undisturbed(
+    built: Built, prompt: list[int], max_tokens: int, repeats: Repeats, **sampling: Any
+) -> Decoded:
     """`decode`, repeated beside busy neighbours; the quietest run."""
-    return repeats.calmest(lambda: decode(built, prompt, max_tokens, **sampling), lambda run: run.other_cpu, limit=3)[0]
+    return repeats.calmest(
+        lambda: decode(built, prompt, max_tokens, **sampling), lambda run: run.other_cpu, limit=3
+    )[0]
 
 
 def arithmetic_bound(folder: Path, lm: LM, flops_per_s: list[float]) -> dict[str, Any]:
     """What 8 tokens take where nothing but the multiplications with the weights costs time."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    table = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"]  # read, not multiplied
-    speed, flops = spread(flops_per_s), 2 * 8 * (lm.shape.num_parameters - table)
+    # read, not multiplied
+    table = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"]
+    speed = spread(flops_per_s)
+    flops = 2 * 8 * (lm.shape.num_parameters - table)
     return {"flops": flops, "flops_per_s": speed, "seconds": flops / speed["median"]}
 
 
 @torch.inference_mode()
 def time_passes(lm: LM, prompt: list[int], seconds: dict[int, list[float]]) -> None:
-    """One pass over n tokens behind the prompt, for every n in turn, a few times; the first turn warms up."""
+    """One pass over n tokens behind the prompt, for every n in turn, a few times; the first turn
+    warms up."""
     lm.kv.add_row()
     lm.catch_up([[*prompt, 0]])
     for repeat in range(PASS_REPEATS + 1):
@@ -203,19 +267,37 @@ def time_passes(lm: LM, prompt: list[int], seconds: dict[int, list[float]]) -> N
     lm.kv.swap_remove(0)
 
 
-def decode(built: Built, prompt: list[int], max_tokens: int, rule: RowVerifier | None = None, **sampling: Any) -> Decoded:
-    """Text of one prompt, greedy unless `sampling` says otherwise, by the default verifier or this `rule`; what the steps after
-    the first cost."""
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **sampling})
+def decode(
+    built: Built,
+    prompt: list[int],
+    max_tokens: int,
+    rule: RowVerifier | None = None,
+    **sampling: Any,
+) -> Decoded:
+    """Text of one prompt, greedy unless `sampling` says otherwise, by the default verifier or this
+    `rule`; what the steps after the first cost."""
+    params = SamplingParams(
+        max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **sampling}
+    )
     row = Row(
-        request=0, tokens=list(prompt), num_prompt=len(prompt), params=params, seed=0,
-        max_tokens=len(prompt) + max_tokens, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), verifier=rule,
-    )  # fmt: skip
+        request=0,
+        tokens=list(prompt),
+        num_prompt=len(prompt),
+        params=params,
+        seed=0,
+        max_tokens=len(prompt) + max_tokens,
+        stop_tokens=frozenset(),
+        detokenizer=None,
+        stops=StopStrings([]),
+        verifier=rule,
+    )
     decoder = built.decoder
     decoder.add(row)
     decoder.step()
-    stats, before = row.stats, row.stats.merge(type(row.stats)())
-    others, start = OtherCpu(psutil.Process()), time.perf_counter()
+    stats = row.stats
+    before = row.stats.merge(type(row.stats)())
+    others = OtherCpu(psutil.Process())
+    start = time.perf_counter()
     while not row.finish_reason:
         decoder.step()
     seconds = time.perf_counter() - start
@@ -233,16 +315,22 @@ def decode(built: Built, prompt: list[int], max_tokens: int, rule: RowVerifier |
     )
 
 
-def summarise(length: int, runs: dict[int, list[Decoded]], passes: dict[int, dict[str, float]]) -> dict[str, Any]:
+def summarise(
+    length: int, runs: dict[int, list[Decoded]], passes: dict[int, dict[str, float]]
+) -> dict[str, Any]:
     """Medians over greedy runs of one configuration, and its speedup beside the prediction."""
-    mine, plain = runs[length], runs[0]
+    mine = runs[length]
+    plain = runs[0]
     summary: dict[str, Any] = parts(mine) | {
-        "identical_to_plain": all(a.token_ids == b.token_ids for a, b in zip(mine, plain, strict=True)),
+        "identical_to_plain": all(
+            a.token_ids == b.token_ids for a, b in zip(mine, plain, strict=True)
+        ),
         "other_cpu": spread([run.other_cpu for run in mine]),
     }
     if not length:
         return summary
-    pass_1, pass_k = passes[1]["median"], passes[length + 1]["median"]
+    pass_1 = passes[1]["median"]
+    pass_k = passes[length + 1]["median"]
     token_s = median(run.time_s["draft"] / run.drafted for run in mine)
     alpha = sum(run.accepted for run in mine) / sum(run.tested for run in mine)
     measured_tau = sum(run.emitted for run in mine) / sum(run.steps for run in mine)
@@ -267,13 +355,17 @@ def parts(runs: list[Decoded]) -> dict[str, Any]:
     return {
         "tokens_per_s": spread([run.emitted / run.seconds for run in runs]),
         "step_s": median(run.seconds / run.steps for run in runs),
-        "phase_s": {phase: median(run.time_s[phase] / run.steps for run in runs) for phase in PHASES},
+        "phase_s": {
+            phase: median(run.time_s[phase] / run.steps for run in runs) for phase in PHASES
+        },
         "outside_model_passes": median(outside),
     }
 
 
 def reached(
-    passes: dict[int, dict[str, float]], summary: dict[int, dict[str, Any]], drawn: dict[str, dict[str, Any]]
+    passes: dict[int, dict[str, float]],
+    summary: dict[int, dict[str, Any]],
+    drawn: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Each floor: the value, the bound, and whether it holds."""
     drafting = [row for length, row in summary.items() if length]
@@ -281,9 +373,14 @@ def reached(
         "pass(8) / pass(1)": passes[8]["median"] / passes[1]["median"],
         "draft token / pass(1)": min(row["draft_token_over_pass"] for row in drafting),
         "outside model passes": max(row["outside_model_passes"] for row in summary.values()),
-        "outside model passes, sampled": max(row["outside_model_passes"] for rows in drawn.values() for row in rows.values()),
+        "outside model passes, sampled": max(
+            row["outside_model_passes"] for rows in drawn.values() for row in rows.values()
+        ),
     }
-    result = {name: {"value": v, "at_most": FLOORS[name], "holds": v <= FLOORS[name]} for name, v in values.items()}
+    result = {
+        name: {"value": v, "at_most": FLOORS[name], "holds": v <= FLOORS[name]}
+        for name, v in values.items()
+    }
     worst = min(row["measured_over_predicted"] for row in drafting)
     promise = {"value": worst, "at_least": PROMISE_FLOOR, "holds": worst >= PROMISE_FLOOR}
     return {**result, "measured / predicted speedup": promise}
@@ -318,12 +415,14 @@ def show(
         row.add_column(column, justify="right")
     for length, result in summary.items():
         row.add_row(
-            str(length), f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
+            str(length),
+            f"{result['tokens_per_s']['median']:.0f}",
+            f"{result['step_s'] * 1e3:.2f}",
             *(f"{result['phase_s'][phase] * 1e3:.2f}" for phase in PHASES),
             f"{result['outside_model_passes']:.1%}",
             *(f"{result[name]:.2f}" if length else "-" for name in ratios),
             "yes" if result["identical_to_plain"] else "NO",
-        )  # fmt: skip
+        )
     others = Table(title="sampled, and trees")
     for column in ("", "k", "tokens/s", "step ms", *PHASES, "outside"):
         others.add_column(column, justify="right")
@@ -331,13 +430,20 @@ def show(
     for name, rows in (*drawn.items(), *branching.items()):
         for tokens, result in rows.items():
             others.add_row(
-                name, tokens, f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
-                *(f"{result['phase_s'][phase] * 1e3:.2f}" for phase in PHASES), f"{result['outside_model_passes']:.1%}",
-            )  # fmt: skip
+                name,
+                tokens,
+                f"{result['tokens_per_s']['median']:.0f}",
+                f"{result['step_s'] * 1e3:.2f}",
+                *(f"{result['phase_s'][phase] * 1e3:.2f}" for phase in PHASES),
+                f"{result['outside_model_passes']:.1%}",
+            )
     console.print(costs, row, others)
     for name, floor in floors.items():
         bound = f"<= {floor['at_most']}" if "at_most" in floor else f">= {floor['at_least']}"
-        console.print(f"{name}: {floor['value']:.3f} ({bound}: {'holds' if floor['holds'] else 'does NOT hold'})")
+        console.print(
+            f"{name}: {floor['value']:.3f} ({bound}: "
+            f"{'holds' if floor['holds'] else 'does NOT hold'})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Studies of drafters, each one command and resumable: what training, distillation and stopping bring, in tokens.
+"""Studies of drafters, each one command and resumable: what training, distillation and stopping
+bring, in tokens.
 
     python benchmarks/studies.py before-after     no training, every kind of head, n-gram and draft model against each other
     python benchmarks/studies.py distil           a draft model before and after distillation, from four beginnings
@@ -8,8 +9,9 @@
     python benchmarks/studies.py worked-solutions acceptance by kind of step, and what helps; docs/results/reasoning.md
     python benchmarks/studies.py render           docs/results/heads.md from the newest results
 
-Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same command; `runs/studies` holds it
-(remove a folder there to make that part anew). One thread: OMP_NUM_THREADS=1.
+Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same
+command; `runs/studies` holds it (remove a folder there to make that part anew). One thread:
+OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -35,23 +37,36 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 @app.command("before-after")
 def before_after(
-    heads: Annotated[Path | None, typer.Option(help="Folder with runs of eagle3, block, medusa; else the embedded.")] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="Folder with runs of eagle3, block, medusa; else the embedded."),
+    ] = None,
 ) -> None:
     """Every trained kind before and after training, beside what needs none."""
     run_before_after(heads)
 
 
 @app.command()
-def distil(only: Annotated[str, typer.Option(help="Beginnings, with commas between.")] = ",".join(BEGINNINGS)) -> None:
+def distil(
+    only: Annotated[str, typer.Option(help="Beginnings, with commas between.")] = ",".join(
+        BEGINNINGS
+    ),
+) -> None:
     """A draft model before and after distillation."""
     parts = only.split(",")
     if unknown := [part for part in parts if part not in BEGINNINGS]:
-        raise typer.BadParameter(f"unknown beginnings: {', '.join(unknown)}; known: {', '.join(BEGINNINGS)}")
+        raise typer.BadParameter(
+            f"unknown beginnings: {', '.join(unknown)}; known: {', '.join(BEGINNINGS)}"
+        )
     run_distil(parts)
 
 
 @app.command()
-def acceptance(only: Annotated[str, typer.Option(help="Workloads: pair, demo; with a comma between.")] = "pair,demo") -> None:
+def acceptance(
+    only: Annotated[
+        str, typer.Option(help="Workloads: pair, demo; with a comma between.")
+    ] = "pair,demo",
+) -> None:
     """Stop rules against fixed lengths."""
     run_acceptance(only.split(","))
 
@@ -71,11 +86,20 @@ def from_traffic() -> None:
 @app.command("worked-solutions")
 def worked_solutions(
     target: Annotated[str, typer.Option(help="'demo' or a model.")] = "demo",
-    draft: Annotated[str | None, typer.Option(help="The draft model; the demo has its own.")] = None,
-    workload: Annotated[str, typer.Option(help="A file or built-in name (docs/workloads.md).")] = "demo",
+    draft: Annotated[
+        str | None, typer.Option(help="The draft model; the demo has its own.")
+    ] = None,
+    workload: Annotated[
+        str, typer.Option(help="A file or built-in name (docs/workloads.md).")
+    ] = "demo",
     problems: Annotated[int, typer.Option(help="At most so many.", min=2)] = 40,
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "results" / "reasoning.md",
-    only_page: Annotated[bool, typer.Option("--only-page", help="Measure nothing: the page of the newest result.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY
+    / "docs"
+    / "results"
+    / "reasoning.md",
+    only_page: Annotated[
+        bool, typer.Option("--only-page", help="Measure nothing: the page of the newest result.")
+    ] = False,
 ) -> None:
     """How far drafts are kept on worked solutions, by kind of step, and what would help."""
     if not only_page:
@@ -85,7 +109,10 @@ def worked_solutions(
 
 @app.command("render")
 def render_(
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "results" / "heads.md",
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY
+    / "docs"
+    / "results"
+    / "heads.md",
 ) -> None:
     """The page, from the newest result of every study."""
     render(out)

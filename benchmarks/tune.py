@@ -1,8 +1,9 @@
 """Does `outrider tune` find what trying everything finds, at a tenth of the price?
 
-Three parts, on one loaded pair: tuning as the command does it; every member of every family on all prompts (what tuning saves);
-then the exhaustive search's best few and tuning's advice once more, in turn, on prompts that neither has seen. The last part
-decides: of many noisy numbers the largest looks better than it is.
+Three parts, on one loaded pair: tuning as the command does it; every member of every family on all
+prompts (what tuning saves); then the exhaustive search's best few and tuning's advice once more, in
+turn, on prompts that neither has seen. The last part decides: of many noisy numbers the largest
+looks better than it is.
 
     python benchmarks/tune.py                      both temperatures, the shared pair with its target widened
     python benchmarks/tune.py --render benchmarks/results/tune-DATE.json
@@ -20,7 +21,16 @@ from typing import Annotated, Any
 import typer
 from peers import inflated
 from rich.progress import track
-from workload import PEERS, REPOSITORY, SHARED, console, model_name, model_pair, read_result, write_result
+from workload import (
+    PEERS,
+    REPOSITORY,
+    SHARED,
+    console,
+    model_name,
+    model_pair,
+    read_result,
+    write_result,
+)
 
 from outrider import SamplingParams
 from outrider.build import Options
@@ -47,7 +57,14 @@ def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[f
 
 
 def measure(
-    options: Options, workload: str, temperature: float, prompts: int, fresh: int, max_tokens: int, *, own_weights: bool
+    options: Options,
+    workload: str,
+    temperature: float,
+    prompts: int,
+    fresh: int,
+    max_tokens: int,
+    *,
+    own_weights: bool,
 ) -> dict[str, Any]:
     """All three parts at one temperature."""
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
@@ -58,7 +75,8 @@ def measure(
     loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
     samples, _ = gather_samples(loaded, runner, wider, on_bad="skip", chat_template=False)
     samples, unseen = samples[:prompts], samples[prompts:]
-    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [samples[0].params])  # touches all weights once
+    # touches all weights once
+    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [samples[0].params])
 
     began = time.perf_counter()
     probe, confirm = split(samples)
@@ -83,20 +101,34 @@ def measure(
     again = _in_turn(runner, [by_label[label] for label in labels], unseen)
     winner = min((label for label in labels if label != PLAIN), key=lambda label: sum(again[label]))
     return {
-        "temperature": temperature, "workload": workload, "prompts": prompts, "fresh_prompts": len(unseen),
-        "max_tokens": max_tokens, "num_members": num_members(families), "advice": advice.configuration,
+        "temperature": temperature,
+        "workload": workload,
+        "prompts": prompts,
+        "fresh_prompts": len(unseen),
+        "max_tokens": max_tokens,
+        "num_members": num_members(families),
+        "advice": advice.configuration,
         "advice_speedup": advice.model_dump()["speedup"],
-        "exhaustive_best": best[0], "tune_s": tune_s, "exhaustive_s": exhaustive_s, "cost_share": tune_s / exhaustive_s,
-        "again": {label: {"speedup": ratio_of_sums(again[PLAIN], again[label]).model_dump()} for label in labels},
-        "best_again": winner, "of_optimum": ratio_of_sums(again[best[0]], again[advice.configuration]).model_dump(),
+        "exhaustive_best": best[0],
+        "tune_s": tune_s,
+        "exhaustive_s": exhaustive_s,
+        "cost_share": tune_s / exhaustive_s,
+        "again": {
+            label: {"speedup": ratio_of_sums(again[PLAIN], again[label]).model_dump()}
+            for label in labels
+        },
+        "best_again": winner,
+        "of_optimum": ratio_of_sums(again[best[0]], again[advice.configuration]).model_dump(),
         "of_best_again": ratio_of_sums(again[winner], again[advice.configuration]).model_dump(),
         "forecasts": found.overall,
         "exhaustive": {label: everything[PLAIN] / seconds for label, seconds in everything.items()},
         "failures": found.failures,
-    }  # fmt: skip
+    }
 
 
-def _in_turn(runner: Runner, configurations: Sequence[Configuration], samples: Sequence[Sample]) -> dict[str, list[float]]:
+def _in_turn(
+    runner: Runner, configurations: Sequence[Configuration], samples: Sequence[Sample]
+) -> dict[str, list[float]]:
     """Everybody on every prompt, the order rotating."""
     contenders = [runner.open(one) for one in configurations]
     found: dict[str, list[float]] = {one.label: [] for one in configurations}
@@ -109,12 +141,15 @@ def _in_turn(runner: Runner, configurations: Sequence[Configuration], samples: S
 
 def markdown(result: dict[str, Any]) -> str:
     """The table of benchmarks/README.md."""
-    lines = ["| T | members | tune's advice | exhaustive best | advice / best, fresh prompts | cost of tuning |"]
+    lines = [
+        "| T | members | tune's advice | exhaustive best | advice / best, fresh prompts | cost of tuning |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for cell in result["cells"]:
         ratio = cell["of_optimum"]
         lines.append(
-            f"| {cell['temperature']:g} | {cell['num_members']} | {cell['advice']} | {cell['exhaustive_best']} "
+            f"| {cell['temperature']:g} | {cell['num_members']} | {cell['advice']} | "
+            f"{cell['exhaustive_best']} "
             f"| {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] "
             f"| {cell['tune_s']:.0f} s of {cell['exhaustive_s']:.0f} s ({cell['cost_share']:.0%}) |"
         )
@@ -143,23 +178,39 @@ def main(
     prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 16,
     fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 16,
     max_tokens: Annotated[int, typer.Option()] = 48,
-    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, made on loading.")] = False,
-    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    own_weights: Annotated[
+        bool, typer.Option(help="Also quantised and early-exit drafts, made on loading.")
+    ] = False,
+    mlp: Annotated[
+        int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")
+    ] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     runtime: Annotated[str, typer.Option()] = "auto",
-    rehearse: Annotated[int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")] = 0,
-    render: Annotated[Path | None, typer.Option(exists=True, help="Only print the table of this result.")] = None,
+    rehearse: Annotated[
+        int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")
+    ] = 0,
+    render: Annotated[
+        Path | None, typer.Option(exists=True, help="Only print the table of this result.")
+    ] = None,
 ) -> None:
     """Tuning against trying everything."""
     if render is not None:
         print(markdown(read_result(render)))
         return
     if rehearse:
-        print("\n".join(rehearsed(rehearse, greedy=greedy, heads=heads) for heads in (False, True) for greedy in (True, False)))
+        print(
+            "\n".join(
+                rehearsed(rehearse, greedy=greedy, heads=heads)
+                for heads in (False, True)
+                for greedy in (True, False)
+            )
+        )
         return
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, 0)
-    options = Options(str(wide), draft=str(draft), dtype="bfloat16", threads=threads, runtime=runtime)
+    options = Options(
+        str(wide), draft=str(draft), dtype="bfloat16", threads=threads, runtime=runtime
+    )
     cells = [
         measure(options, workload, float(t), prompts, fresh, max_tokens, own_weights=own_weights)
         for t in temperatures.split(",")

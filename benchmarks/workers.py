@@ -1,9 +1,9 @@
-"""Worker processes seen from the benchmark's side: where each peer's environment is, and a conversation with
-one worker.
+"""Worker processes seen from the benchmark's side: where each peer's environment is, and a
+conversation with one worker.
 
-The conversation is `peers/protocol.py`. Beside the answer, every run records how much of the machine others
-used while it ran (other processes, and what the hypervisor took): a speed measured beside a busy neighbour
-says nothing.
+The conversation is `peers/protocol.py`. Beside the answer, every run records how much of the
+machine others used while it ran (other processes, and what the hypervisor took): a speed measured
+beside a busy neighbour says nothing.
 """
 
 from __future__ import annotations
@@ -57,23 +57,33 @@ class Worker:
             environment["PYTHONPATH"] = str(REPOSITORY)
         self._process = subprocess.Popen(
             [str(interpreter(configuration.peer)), str(script)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
         self._usage = psutil.Process(self._process.pid)
-        self.about = self._ask({"cmd": "load", "num_draft_tokens": configuration.k, **load}, LOAD_TIMEOUT_S)
+        self.about = self._ask(
+            {"cmd": "load", "num_draft_tokens": configuration.k, **load}, LOAD_TIMEOUT_S
+        )
 
     def run(self, prompt_ids: list[int], max_tokens: int, **sampling: float) -> dict[str, Any]:
-        """The worker's answer, with `other_cpu`: the share of all processors that others used meanwhile.
+        """The worker's answer, with `other_cpu`: the share of all processors that others used
+        meanwhile.
 
         `sampling`: temperature and seed, for workers that know them; greedy without.
         """
         others = OtherCpu(self._usage)
-        answer = self._ask({"cmd": "run", "prompt_ids": prompt_ids, "max_tokens": max_tokens, **sampling}, RUN_TIMEOUT_S)
+        answer = self._ask(
+            {"cmd": "run", "prompt_ids": prompt_ids, "max_tokens": max_tokens, **sampling},
+            RUN_TIMEOUT_S,
+        )
         return {**answer, "other_cpu": others.share()}
 
     def use(self, drafting: str, *, fresh: bool = False) -> dict[str, Any]:
-        """The loaded target with another drafter, in the engine's own words; fresh: one that has not seen a text."""
+        """The loaded target with another drafter, in the engine's own words; fresh: one that has
+        not seen a text."""
         return self._ask({"cmd": "use", "drafting": drafting, "fresh": fresh}, LOAD_TIMEOUT_S)
 
     def memory_bytes(self) -> int:
@@ -105,7 +115,9 @@ class Worker:
             raise WorkerError(f"no answer to '{command['cmd']}' within {timeout_s} s")
         line = self._process.stdout.readline()
         if not line:
-            raise WorkerError(f"the worker died during '{command['cmd']}' (exit code {self._process.wait()})")
+            raise WorkerError(
+                f"the worker died during '{command['cmd']}' (exit code {self._process.wait()})"
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])

@@ -1,7 +1,7 @@
 """Outrider: speculative decoding that proves itself.
 
-The public names below are imported when first used, so that `import outrider` and `outrider --help` stay instant. Type checkers
-and editors see the imports themselves.
+The public names below are imported when first used, so that `import outrider` and `outrider --help`
+stay instant. Type checkers and editors see the imports themselves.
 """
 
 from __future__ import annotations

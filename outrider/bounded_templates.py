@@ -1,10 +1,12 @@
-"""Chat templates within bounds: they are programs of a stranger's, and may loop, or write without end.
+"""Chat templates within bounds: they are programs of a stranger's, and may loop, or write without
+end.
 
     BoundedEnvironment().from_string(template).render(...)      raises TemplateBoundError, a jinja2.TemplateError
 
-The sandbox of jinja2 keeps a template from Python and bounds `range` alone. Here one rendering has MAX_SECONDS of its thread, and
-MAX_STEPS for iterations, calls of macros and characters; no value that it makes is larger than MAX_VALUE. What makes much of
-little is looked at before it runs: products, formats, fillings, joined and replaced texts, lists in lists.
+The sandbox of jinja2 keeps a template from Python and bounds `range` alone. Here one rendering has
+MAX_SECONDS of its thread, and MAX_STEPS for iterations, calls of macros and characters; no value
+that it makes is larger than MAX_VALUE. What makes much of little is looked at before it runs:
+products, formats, fillings, joined and replaced texts, lists in lists.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 3.0  # of the thread that renders
 MAX_STEPS = 1 << 26  # iterations, calls of macros, and characters written
-MAX_VALUE = 1 << 23  # characters of a text that a template makes, or of all texts in a list, whose parts count PART each
+# characters of a text that a template makes, or of all texts in a list, whose parts count PART each
+MAX_VALUE = 1 << 23
 PART = 8
 MAX_COUNT = 100_000  # an argument that is a number, as in `range`
-SHARE, SHARE_JOINED = 4, 32  # characters of a text that cost one step: what a method or filter makes, and `~` or `+`
+# characters of a text that cost one step: what a method or filter makes, and `~` or `+`
+SHARE = 4
+SHARE_JOINED = 32
 PLACES = re.compile(r"%|\{")
 WIDTH = re.compile(r"\d{6}")  # in a format: a hundred thousand columns
 
@@ -59,12 +64,15 @@ class _BoundedTemplate(Template):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, whose templates stay within bounds. `filters`: more of them by name; `options`: jinja2's."""
+    """jinja2's sandbox, whose templates stay within bounds. `filters`: more of them by name;
+    `options`: jinja2's."""
 
     template_class = _BoundedTemplate
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
-    def __init__(self, filters: Mapping[str, Callable[..., Any]] | None = None, **options: Any) -> None:
+    def __init__(
+        self, filters: Mapping[str, Callable[..., Any]] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options, finalize=_written)
         every = {**self.filters, **(filters or {})}
         self.filters = {name: _bounded_filter(name, function) for name, function in every.items()}
@@ -96,7 +104,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if function in _HELPERS:
             return function(*args)
         _check_counts((*args, *kwargs.values()))
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        owner = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", "")
         if isinstance(owner, str):
             _check_text(name, owner, args, kwargs)
         made = super().call(context, function, *args, **kwargs)
@@ -112,13 +121,17 @@ class _Counting(NodeTransformer):
             return self._counted
         if isinstance(node, nodes.Concat):
             return self._joined
-        is_made = isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load")
+        is_made = isinstance(node, nodes.List | nodes.Dict) or (
+            isinstance(node, nodes.Tuple) and node.ctx == "load"
+        )
         return self._checked if is_made else None
 
     def _counted(self, node: Any) -> nodes.Node:
         written = sum(len(text.data) for part in node.body for text in _texts(part))
         self.generic_visit(node)
-        count = nodes.ExprStmt(_call("step", [nodes.Const(written)], node.lineno), lineno=node.lineno)
+        count = nodes.ExprStmt(
+            _call("step", [nodes.Const(written)], node.lineno), lineno=node.lineno
+        )
         node.body = [count, *node.body]
         return node
 
@@ -148,7 +161,8 @@ def _call(name: str, args: list[Any], line: int) -> nodes.Call:
 def _counting() -> Iterator[None]:
     """Count what is spent inside; a rendering inside another one spends its share."""
     if not _spent.depth:
-        _spent.steps, _spent.until = 0, time.thread_time() + MAX_SECONDS
+        _spent.steps = 0
+        _spent.until = time.thread_time() + MAX_SECONDS
     _spent.depth += 1
     try:
         yield
@@ -223,8 +237,14 @@ def _check_text(name: str, text: Any, args: tuple[Any, ...], kwargs: Mapping[str
         parts, between = (text, longest) if is_filter else (values[0] if values else (), len(text))
         _check_size(_size(parts) * (1 + between))
     elif name in ("replace", "indent", "wordwrap", "expandtabs") and isinstance(text, str):
-        counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-        places = text.count(texts[0]) if name == "replace" and texts else text.count("\n") + text.count("\t")
+        counts = [
+            value for value in values if isinstance(value, int) and not isinstance(value, bool)
+        ]
+        places = (
+            text.count(texts[0])
+            if name == "replace" and texts
+            else text.count("\n") + text.count("\t")
+        )
         _check_size(len(text) + (places + 1) * max(longest, *counts, 8))
     elif name in ("format", "format_map") and isinstance(text, str):
         _check_format(text, values)
@@ -232,7 +252,9 @@ def _check_text(name: str, text: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 def _check_format(text: str, values: tuple[Any, ...]) -> None:
     """Refuse a format that fills up to many columns, or writes long values many times."""
-    if WIDTH.search(text) or any(isinstance(value, int) and abs(value) > MAX_COUNT for value in values if "*" in text):
+    if WIDTH.search(text) or any(
+        isinstance(value, int) and abs(value) > MAX_COUNT for value in values if "*" in text
+    ):
         raise TemplateBoundError("it has a format with more columns than any text")
     _check_size(len(text) + len(PLACES.findall(text)) * max(map(_size, values), default=0))
 
@@ -241,12 +263,16 @@ def _check_counts(values: tuple[Any, ...]) -> None:
     """Refuse numbers that would fill up, repeat or count to more than `range` may."""
     for value in values:
         if isinstance(value, int) and abs(value) > MAX_COUNT:
-            raise TemplateBoundError(f"it gives {str(value)[:20]} for a number, {MAX_COUNT} at most")
+            raise TemplateBoundError(
+                f"it gives {str(value)[:20]} for a number, {MAX_COUNT} at most"
+            )
 
 
 def _check_size(size: int) -> None:
     if size > MAX_VALUE:
-        raise TemplateBoundError(f"it makes a text or list of more than {MAX_VALUE} characters or parts")
+        raise TemplateBoundError(
+            f"it makes a text or list of more than {MAX_VALUE} characters or parts"
+        )
 
 
 def _made(value: Any, share: int = SHARE) -> Any:
@@ -259,10 +285,12 @@ def _made(value: Any, share: int = SHARE) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Characters and parts of a value, those of parts inside each time they occur; counted as far as MAX_VALUE."""
+    """Characters and parts of a value, those of parts inside each time they occur; counted as far
+    as MAX_VALUE."""
     if isinstance(value, str):
         return len(value)
-    size, left = 1, [value]
+    size = 1
+    left = [value]
     while left and size <= MAX_VALUE:
         part = left.pop()
         if isinstance(part, str):

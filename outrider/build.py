@@ -1,7 +1,9 @@
-"""From options to a decoder that has passed every check: names resolved, memory weighed, models loaded, probed.
+"""From options to a decoder that has passed every check: names resolved, memory weighed, models
+loaded, probed.
 
-Everything that can be refused is refused here, before the first token, in the order that costs the user least time:
-names and combinations first, then configs and tokenizers, then memory, then weights.
+Everything that can be refused is refused here, before the first token, in the order that costs the
+user least time: names and combinations first, then configs and tokenizers, then memory, then
+weights.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
 
 REMOTE = "remote"  # the drafter that asks a draft service
-LOCAL_SERVICE = "local"  # in place of its address: one of this machine, started and ended with the drafter
+# in place of its address: one of this machine, started and ended with the drafter
+LOCAL_SERVICE = "local"
 ENDPOINT_VARIABLE = "DRAFT_ENDPOINT"  # where its address is looked for
 
 
 @dataclass
 class Models:
-    """Loaded and checked: any number of decoders may take turns on them, as long as their rows have left."""
+    """Loaded and checked: any number of decoders may take turns on them, as long as their rows have
+    left."""
 
     target: LoadedModel
     draft: LoadedModel | None
@@ -52,7 +56,8 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
-    status: Callable[[str], None] = lambda line: None  # called with what takes long while drafters are made
+    # called with what takes long while drafters are made
+    status: Callable[[str], None] = lambda line: None
 
 
 @dataclass
@@ -72,12 +77,16 @@ class Built:
     @cached_property
     def grammars(self) -> Grammars:
         """Grammars over the target's vocabulary."""
-        return Grammars(self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.eos_token_ids)
+        return Grammars(
+            self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.eos_token_ids
+        )
 
     @cached_property
     def bad_words(self) -> BadWordFinder:
         """Words that answers may not hold, as tokens of the target."""
-        return BadWordFinder(self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.label)
+        return BadWordFinder(
+            self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.label
+        )
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
@@ -88,7 +97,8 @@ class Built:
         return {
             **asdict(self.options),
             **({"adapters": merged} if merged else {}),
-            "exact": self.target.lm.limits.exact_rows and (self.target.lm.limits.exact_trees or not self.draws_trees),
+            "exact": self.target.lm.limits.exact_rows
+            and (self.target.lm.limits.exact_trees or not self.draws_trees),
             "lossless": self.decoder.verifier.lossless,
         }
 
@@ -100,54 +110,77 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
 
 
 def choose(options: Options) -> tuple[Options, Parts]:
-    """The parts that options ask for, before any model is read; the options with the head's folder where its drafter wants it."""
+    """The parts that options ask for, before any model is read; the options with the head's folder
+    where its drafter wants it."""
     options = with_endpoint(options)
     head = head_in(options.draft)
     options = named_drafter(options, head)
     drafter = options.drafter
     parts = choose_parts(
-        drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
+        drafter,
+        options.drafter_options,
+        options.verifier,
+        options.verifier_options,
+        options.num_draft_tokens,
         lossy=options.lossy,
-    )  # fmt: skip
+    )
     parts = replace(parts, length=parts.length.up_to(options.max_num_seqs))
     required = parts.requirements
     if required.head and required.head_folder is None:
         headed = required.head_part or drafter
-        raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
+        raise ConfigError(
+            f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider "
+            "train' makes it)"
+        )
     if options.draft is not None and not parts.requirements.draft:
-        raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
+        raise ConfigError(
+            f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given"
+        )
     if parts.requirements.draft and options.draft is not None and head is not None:
-        raise ConfigError(f"'{options.draft}' is a trained head, not a draft model: {how_to_draft(head, options.draft)}")
+        raise ConfigError(
+            f"'{options.draft}' is a trained head, not a draft model: "
+            f"{how_to_draft(head, options.draft)}"
+        )
     if parts.requirements.draft and options.draft is None and options.target != DEMO:
-        raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
+        raise ConfigError(
+            f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram"
+        )
     return options, parts
 
 
 def with_endpoint(options: Options) -> Options:
-    """--draft-endpoint as what it stands for: drafter 'remote', its option `endpoint`, and for a service that is started here
-    what --draft names as its option `draft`. Raises ConfigError for two drafters or two addresses."""
-    asked, given = options.draft_endpoint, options.drafter_options.get("endpoint")
+    """--draft-endpoint as what it stands for: drafter 'remote', its option `endpoint`, and for a
+    service that is started here what --draft names as its option `draft`. Raises ConfigError for
+    two drafters or two addresses."""
+    asked = options.draft_endpoint
+    given = options.drafter_options.get("endpoint")
     if asked is not None and options.drafter not in ("auto", REMOTE):
         raise ConfigError(
-            f"--draft-endpoint has a draft service draft (drafter '{REMOTE}'), but drafter '{options.drafter}' was asked for, "
+            f"--draft-endpoint has a draft service draft (drafter '{REMOTE}'), but drafter "
+            f"'{options.drafter}' was asked for, "
             "too: leave one of them out"
         )
     if asked is not None and given not in (None, asked):
-        raise ConfigError(f"two draft services were named: --draft-endpoint {asked} and endpoint={given}; give one")
+        raise ConfigError(
+            f"two draft services were named: --draft-endpoint {asked} and endpoint={given}; give "
+            "one"
+        )
     if asked is None and options.drafter != REMOTE:
         return options
     own = dict(options.drafter_options)
     if asked is not None:
         own["endpoint"] = asked
     draft = options.draft
-    if (own.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)) == LOCAL_SERVICE and "draft" not in own:
+    if (
+        own.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
+    ) == LOCAL_SERVICE and "draft" not in own:
         draft, own["draft"] = None, draft or (DEMO if options.target == DEMO else None)
     return replaced(options, drafter=REMOTE, drafter_options=own, draft=draft)
 
 
 def named_drafter(options: Options, head: str | None) -> Options:
-    """Drafter 'auto' by its name, and the folder of a head that is given as the draft where its drafter looks for it. `head`: see
-    `head_in`."""
+    """Drafter 'auto' by its name, and the folder of a head that is given as the draft where its
+    drafter looks for it. `head`: see `head_in`."""
     drafter = options.drafter if options.drafter != "auto" else _best_drafter(options, head)
     return _with_head(replaced(options, drafter=drafter), drafter)
 
@@ -165,14 +198,18 @@ def embedded_heads(target: str, device: str) -> dict[str, str]:
 
 
 def _set_threads(asked: int | None) -> None:
-    """Use as many threads as were asked for; else torch's choice, at most what affinity and a container's quota let run."""
+    """Use as many threads as were asked for; else torch's choice, at most what affinity and a
+    container's quota let run."""
     wanted = min(torch.get_num_threads(), usable_cpus()) if asked is None else asked
     if wanted != torch.get_num_threads():
         torch.set_num_threads(wanted)
 
 
-def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
-    """Target and, where needed, draft: weighed, loaded, probed, on their runtime. `options` of drafting play no part here."""
+def load_models(
+    options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None
+) -> Models:
+    """Target and, where needed, draft: weighed, loaded, probed, on their runtime. `options` of
+    drafting play no part here."""
     with collector.paused():
         return _load_models(options, needs, status)
 
@@ -181,7 +218,10 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     models = _models_to_load(asked, needs)
     sources = [model.source for model in models]
     options = replaced(
-        asked, target=sources[0].name, revision=sources[0].revision, draft=sources[1].name if len(sources) > 1 else None
+        asked,
+        target=sources[0].name,
+        revision=sources[0].revision,
+        draft=sources[1].name if len(sources) > 1 else None,
     )
     _set_threads(options.threads)
     device = resolve_device(options.device)
@@ -194,22 +234,34 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     context = loader.context(target)
     if draft is not None:
         loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
-    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, status)
+    return Models(
+        target, draft, loader.resolved(target, context), memory, context, loader.notes, status
+    )
 
 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
-    target, draft = models.target, models.draft
+    target = models.target
+    draft = models.draft
     drafter = parts.make_drafter(target, draft if parts.requirements.draft else None, models.status)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
-        notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model alone would emit")
+        notes.append(
+            f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model "
+            "alone would emit"
+        )
     if not target.lm.limits.exact_rows:
-        why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.card, target.lm.device)
+        why = (
+            OWN_CACHE_ROUNDS
+            if target.lm.why_own_cache
+            else why_rows_differ(target.card, target.lm.device)
+        )
         notes.append(f"exact up to rounding here, not to the bit: {why}")
     if parts.requirements.trees and not target.lm.limits.exact_trees:
-        notes.append("trees are exact up to rounding here, not to the bit (--runtime native makes them so)")
+        notes.append(
+            "trees are exact up to rounding here, not to the bit (--runtime native makes them so)"
+        )
     options = replaced(
         models.options,
         drafter=parts.drafter_name,
@@ -219,26 +271,45 @@ def assemble(models: Models, parts: Parts) -> Built:
         verifier_options=asdict(parts.verifier_settings),
     )
     return Built(
-        decoder, target, draft, options, models.memory, models.context, parts.requirements.trees, notes,
+        decoder,
+        target,
+        draft,
+        options,
+        models.memory,
+        models.context,
+        parts.requirements.trees,
+        notes,
         parts.requirements.prediction,
-    )  # fmt: skip
+    )
 
 
 def _with_head(options: Options, drafter: str) -> Options:
-    """--draft names the folder of the head for a drafter that needs one; from here on it is that drafter's option `head`."""
+    """--draft names the folder of the head for a drafter that needs one; from here on it is that
+    drafter's option `head`."""
     kind: type[Drafter] = DRAFTERS.load(drafter)
-    required = kind.requirements(parse_settings(kind.Settings, options.drafter_options, f"drafter '{drafter}'"))
+    required = kind.requirements(
+        parse_settings(kind.Settings, options.drafter_options, f"drafter '{drafter}'")
+    )
     if not required.head:
         return options
-    part, named = required.head_part or drafter, required.head_folder
+    part = required.head_part or drafter
+    named = required.head_folder
     if options.draft is None:
         embedded = _head_that_comes(options.target, part) if named is None else None
         if embedded is None:
             return options
-        return replaced(options, drafter_options=kind.with_head(options.drafter_options, part, str(embedded)))
+        return replaced(
+            options, drafter_options=kind.with_head(options.drafter_options, part, str(embedded))
+        )
     if named not in (None, options.draft):
-        raise ConfigError(f"two heads were named: --draft {options.draft} and head={named}; give one")
-    return replaced(options, draft=None, drafter_options=kind.with_head(options.drafter_options, part, options.draft))
+        raise ConfigError(
+            f"two heads were named: --draft {options.draft} and head={named}; give one"
+        )
+    return replaced(
+        options,
+        draft=None,
+        drafter_options=kind.with_head(options.drafter_options, part, options.draft),
+    )
 
 
 def _head_that_comes(target: str, part: str) -> Path | str | None:
@@ -249,8 +320,8 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
 
 
 def _best_drafter(options: Options, head: str | None) -> str:
-    """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where there is one, the MTP head in
-    the target's checkpoint, else n-gram lookup.
+    """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where
+    there is one, the MTP head in the target's checkpoint, else n-gram lookup.
     """
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).requires.head:
         return head
@@ -260,8 +331,8 @@ def _best_drafter(options: Options, head: str | None) -> str:
 
 
 def head_in(draft: str | None) -> str | None:
-    """The kind of trained head in the folder or GGUF file that --draft names. None: no head, nothing there, or a damaged one,
-    which loading reports in full.
+    """The kind of trained head in the folder or GGUF file that --draft names. None: no head,
+    nothing there, or a damaged one, which loading reports in full.
     """
     if draft is None or draft == DEMO or not Path(draft).exists():
         return None
@@ -272,10 +343,13 @@ def head_in(draft: str | None) -> str | None:
 
 
 def _models_to_load(options: Options, needs: Needs) -> list[ToLoad]:
-    """The target and its draft by their files; of the demo the draft joins whenever a drafter wants one."""
+    """The target and its draft by their files; of the demo the draft joins whenever a drafter wants
+    one."""
     models = [ToLoad(_target_source(options), options.target, quantise=options.quantise)]
     if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):
-        models.append(ToLoad(model_source(DEMO, "draft"), options.draft or "demo draft", is_target=False))
+        models.append(
+            ToLoad(model_source(DEMO, "draft"), options.draft or "demo draft", is_target=False)
+        )
     elif options.draft is not None:
         models.append(ToLoad(resolve(options.draft), options.draft, is_target=False))
     return models
@@ -286,11 +360,15 @@ def _target_source(options: Options) -> ModelSource:
     if options.revision is not None and (options.target == DEMO or Path(options.target).exists()):
         kind = "file" if Path(options.target).is_file() else "folder"
         raise ConfigError(
-            f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local {kind}. Leave it out."
+            f"revision '{options.revision}' names a version on the hub, but '{options.target}' is "
+            f"a local {kind}. Leave it out."
         )
     return model_source(options.target, "target", options.revision)
 
 
-def model_source(name: str, role: Literal["target", "draft"], revision: str | None = None) -> ModelSource:
-    """A model's files; 'demo' is the model of this role of the embedded pair. Raises what `resolve` raises."""
+def model_source(
+    name: str, role: Literal["target", "draft"], revision: str | None = None
+) -> ModelSource:
+    """A model's files; 'demo' is the model of this role of the embedded pair. Raises what `resolve`
+    raises."""
     return resolve(str(getattr(demo_paths(), role)) if name == DEMO else name, revision)

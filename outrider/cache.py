@@ -1,6 +1,8 @@
-"""The folder of files that a later start may use: a native library built here, costs of steps, findings of earlier starts.
+"""The folder of files that a later start may use: a native library built here, costs of steps,
+findings of earlier starts.
 
-What lies there is run, so it must be the user's own: a folder of another user, or one that everybody may write to, is not used.
+What lies there is run, so it must be the user's own: a folder of another user, or one that
+everybody may write to, is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _warned: set[str] = set()
 
 
 def cache_folder() -> Path:
-    """$OUTRIDER_CACHE, else `outrider` in $XDG_CACHE_HOME, which must be absolute, else in ~/.cache."""
+    """$OUTRIDER_CACHE, else `outrider` in $XDG_CACHE_HOME, which must be absolute, else in
+    ~/.cache."""
     if named := os.environ.get("OUTRIDER_CACHE"):
         return Path(named).expanduser()
     users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -32,26 +35,36 @@ def cache_folder() -> Path:
 
 
 def why_unsafe(path: Path) -> str | None:
-    """The reason not to use a folder or file of the cache, and what to do; None where it is safe, or not there.
+    """The reason not to use a folder or file of the cache, and what to do; None where it is safe,
+    or not there.
 
     Safe is what only its owner can change, who must be the user of this process or root.
     """
     root = cache_folder()
-    inside = [parent for parent in path.parents if parent.is_relative_to(root)] if path.is_relative_to(root) else [path.parent]
+    inside = (
+        [parent for parent in path.parents if parent.is_relative_to(root)]
+        if path.is_relative_to(root)
+        else [path.parent]
+    )
     for place in [*reversed(inside), path]:
         try:
             state = place.stat()
         except OSError:  # it is not there, or cannot be looked at: opening it will say so
             return None
         if state.st_uid not in (os.geteuid(), 0):
-            return f"'{place}' belongs to user {state.st_uid}, not to user {os.geteuid()}: {_remedy()}"
-        if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and state.st_gid not in _groups()):
+            return (
+                f"'{place}' belongs to user {state.st_uid}, not to user {os.geteuid()}: {_remedy()}"
+            )
+        if state.st_mode & stat.S_IWOTH or (
+            state.st_mode & stat.S_IWGRP and state.st_gid not in _groups()
+        ):
             return f"'{place}' can be changed by other users: chmod go-w '{place}', or {_remedy()}"
     return None
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of the cache, the user's own. Raises OSError where it cannot be made, or is unsafe."""
+    """Make a folder of the cache, the user's own. Raises OSError where it cannot be made, or is
+    unsafe."""
     root = cache_folder()
     for folder in [root, path] if path.is_relative_to(root) else [path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +72,8 @@ def make_folder(path: Path) -> None:
 
 
 def keep_json(path: Path, content: Any, *, max_files: int) -> None:
-    """Write a file whole or not at all; the oldest ones beyond `max_files` in its folder go. Raises OSError where it cannot."""
+    """Write a file whole or not at all; the oldest ones beyond `max_files` in its folder go. Raises
+    OSError where it cannot."""
     text = json.dumps(content)
     make_folder(path.parent)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
@@ -75,20 +89,28 @@ def keep_json(path: Path, content: Any, *, max_files: int) -> None:
 
 @contextmanager
 def keeping(what: str) -> Iterator[None]:
-    """Whatever fails while something is kept costs the next start its time, and one line in the log; this start goes its way.
+    """Whatever fails while something is kept costs the next start its time, and one line in the
+    log; this start goes its way.
 
-    A folder that cannot be written is no news. Any other error is a fault of ours, so its line is a warning.
+    A folder that cannot be written is no news. Any other error is a fault of ours, so its line is a
+    warning.
     """
     try:
         yield
     except OSError as error:
         log.info("%s: not kept for the next start: %s", what, error)
     except Exception as error:  # noqa: BLE001  whatever it is, the start itself has worked
-        log.warning("%s: not kept for the next start, which works without: %s: %s", what, type(error).__name__, first_line(error))
+        log.warning(
+            "%s: not kept for the next start, which works without: %s: %s",
+            what,
+            type(error).__name__,
+            first_line(error),
+        )
 
 
 def kept_json(path: Path, read: Callable[[Any], Any] = lambda content: content) -> Any:
-    """What `read` makes of what `keep_json` wrote to this file; None where there is none, or a damaged one."""
+    """What `read` makes of what `keep_json` wrote to this file; None where there is none, or a
+    damaged one."""
     try:
         refuse_unsafe(path)
         digest, text = regular_bytes(path).decode("utf-8").rstrip("\n").split("\n")
@@ -101,7 +123,8 @@ def kept_json(path: Path, read: Callable[[Any], Any] = lambda content: content) 
 
 
 def refuse_unsafe(path: Path) -> None:
-    """Raises OSError for a path that is unsafe, which a warning says once, and for one that is no file or folder."""
+    """Raises OSError for a path that is unsafe, which a warning says once, and for one that is no
+    file or folder."""
     if (why := why_unsafe(path)) is None:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(f"'{path}' is no regular file")

@@ -1,6 +1,7 @@
 """Python's garbage collector, paused while modules are imported and models load.
 
-Both make objects by the million, nearly all of which stay: looking through them again and again takes a tenth of a start.
+Both make objects by the million, nearly all of which stay: looking through them again and again
+takes a tenth of a start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Collect at the end what became garbage meanwhile, without looking through the objects that were there before."""
+    """Collect at the end what became garbage meanwhile, without looking through the objects that
+    were there before."""
     froze = gc.get_freeze_count() == 0  # else somebody froze objects for good
     if froze:
         gc.freeze()

@@ -1,4 +1,5 @@
-"""One way to decode, as a user would say it: drafter, draft length, options, verifier. The text form has one word for each:
+"""One way to decode, as a user would say it: drafter, draft length, options, verifier. The text
+form has one word for each:
 
     none
     draft-model
@@ -7,10 +8,11 @@
     draft-model k=8 tree=sequoia verifier=multi-round
     composite parts=draft-model+suffix verifier=traversal verifier.NAME=VALUE
 
-First the drafter, then NAME=VALUE: `k` is --num-draft-tokens, `verifier` is --verifier, `verifier.NAME` one of its options,
-everything else an option of the drafter. Quotes keep a value with spaces together. A list of configurations has commas between;
-a + stands for a comma inside a value, but for paths (with a /). `--drafter`, `LLM(drafter=...)`, settings files,
-`bench --drafters` and reports have this form.
+First the drafter, then NAME=VALUE: `k` is --num-draft-tokens, `verifier` is --verifier,
+`verifier.NAME` one of its options, everything else an option of the drafter. Quotes keep a value
+with spaces together. A list of configurations has commas between; a + stands for a comma inside a
+value, but for paths (with a /). `--drafter`, `LLM(drafter=...)`, settings files, `bench --drafters`
+and reports have this form.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ PLAIN = "none"  # the drafter of plain decoding
 
 @dataclass(frozen=True)
 class Configuration:
-    """What `LLM` takes as drafter, num_draft_tokens, drafter_options, verifier and verifier_options."""
+    """What `LLM` takes as drafter, num_draft_tokens, drafter_options, verifier and
+    verifier_options."""
 
     drafter: str = PLAIN
     num_draft_tokens: int | str | None = None
@@ -39,7 +42,9 @@ class Configuration:
     @classmethod
     def parse(cls, text: str) -> Configuration:
         """From the text form. Raises ConfigError; names are checked by `parts`."""
-        drafter, given = name_and_options(text, "a configuration begins with a drafter's name, like 'draft-model k=5'")
+        drafter, given = name_and_options(
+            text, "a configuration begins with a drafter's name, like 'draft-model k=5'"
+        )
         values: dict[str, Any] = {"drafter": drafter, "drafter_options": {}, "verifier_options": {}}
         for name, word in given.items():
             value = word if "/" in word else word.replace("+", ",")
@@ -56,18 +61,27 @@ class Configuration:
         return cls(**values)
 
     def with_more(
-        self, num_draft_tokens: int | str | None, drafter_options: Mapping[str, Any], verifier: str,
+        self,
+        num_draft_tokens: int | str | None,
+        drafter_options: Mapping[str, Any],
+        verifier: str,
         verifier_options: Mapping[str, Any],
-    ) -> Configuration:  # fmt: skip
-        """With what was given besides the text form. Raises ConfigError where both say the same thing."""
+    ) -> Configuration:
+        """With what was given besides the text form. Raises ConfigError where both say the same
+        thing."""
         twice = sorted({*self.drafter_options} & {*drafter_options})
-        twice += sorted(f"verifier.{name}" for name in {*self.verifier_options} & {*verifier_options})
+        twice += sorted(
+            f"verifier.{name}" for name in {*self.verifier_options} & {*verifier_options}
+        )
         if self.num_draft_tokens is not None and num_draft_tokens is not None:
             twice.append("k (num_draft_tokens)")
         if self.verifier != "auto" and verifier != "auto":
             twice.append("verifier")
         if twice:
-            raise ConfigError(f"given twice, in drafter '{self.label}' and besides: {', '.join(twice)}; leave one out")
+            raise ConfigError(
+                f"given twice, in drafter '{self.label}' and besides: {', '.join(twice)}; leave "
+                "one out"
+            )
         return Configuration(
             self.drafter,
             self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
@@ -94,13 +108,21 @@ class Configuration:
         words += [f"{name}={_word(value)}" for name, value in self.drafter_options.items()]
         if self.verifier != "auto":
             words.append(f"verifier={self.verifier}")
-        words += [f"verifier.{name}={_word(value)}" for name, value in self.verifier_options.items()]
+        words += [
+            f"verifier.{name}={_word(value)}" for name, value in self.verifier_options.items()
+        ]
         return " ".join(words)
 
     def parts(self, *, lossy: bool = False) -> Parts:
-        """What it means. Raises ConfigError for unknown names or values, CapabilityError where parts do not fit."""
+        """What it means. Raises ConfigError for unknown names or values, CapabilityError where
+        parts do not fit."""
         return choose_parts(
-            self.drafter, self.drafter_options, self.verifier, self.verifier_options, self.num_draft_tokens, lossy=lossy
+            self.drafter,
+            self.drafter_options,
+            self.verifier,
+            self.verifier_options,
+            self.num_draft_tokens,
+            lossy=lossy,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,7 +130,8 @@ class Configuration:
         return asdict(self)
 
     def options(self, draft: str | None) -> dict[str, Any]:
-        """The keyword arguments that say something: what a settings file holds. `draft`: the draft model, if it needs one."""
+        """The keyword arguments that say something: what a settings file holds. `draft`: the draft
+        model, if it needs one."""
         options = {name: value for name, value in self.as_dict().items() if value not in (None, {})}
         if self.parts().requirements.draft and draft is not None:
             options["draft"] = draft
@@ -116,13 +139,16 @@ class Configuration:
 
 
 def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `outrider.LLM`, what `drafter` says in one text under their own names. Raises ConfigError."""
+    """Arguments of `outrider.LLM`, what `drafter` says in one text under their own names. Raises
+    ConfigError."""
     if "drafter" not in options:
         return dict(options)
     configuration = Configuration.parse(str(options["drafter"])).with_more(
-        options.get("num_draft_tokens"), options.get("drafter_options", {}), options.get("verifier", "auto"),
+        options.get("num_draft_tokens"),
+        options.get("drafter_options", {}),
+        options.get("verifier", "auto"),
         options.get("verifier_options", {}),
-    )  # fmt: skip
+    )
     return {**options, **configuration.as_dict()}
 
 

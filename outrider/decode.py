@@ -1,4 +1,5 @@
-"""The speculative loop: one step, the only one there is. `LLM`, benchmarks and servers all call `Decoder.step`.
+"""The speculative loop: one step, the only one there is. `LLM`, benchmarks and servers all call
+`Decoder.step`.
 
     draft    = drafter.propose(rows, gamma)          guess
     output   = target.forward(pending + draft)       ONE target pass
@@ -7,9 +8,10 @@
     taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
     target.kv.keep(path); drafter.commit(...)        forget the rest, learn
 
-Three invariants remove the special cases (each has a test): every row has one pending token, committed but in no cache;
-every model catches up by feeding `tokens[kv.length:]`; after a commit every cache equals a fresh start on the tokens.
-Plain decoding is the same step with an empty draft. A source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+Three invariants remove the special cases (each has a test): every row has one pending token,
+committed but in no cache; every model catches up by feeding `tokens[kv.length:]`; after a commit
+every cache equals a fresh start on the tokens. Plain decoding is the same step with an empty draft.
+A source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
 """
 
 from __future__ import annotations
@@ -34,10 +36,15 @@ class Decoder:
     """Target, drafter, verifier and the rows they work on."""
 
     def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
-        self.target, self.drafter, self.verifier, self.control = target, drafter, verifier, control
+        self.target = target
+        self.drafter = drafter
+        self.verifier = verifier
+        self.control = control
         self.observers: list[StepObserver] = []
         self._kernels = verdicts_of(target)
-        self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
+        self.rows = Rows(
+            target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels
+        )
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
@@ -58,7 +65,8 @@ class Decoder:
     @torch.inference_mode()
     def step(self) -> list[int]:
         """One target pass for every row; returns how many tokens each row took."""
-        rows, clock = self.rows, Clock(self.target.device)
+        rows = self.rows
+        clock = Clock(self.target.device)
         with clock("target", priced=False):
             self.catch_up()
         with clock("draft", priced=False):
@@ -66,22 +74,29 @@ class Decoder:
         with clock("draft"):
             draft = proposed(self.drafter, rows, asked)
         with clock("target"):
-            output = self.target.forward(self._pass_tokens(draft), draft.parents, capture=self.drafter.signals)
+            output = self.target.forward(
+                self._pass_tokens(draft), draft.parents, capture=self.drafter.signals
+            )
         with clock("verify"):
             verdict = self._verify(output.logits, draft)  # (B, N+1, V)
             taken = rows.append(draft, verdict, output.logits)
         with clock("other"):
             kept = self._keep(verdict, taken)
         with clock("draft"):
-            self.drafter.commit(rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept))
+            self.drafter.commit(
+                rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept)
+            )
         clock.share(rows)
         self._report(StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"]))
         return taken
 
     def catch_up(self) -> None:
-        """The target's cache holds every token of a row but the pending one, and the drafter has read what it asked for."""
+        """The target's cache holds every token of a row but the pending one, and the drafter has
+        read what it asked for."""
         signals = self.drafter.signals
-        self.target.catch_up([row.tokens for row in self.rows], signals, self.drafter.read if signals else None)
+        self.target.catch_up(
+            [row.tokens for row in self.rows], signals, self.drafter.read if signals else None
+        )
 
     def _report(self, facts: StepFacts) -> None:
         """The control learns from the step, observers see it."""
@@ -98,19 +113,27 @@ class Decoder:
             return batch_verdict(logits, draft, self.rows, self.verifier, self._kernels)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
-            raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error
+            raise NumericalError(
+                f"generation stopped after {steps} steps: {error}{self._blame()}"
+            ) from error
 
     def _blame(self) -> str:
-        """The layer in which a pass went wrong, as far as the cache shows it: keys are made from what enters a layer."""
-        layer, last = self.target.kv.first_broken_layer(), self.target.shape.num_layers - 1
+        """The layer in which a pass went wrong, as far as the cache shows it: keys are made from
+        what enters a layer."""
+        layer = self.target.kv.first_broken_layer()
+        last = self.target.shape.num_layers - 1
         if layer is None:
             return f" (the keys and values of all layers are finite: look at layer {last} and the output head)"
         before = "the embedding" if layer == 0 else f"layer {layer - 1}"
         return f" (first broken numbers: keys or values of layer {layer} of 0..{last}, fed by {before})"
 
     def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
-        """Commit the pending token and the kept nodes but the last token of each row, its new pending one; the columns kept."""
-        kept = [[0, *(node + 1 for node in path[: n - 1])] for path, n in zip(verdict.lists.path, taken, strict=True)]
+        """Commit the pending token and the kept nodes but the last token of each row, its new
+        pending one; the columns kept."""
+        kept = [
+            [0, *(node + 1 for node in path[: n - 1])]
+            for path, n in zip(verdict.lists.path, taken, strict=True)
+        ]
         for index, columns in enumerate(kept):
             self.target.kv.keep(index, columns)
         return kept

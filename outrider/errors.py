@@ -1,7 +1,7 @@
 """The errors a user can meet. Each message says what was wrong, what was expected, and what to do.
 
-Every class carries the exit code the command line ends with: 2 for bad input, 1 for a run that failed.
-Anything that is not an `OutriderError` is a bug of ours and may print a traceback.
+Every class carries the exit code the command line ends with: 2 for bad input, 1 for a run that
+failed. Anything that is not an `OutriderError` is a bug of ours and may print a traceback.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class DraftError(OutriderError):
 
 
 def install_hint(extra: str) -> str:
-    """The command that adds what an extra brings: from a checkout, because no package index has Outrider."""
+    """The command that adds what an extra brings: from a checkout, because no package index has
+    Outrider."""
     return f"pip install '.[{extra}]' in a checkout of Outrider"
 
 
@@ -92,9 +93,11 @@ def in_words(error: Exception) -> str:
 
 
 def without_values(error: BaseException) -> str:
-    """An error's type, and its message as far as that cannot quote what a client sent: for logs, which hold no text of requests.
+    """An error's type, and its message as far as that cannot quote what a client sent: for logs,
+    which hold no text of requests.
 
-    Our own messages name the value at their end. Of others only those are shown that speak of the system or the device.
+    Our own messages name the value at their end. Of others only those are shown that speak of the
+    system or the device.
     """
     name = type(error).__qualname__
     match error:
@@ -105,12 +108,17 @@ def without_values(error: BaseException) -> str:
         case RuntimeError() | MemoryError():  # torch's, mostly
             message = str(error)
         case _:
-            return f"{name} (its message is left out, since it may quote a request)" if str(error) else name
+            return (
+                f"{name} (its message is left out, since it may quote a request)"
+                if str(error)
+                else name
+            )
     return f"{name}: {message}" if message else name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a message."""
+    """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a
+    message."""
     options = sorted(set(known))
     close = nearest(name, options)
     hint = f" Did you mean '{close}'?" if close else ""
@@ -119,12 +127,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a misspelling of."""
-    alike = [one for one in sorted(known) if len(name) < 3 * len(one)]  # a client may send a name of megabytes
+    # a client may send a name of megabytes
+    alike = [one for one in sorted(known) if len(name) < 3 * len(one)]
     return next(iter(difflib.get_close_matches(name, alike, n=1)), None) if alike else None
 
 
 def near_path(path: Path) -> str:
-    """' Did you mean 'x'?' where something lies beside a path that is not there and has a name like its last part's."""
+    """' Did you mean 'x'?' where something lies beside a path that is not there and has a name like
+    its last part's."""
     try:
         close = nearest(path.name, [one.name for one in path.parent.iterdir()])
     except OSError:
@@ -133,10 +143,13 @@ def near_path(path: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    """What an error says first. A line that only announces the next one ("Validation error for
+    field 'x':") takes it along."""
     if ADVICE in str(error):  # torch's, to read any pickle, which runs the code in it
         return CODE_INSIDE
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
 

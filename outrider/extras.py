@@ -1,6 +1,8 @@
-"""What the base installation leaves out, by the extra that brings it, and the error where it is missing.
+"""What the base installation leaves out, by the extra that brings it, and the error where it is
+missing.
 
-Whatever needs an extra asks here before it starts: a command before it loads a model, a package of Python when it is imported.
+Whatever needs an extra asks here before it starts: a command before it loads a model, a package of
+Python when it is imported.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from importlib.util import find_spec
 
 from outrider.errors import ConfigError, install_hint
 
-EXTRAS = {  # packages by the names that are imported, of those extras without which something does not start
+# packages by the names that are imported, of those extras without which something does not start
+EXTRAS = {
     "lab": ("scipy", "matplotlib", "prometheus_client"),
     "serve": ("fastapi", "uvicorn", "structlog", "prometheus_client"),
     "services": ("grpc", "grpc_health", "prometheus_client"),

@@ -1,4 +1,5 @@
-"""What vLLM, SGLang, transformers and llama.cpp call things: a name that nobody here knows gets ours, or the nearest one."""
+"""What vLLM, SGLang, transformers and llama.cpp call things: a name that nobody here knows gets
+ours, or the nearest one."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ Made = TypeVar("Made")
 
 
 def meant(asked: str, known: Collection[str]) -> tuple[str | None, str | None]:
-    """(why there is no such thing, which of the `known` names is meant), for a name with '-' between its words."""
+    """(why there is no such thing, which of the `known` names is meant), for a name with '-'
+    between its words."""
     if why := [why for why, names in ABSENT.items() if asked in names.split()]:
         return why[0], None
     foreign = [ours for ours, names in FOREIGN.items() if asked in names.split()]
@@ -67,7 +69,8 @@ def meant(asked: str, known: Collection[str]) -> tuple[str | None, str | None]:
 
 
 def names_checked(made: type[Made]) -> type[Made]:
-    """A class whose arguments' names are checked, its signature as it was: `help` and editors show that."""
+    """A class whose arguments' names are checked, its signature as it was: `help` and editors show
+    that."""
     kind: Any = made
     make = kind.__init__
 
@@ -81,7 +84,8 @@ def names_checked(made: type[Made]) -> type[Made]:
 
 
 def check_arguments(made: type, given: Iterable[str]) -> None:
-    """Raises TypeError, as Python does, for an argument that a class does not take; the message has the name that is meant."""
+    """Raises TypeError, as Python does, for an argument that a class does not take; the message has
+    the name that is meant."""
     known = _arguments(made)
     for name in given:
         if known is not None and name not in known.values():

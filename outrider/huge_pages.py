@@ -1,8 +1,9 @@
-"""Weights and caches on huge pages: looking up addresses of 4 KiB pages halves the speed at which a virtual machine reads memory.
+"""Weights and caches on huge pages: looking up addresses of 4 KiB pages halves the speed at which a
+virtual machine reads memory.
 
-Linux gives 2 MiB pages to memory that asks for them (transparent huge pages, `madvise` mode is the usual default). Weights of
-the native runtime, and keys and values, are put side by side into blocks made for them. It is advice: where the kernel cannot
-follow, nothing changes but speed.
+Linux gives 2 MiB pages to memory that asks for them (transparent huge pages, `madvise` mode is the
+usual default). Weights of the native runtime, and keys and values, are put side by side into blocks
+made for them. It is advice: where the kernel cannot follow, nothing changes but speed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-HUGE, CHUNK, LINE = 2 << 20, 64 << 20, 64  # bytes: of a page, of what is asked for at once, and between tensors
+# bytes: of a page, of what is asked for at once, and between tensors
+HUGE = 2 << 20
+CHUNK = 64 << 20
+LINE = 64
 
 
 class HugePageSpace:
@@ -47,7 +51,8 @@ _WEIGHTS = HugePageSpace()
 
 
 def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of zeros, side by side on huge pages; a few bytes, or on a system without such pages, as torch makes them."""
+    """Tensors of zeros, side by side on huge pages; a few bytes, or on a system without such pages,
+    as torch makes them."""
     sizes = [prod(shape) * dtype.itemsize for shape in shapes]
     if not hasattr(mmap, "MADV_HUGEPAGE") or sum(sizes) < 2 * HUGE:
         return [torch.zeros(*shape, dtype=dtype) for shape in shapes]
@@ -59,13 +64,15 @@ def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> 
 
 
 def room_for_weight(shape: Sequence[int]) -> Tensor:
-    """Bytes of 0 beside other weights on huge pages; as torch makes them on a system without such pages."""
+    """Bytes of 0 beside other weights on huge pages; as torch makes them on a system without such
+    pages."""
     room = _room(prod(shape))
     return torch.zeros(*shape, dtype=torch.uint8) if room is None else room.view(*shape)
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy of a weight on huge pages; the weight itself where it is not on a CPU or the system has no such pages."""
+    """A copy of a weight on huge pages; the weight itself where it is not on a CPU or the system
+    has no such pages."""
     room = _room(tensor.nbytes) if tensor.device.type == "cpu" else None
     return tensor if room is None else room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 

@@ -1,21 +1,27 @@
-"""Sets of instructions that the C++ kernels are written for, and the compiler's flags for each. No torch: installers read it."""
+"""Sets of instructions that the C++ kernels are written for, and the compiler's flags for each. No
+torch: installers read it."""
 
 import ctypes
 import platform
 import sys
 
-# bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2; NEON with byte products and fp16
+# bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2; NEON with byte
+# products and fp16
 INSTRUCTIONS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mf16c"),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "neon": ("-march=armv8.2-a+dotprod+fp16",),
 }
 ARCHITECTURES = {"x86_64": ("avx512", "avx2"), "aarch64": ("neon",)}  # the best first
-AT_HWCAP, FP16, BYTE_PRODUCTS = 16, 1 << 10, 1 << 20  # Linux: asm/hwcap.h
+# Linux: asm/hwcap.h
+AT_HWCAP = 16
+FP16 = 1 << 10
+BYTE_PRODUCTS = 1 << 20
 
 
 def of_this_architecture() -> tuple[str, ...]:
-    """The sets of instructions that libraries for this system are built with, the best first; none but on Linux."""
+    """The sets of instructions that libraries for this system are built with, the best first; none
+    but on Linux."""
     return ARCHITECTURES.get(platform.machine(), ()) if sys.platform == "linux" else ()
 
 

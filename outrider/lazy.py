@@ -1,8 +1,8 @@
 """What takes seconds to import, and many starts never need: imported when something of it is used.
 
-    from outrider.lazy import transformers
-    transformers.AutoConfig
-    transformers.pytorch_utils.Conv1D
+from outrider.lazy import transformers
+transformers.AutoConfig
+transformers.pytorch_utils.Conv1D
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""`LLM`: load a target once, then generate, in batches or as a stream. The names are vLLM's where the thing is the same.
+"""`LLM`: load a target once, then generate, in batches or as a stream. The names are vLLM's where
+the thing is the same.
 
-    llm = LLM("meta-llama/Llama-3.1-8B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct")
-    for done in llm.generate(["Why is the sky blue?"], SamplingParams(temperature=0.7, max_tokens=200)):
+    llm = LLM("meta-llama/Llama-3.1-8B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct") for done
+    in llm.generate(["Why is the sky blue?"], SamplingParams(temperature=0.7, max_tokens=200)):
         print(done.text, done.stats.tau)
 
-A thin driver around `Decoder.step`: it turns prompts into rows, keeps up to `max_num_seqs` of them running, and turns
-finished rows into completions. One call runs at a time: those of other threads wait.
+A thin driver around `Decoder.step`: it turns prompts into rows, keeps up to `max_num_seqs` of them
+running, and turns finished rows into completions. One call runs at a time: those of other threads
+wait.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from outrider.engine.warmup import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.foreign import names_checked
 from outrider.messages import Message, read_conversations, render, template_text
-from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.loading.generation_config import (
+    SamplingDefaults,
+    checked_choice,
+    sampling_defaults,
+)
 from outrider.models.tokens.model_tokenizer import whole_tokenizer
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
@@ -68,35 +74,64 @@ class LLM:
                             (greedy), or a folder with such a file
     status                  called with one line for what takes long while loading
 
-    With `verifier="auto"` a sampled answer with a seed is verified by `gumbel`: the same seed gives the same text, whatever is
-    drafted. So is one without a seed where a best-first tree is drafted, because such trees are then cheaper. A verifier that is
-    named here is kept, and then the text also depends on the drafts.
+    With `verifier="auto"` a sampled answer with a seed is verified by `gumbel`: the same seed gives
+    the same text, whatever is drafted. So is one without a seed where a best-first tree is drafted,
+    because such trees are then cheaper. A verifier that is named here is kept, and then the text
+    also depends on the drafts.
     """
 
     _keeps_verifier = True  # for seeded answers, too
 
     def __init__(
-        self, target: str | Path | None = None, *, model: str | Path | None = None,
-        drafter: str = "auto", draft: str | Path | None = None,
+        self,
+        target: str | Path | None = None,
+        *,
+        model: str | Path | None = None,
+        drafter: str = "auto",
+        draft: str | Path | None = None,
         draft_endpoint: str | None = None,
-        num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None,
-        verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
-        dtype: str = "auto", quantise: int | None = None, device: str = "auto", threads: int | None = None,
-        runtime: str = "auto", max_num_seqs: int = 8, max_model_len: int | None = None,
-        trust_remote_code: bool = False, revision: str | None = None, generation_config: str = "auto",
+        num_draft_tokens: int | str | None = None,
+        drafter_options: dict[str, Any] | None = None,
+        verifier: str = "auto",
+        verifier_options: dict[str, Any] | None = None,
+        lossy: bool = False,
+        dtype: str = "auto",
+        quantise: int | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        runtime: str = "auto",
+        max_num_seqs: int = 8,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        generation_config: str = "auto",
         status: Callable[[str], None] = lambda line: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if (target is None) == (model is None):
-            raise TypeError("LLM() takes one model, as 'target' or 'model': 'demo', a local folder, a .gguf file or a hub id")
+            raise TypeError(
+                "LLM() takes one model, as 'target' or 'model': 'demo', a local folder, a .gguf "
+                "file or a hub id"
+            )
         options = Options(
-            target=str(model if target is None else target), drafter=drafter, draft=None if draft is None else str(draft),
+            target=str(model if target is None else target),
+            drafter=drafter,
+            draft=None if draft is None else str(draft),
             draft_endpoint=draft_endpoint,
-            num_draft_tokens=num_draft_tokens, drafter_options=drafter_options or {}, verifier=verifier,
-            verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, quantise=quantise, device=device,
+            num_draft_tokens=num_draft_tokens,
+            drafter_options=drafter_options or {},
+            verifier=verifier,
+            verifier_options=verifier_options or {},
+            lossy=lossy,
+            dtype=dtype,
+            quantise=quantise,
+            device=device,
             threads=threads,
-            runtime=runtime, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
-            trust_remote_code=trust_remote_code, revision=revision,
-        )  # fmt: skip
+            runtime=runtime,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+        )
         checked_choice(generation_config)
         options, parts = choose(options)
         built = assemble(load_models(options, Needs.of(parts), status), parts)
@@ -106,8 +141,8 @@ class LLM:
 
     @classmethod
     def around(cls, built: Built) -> LLM:
-        """An LLM of parts that are there already; several may share models, one call at a time. It has no sampling defaults, and
-        its verifier verifies seeded answers, too."""
+        """An LLM of parts that are there already; several may share models, one call at a time. It
+        has no sampling defaults, and its verifier verifies seeded answers, too."""
         llm = cls.__new__(cls)
         llm._use(built)
         return llm
@@ -120,12 +155,18 @@ class LLM:
         self._is_streaming = False
 
     def __repr__(self) -> str:
-        target, draft, options = self._built.target, self._built.draft, self._built.options
+        target = self._built.target
+        draft = self._built.draft
+        options = self._built.options
         shown = {
-            "drafter": options.drafter, **({} if draft is None else {"draft": draft.label}),
-            "num_draft_tokens": options.num_draft_tokens, "verifier": options.verifier, "dtype": options.dtype,
-            "device": options.device, "runtime": options.runtime,
-        }  # fmt: skip
+            "drafter": options.drafter,
+            **({} if draft is None else {"draft": draft.label}),
+            "num_draft_tokens": options.num_draft_tokens,
+            "verifier": options.verifier,
+            "dtype": options.dtype,
+            "device": options.device,
+            "runtime": options.runtime,
+        }
         return f"LLM({target.label!r}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
@@ -163,7 +204,8 @@ class LLM:
 
     @property
     def control(self) -> dict[str, Any]:
-        """How many nodes were drafted and, with num_draft_tokens="auto", what was measured to decide it."""
+        """How many nodes were drafted and, with num_draft_tokens="auto", what was measured to
+        decide it."""
         return self._decoder.control.summary()
 
     @property
@@ -173,7 +215,8 @@ class LLM:
 
     @property
     def drafter_counters(self) -> dict[str, float]:
-        """What the drafter counts besides drafts: of a draft service hits, waits, misses and troubles."""
+        """What the drafter counts besides drafts: of a draft service hits, waits, misses and
+        troubles."""
         return self._decoder.drafter.counters
 
     def close(self) -> None:
@@ -187,7 +230,8 @@ class LLM:
         self.close()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What calls without `sampling_params` use. Give keywords to change some: `llm.sampling_defaults.params(seed=1)`."""
+        """What calls without `sampling_params` use. Give keywords to change some:
+        `llm.sampling_defaults.params(seed=1)`."""
         return self.sampling_defaults.params()
 
     @property
@@ -196,23 +240,37 @@ class LLM:
         return bool(template_text(self._tokenizer))
 
     def chat_prompt(
-        self, messages: Sequence[Message], *, chat_template: str | None = None, add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False, tools: list[Any] | None = None,
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: list[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         """Token ids of one conversation under a chat template, the model's own unless one is given.
 
-        Raises ConfigError where there is no template or it does not know an option, RequestError for messages that are none.
+        Raises ConfigError where there is no template or it does not know an option, RequestError
+        for messages that are none.
         """
         conversations = read_conversations(messages)
         if len(conversations) != 1:
-            raise RequestError(f"chat_prompt takes one conversation, got {len(conversations)}: chat takes several")
+            raise RequestError(
+                f"chat_prompt takes one conversation, got {len(conversations)}: chat takes several"
+            )
         return self._rendered(
-            conversations[0], chat_template=chat_template, add_generation_prompt=add_generation_prompt, tools=tools,
-            continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
-        )  # fmt: skip
+            conversations[0],
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
-    def _rendered(self, messages: list[dict[str, Any]], *, called: str = "", **options: Any) -> list[int]:
+    def _rendered(
+        self, messages: list[dict[str, Any]], *, called: str = "", **options: Any
+    ) -> list[int]:
         """Token ids of a conversation. `called`: what errors call it, where it is one of several."""
         try:
             return render(self._tokenizer, self._built.target.label, messages, **options)
@@ -220,38 +278,59 @@ class LLM:
             raise RequestError(f"{called}: {error}" if called else str(error)) from error
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        prediction: Prediction | Sequence[Prediction | None] | None = None, use_tqdm: bool = False,
-        chat_template: str | None = None, add_generation_prompt: bool | None = None, continue_final_message: bool = False,
-        tools: list[Any] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Completion]:  # fmt: skip
-        """Answer a conversation, or several, each a list of messages. Further arguments: `chat_prompt`'s and `generate`'s."""
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prediction: Prediction | Sequence[Prediction | None] | None = None,
+        use_tqdm: bool = False,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: list[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """Answer a conversation, or several, each a list of messages. Further arguments:
+        `chat_prompt`'s and `generate`'s."""
         conversations = read_conversations(messages)
         rendered = [
             self._rendered(
-                one, called=f"conversation {number}" if len(conversations) > 1 else "", chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt, tools=tools, continue_final_message=continue_final_message,
+                one,
+                called=f"conversation {number}" if len(conversations) > 1 else "",
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for number, one in enumerate(conversations)
-        ]  # fmt: skip
+        ]
         prompts = [{"prompt_token_ids": one} for one in rendered]
         return self.generate(prompts, sampling_params, prediction=prediction, use_tqdm=use_tqdm)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *, prediction: Prediction | Sequence[Prediction | None] | None = None, use_tqdm: bool = False,
-    ) -> list[Completion]:  # fmt: skip
-        """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs.
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prediction: Prediction | Sequence[Prediction | None] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[Completion]:
+        """Complete every prompt; results in the order given. A bad prompt raises RequestError
+        before anything runs.
 
-        `prompts`: one or many, in the forms that `outrider.prompts` lists. With `n` above 1 a result has them all in `outputs`.
-        `prediction`: what the answers are expected to be, one for all prompts or one for each (None where nothing is expected).
-        The texts are the same with and without. ConfigError where the drafter does not use it.
+        `prompts`: one or many, in the forms that `outrider.prompts` lists. With `n` above 1 a
+        result has them all in `outputs`. `prediction`: what the answers are expected to be, one for
+        all prompts or one for each (None where nothing is expected). The texts are the same with
+        and without. ConfigError where the drafter does not use it.
         """
         batch = self._read(prompts)
         params = self._params(sampling_params, len(batch))
-        asked = [(p, one.answer(number), number) for p, one in enumerate(params) for number in range(one.n)]
+        asked = [
+            (p, one.answer(number), number)
+            for p, one in enumerate(params)
+            for number in range(one.n)
+        ]
         rows = [
             self._row(number, _content(batch[p]), one, streaming=False, called=f"prompt {p}")
             for number, (p, one, _) in enumerate(asked)
@@ -272,12 +351,19 @@ class LLM:
         return results
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, prediction: Prediction | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        prediction: Prediction | None = None,
     ) -> Iterator[StreamChunk]:
-        """One prompt, a chunk per step. The last chunk has the completion; `last_completion` has it after an interruption."""
+        """One prompt, a chunk per step. The last chunk has the completion; `last_completion` has it
+        after an interruption."""
         prompts = self._read(prompt)
         if len(prompts) != 1:
-            raise RequestError(f"stream takes one prompt, got {len(prompts)}: generate takes several")
+            raise RequestError(
+                f"stream takes one prompt, got {len(prompts)}: generate takes several"
+            )
         params = self._params(sampling_params, 1)[0]
         if params.n != 1:
             raise ConfigError(f"stream makes one answer, got n={params.n}: generate makes several")
@@ -306,13 +392,15 @@ class LLM:
             self.last_completion = self._completion(row, prompt)
 
     def _run(self, rows: Sequence[Row], *, streams: bool = False) -> Iterator[Row]:
-        """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it. A call of another thread
-        waits until this one is over, unless this one is a stream, which may never be read to its end."""
+        """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed
+        it. A call of another thread waits until this one is over, unless this one is a stream,
+        which may never be read to its end."""
         while not self._running.acquire(timeout=WAIT_S):
             self._refuse_beside(self._is_streaming)
         try:
             self._is_streaming = streams
-            self._refuse_beside(self._decoder.target.kv.num_rows > 0)  # of an LLM that shares the model
+            # of an LLM that shares the model
+            self._refuse_beside(self._decoder.target.kv.num_rows > 0)
             for stepped in run_rows(self._decoder, rows, self._built.options.max_num_seqs):
                 yield from stepped
         except NumericalError:
@@ -324,15 +412,25 @@ class LLM:
 
     def _refuse_beside(self, another_runs: bool) -> None:
         if another_runs:
-            raise RequestError("another generate() or stream() on this model still runs; read it to its end or close it first")
+            raise RequestError(
+                "another generate() or stream() on this model still runs; read it to its end or "
+                "close it first"
+            )
 
     def _scrub_caches(self) -> None:
-        """After NaN: it must not reach the next call through positions that are masked (0 times NaN is NaN)."""
+        """After NaN: it must not reach the next call through positions that are masked (0 times NaN
+        is NaN)."""
         for cache in (self._decoder.target.kv, *self._decoder.drafter.caches):
             cache.scrub()
 
     def _row(
-        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "the prompt"
+        self,
+        number: int,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        streaming: bool,
+        called: str = "the prompt",
     ) -> Row:
         if isinstance(prompt, str):
             if not prompt:  # some tokenizers make a begin token out of nothing
@@ -344,16 +442,26 @@ class LLM:
             row.verifier = invariant_verifier(params, self._decoder.verifier, wanted=wanted)
         return row
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        """Sampling of each prompt. Raises ConfigError for what is none, and for another number of them."""
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """Sampling of each prompt. Raises ConfigError for what is none, and for another number of
+        them."""
         if given is None:
             return [self.get_default_sampling_params()] * count
         if isinstance(given, SamplingParams):
             return [given] * count
-        if not isinstance(given, list | tuple) or not all(isinstance(one, SamplingParams) for one in given):
-            raise ConfigError(f"sampling_params must be SamplingParams, or a list with one for each prompt, got {given!r:.80}")
+        if not isinstance(given, list | tuple) or not all(
+            isinstance(one, SamplingParams) for one in given
+        ):
+            raise ConfigError(
+                "sampling_params must be SamplingParams, or a list with one for each prompt, got "
+                f"{given!r:.80}"
+            )
         if len(given) != count:
-            raise ConfigError(f"{len(given)} sampling_params for {count} prompts; give one, or one for each")
+            raise ConfigError(
+                f"{len(given)} sampling_params for {count} prompts; give one, or one for each"
+            )
         return list(given)
 
     def _predict(self, row: Row, prediction: ReadPrompt | None) -> None:
@@ -361,13 +469,20 @@ class LLM:
             return
         if not self._built.takes_prediction:
             raise ConfigError(
-                f"drafter '{self._built.options.drafter}' does not look at a prediction: use drafter 'prediction', or "
+                f"drafter '{self._built.options.drafter}' does not look at a prediction: use "
+                "drafter 'prediction', or "
                 "'composite' with it among the parts"
             )
         tokens = _content(prediction)
         if isinstance(tokens, str):
-            tokens = list(self._tokenizer(checked_text("the prediction", tokens), add_special_tokens=False)["input_ids"])
-        row.prediction = checked_prediction(tokens, self._built.target.lm.shape.vocab_size, self._built.context)
+            tokens = list(
+                self._tokenizer(checked_text("the prediction", tokens), add_special_tokens=False)[
+                    "input_ids"
+                ]
+            )
+        row.prediction = checked_prediction(
+            tokens, self._built.target.lm.shape.vocab_size, self._built.context
+        )
 
     def _completion(self, row: Row, prompt: str | None, index: int = 0) -> Completion:
         text = row.text if row.detokenizer is not None else self._decode_all(row)

@@ -1,4 +1,5 @@
-"""Loads the models of a decoder: config, tokenizer, weights, probes, then their runtime; keeps what to tell the user of it."""
+"""Loads the models of a decoder: config, tokenizer, weights, probes, then their runtime; keeps what
+to tell the user of it."""
 
 from __future__ import annotations
 
@@ -21,8 +22,20 @@ from outrider.models.lm import LM
 from outrider.models.loaded import LoadedModel, ModelMemory, Tables
 from outrider.models.loading.context import check_asked, configured_context, held_context
 from outrider.models.loading.generation_config import asked_of, eos_token_ids
-from outrider.models.loading.load import build_lm, finish, load_config, load_module, load_tokenizer, resolve_dtype
-from outrider.models.loading.memory import MemoryReport, estimate_memory, memory_report, model_memory
+from outrider.models.loading.load import (
+    build_lm,
+    finish,
+    load_config,
+    load_module,
+    load_tokenizer,
+    resolve_dtype,
+)
+from outrider.models.loading.memory import (
+    MemoryReport,
+    estimate_memory,
+    memory_report,
+    model_memory,
+)
 from outrider.models.loading.older_code import slow_paths_held
 from outrider.models.loading.read_card import card_of
 from outrider.models.loading.unsupported import ignored_code
@@ -72,10 +85,18 @@ class ModelLoader:
     """Loads models one way, remembering what to tell the user."""
 
     def __init__(
-        self, options: Options, needs: Needs, device: torch.device, status: Callable[[str], None], models: Sequence[ToLoad]
-    ) -> None:  # fmt: skip
+        self,
+        options: Options,
+        needs: Needs,
+        device: torch.device,
+        status: Callable[[str], None],
+        models: Sequence[ToLoad],
+    ) -> None:
         """`models`: the target and its draft, or the draft alone where the target is elsewhere."""
-        self.options, self.needs, self.device, self.status = options, needs, device, status
+        self.options = options
+        self.needs = needs
+        self.device = device
+        self.status = status
         self.models = models
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
@@ -86,51 +107,69 @@ class ModelLoader:
         self._refuse_elsewhere()
 
     def weigh(self) -> MemoryReport:
-        """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
-        CheckpointError when a head was not made for this target."""
-        options, target = self.options, self.models[0]
+        """Memory needed against available, before any weight of a model is read. Raises
+        CapabilityError when it cannot fit, CheckpointError when a head was not made for this
+        target."""
+        options = self.options
+        target = self.models[0]
         before = None if self.needs.heads else self._weighed_before()
         if before is not None:
             context, memories = before
             check_asked(options.max_model_len, context, target.label)
             return memory_report(
-                memories, context, device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu"
+                memories,
+                context,
+                device=self.device,
+                num_tokens=options.max_model_len,
+                packed=self.device.type == "cpu",
             )
         configs = [load_config(model.source, options.trust_remote_code) for model in self.models]
         check_asked(options.max_model_len, configured_context(configs[0]), target.label)
-        dtype = resolve_dtype(options.dtype, configs[0], self.device, rounded=target.quantise is not None)
+        dtype = resolve_dtype(
+            options.dtype, configs[0], self.device, rounded=target.quantise is not None
+        )
         rounding = None
         if target.quantise is not None:
             self._refuse_rounding(target, configs[0], dtype)
             rounding = rounded_bytes(configs[0], dtype, target.quantise)
         report = estimate_memory(
-            [model.source for model in self.models], configs,
+            [model.source for model in self.models],
+            configs,
             heads=[kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads],
-            dtype=dtype, device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu",
-            rounding=rounding, called=[model.label for model in self.models],
-        )  # fmt: skip
+            dtype=dtype,
+            device=self.device,
+            num_tokens=options.max_model_len,
+            packed=self.device.type == "cpu",
+            rounding=rounding,
+            called=[model.label for model in self.models],
+        )
         weighed = [report.target, *([] if report.draft is None else [report.draft])]
         self._memories = dict(zip(self.models, weighed, strict=True))
         return report
 
     def _weighed_before(self) -> tuple[int, list[ModelMemory]] | None:
-        """The target's context and what each model weighs, as earlier starts kept them; None where one of them is missing."""
+        """The target's context and what each model weighs, as earlier starts kept them; None where
+        one of them is missing."""
         starts = [self._kept(model) for model in self.models]
         memories = [start.memory for start in starts if start is not None]
         if starts[0] is None or len(memories) < len(starts):
             return None
-        memories = [replace(memory, name=model.label) for memory, model in zip(memories, self.models, strict=True)]
+        memories = [
+            replace(memory, name=model.label)
+            for memory, model in zip(memories, self.models, strict=True)
+        ]
         self._memories = dict(zip(self.models, memories, strict=True))
         return starts[0].card.context_length, memories
 
     def load(self, model: ToLoad, loop_vocab: int | None = None) -> LoadedModel:
-        """Card, weights, runtime, check; or all of it as an earlier start kept it. `loop_vocab`: also a drafting loop over that
-        vocabulary."""
+        """Card, weights, runtime, check; or all of it as an earlier start kept it. `loop_vocab`:
+        also a drafting loop over that vocabulary."""
         with slow_paths_held() as held:
             started = self._as_kept(model)
             if started is not None:
                 return started
-            with collector.collected():  # the module goes: the native runtime holds its own packed weights
+            # the module goes: the native runtime holds its own packed weights
+            with collector.collected():
                 reading = self._read(model)
                 module = self._weights(model, reading)
                 loaded, found = self._checked(model, reading, module)
@@ -146,15 +185,25 @@ class ModelLoader:
         config = load_config(model.source, trusts)
         whole = load_tokenizer(model.source, trusts)
         tokenizer = ModelTokenizer.of(whole) or whole
-        dtype = resolve_dtype(self.options.dtype, config, self.device, rounded=model.quantise is not None)
+        dtype = resolve_dtype(
+            self.options.dtype, config, self.device, rounded=model.quantise is not None
+        )
         self._say(model, str(dtype).removeprefix("torch."))
-        return _Reading(config, card_of(config), tokenizer, dtype, self._lacking(model, tokenizer), [])
+        return _Reading(
+            config, card_of(config), tokenizer, dtype, self._lacking(model, tokenizer), []
+        )
 
     def _weights(self, model: ToLoad, reading: _Reading) -> nn.Module:
         """transformers' module with the weights, changed as was asked for."""
-        source, label, config = model.source, model.label, reading.config
-        module = load_module(source, config, reading.dtype, self.device, self.options.trust_remote_code, pack)
-        rounded = None if model.quantise is None else quantise_linears(module, model.quantise, label)
+        source = model.source
+        label = model.label
+        config = reading.config
+        module = load_module(
+            source, config, reading.dtype, self.device, self.options.trust_remote_code, pack
+        )
+        rounded = (
+            None if model.quantise is None else quantise_linears(module, model.quantise, label)
+        )
         if source.adapter is not None:
             reading.notes.append(source.adapter.note(label))
         reading.notes += ignored_code(config, module, self.options.trust_remote_code, label)
@@ -173,7 +222,8 @@ class ModelLoader:
     def _checked(
         self, model: ToLoad, reading: _Reading, module: nn.Module
     ) -> tuple[LoadedModel, checked.Checked | None]:
-        """The model, its logits those of the plain module, and what an earlier start found when it checked that."""
+        """The model, its logits those of the plain module, and what an earlier start found when it
+        checked that."""
         found = checked.find(self._checked_key(model, reading.card, reading.dtype))
         kernels = layer_kernels(self.device, reading.dtype)
         shape = None if found is None else found.shape
@@ -186,13 +236,20 @@ class ModelLoader:
         return loaded, found
 
     def _finish(
-        self, model: ToLoad, reading: _Reading, module: nn.Module, loaded: LoadedModel, runtime: str,
+        self,
+        model: ToLoad,
+        reading: _Reading,
+        module: nn.Module,
+        loaded: LoadedModel,
+        runtime: str,
         found: checked.Checked | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The pass limits, and what the next start needs of this one."""
         lm = loaded.lm
         if self._kernels is not None:
-            lm.limits = self._kernels.find_limits(lm, self.options.max_num_seqs * (1 + self.needs.max_nodes))
+            lm.limits = self._kernels.find_limits(
+                lm, self.options.max_num_seqs * (1 + self.needs.max_nodes)
+            )
         elif runtime != NATIVE:
             finish(lm, module, kernels=layer_kernels(self.device, reading.dtype))
         if isinstance(lm, StateLM):
@@ -200,11 +257,25 @@ class ModelLoader:
         reading.notes += self._weight_notes(model, reading.config, module)
         self.notes += reading.notes
         if runtime == NATIVE and found is None:
-            checked.keep(self._checked_key(model, reading.card, reading.dtype), checked.Checked(lm.shape, lm.limits))
-        if runtime == NATIVE and not reading.lacking and reading.config.get_text_config() is reading.config:
-            memory = self._memories.get(model) or model_memory(model.source, reading.config, reading.dtype, self.device)
+            checked.keep(
+                self._checked_key(model, reading.card, reading.dtype),
+                checked.Checked(lm.shape, lm.limits),
+            )
+        if (
+            runtime == NATIVE
+            and not reading.lacking
+            and reading.config.get_text_config() is reading.config
+        ):
+            memory = self._memories.get(model) or model_memory(
+                model.source, reading.config, reading.dtype, self.device
+            )
             facts = kept.Found(
-                reading.card, reading.tokenizer, loaded.eos_token_ids, loaded.generation_config, reading.notes, memory
+                reading.card,
+                reading.tokenizer,
+                loaded.eos_token_ids,
+                loaded.generation_config,
+                reading.notes,
+                memory,
             )
             with checked.one_thread(lm.shape.num_parameters):
                 kept.keep(self._key(model), lm, module, model.source, facts)
@@ -218,12 +289,20 @@ class ModelLoader:
             loaded.tables = Tables.of(module)
 
     def _as_kept(self, model: ToLoad) -> LoadedModel | None:
-        """The model as an earlier start left it; None where there was none, or more of it is needed than was kept."""
-        start, key = self._kept(model), self._key(model)
-        if start is None or key is None or (model.is_target and (self.needs.module or self.needs.tables)):
+        """The model as an earlier start left it; None where there was none, or more of it is needed
+        than was kept."""
+        start = self._kept(model)
+        key = self._key(model)
+        if (
+            start is None
+            or key is None
+            or (model.is_target and (self.needs.module or self.needs.tables))
+        ):
             return None
         found = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
-        tokenizer = kept.started_tokenizer(start, partial(load_tokenizer, model.source, self.options.trust_remote_code))
+        tokenizer = kept.started_tokenizer(
+            start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
+        )
         if found is None or self._lacking(model, tokenizer):
             return None
         self._say(model, start.dtype)
@@ -231,7 +310,11 @@ class ModelLoader:
             lm = kept.started_lm(start, key, model.source, found)
         except Exception as error:  # noqa: BLE001  whatever it is, loading as the first time does without
             reason = f"{type(error).__name__}: {first_line(error)}"
-            log.warning("%s is loaded as the first time: what an earlier start kept cannot be read: %s", model.label, reason)
+            log.warning(
+                "%s is loaded as the first time: what an earlier start kept cannot be read: %s",
+                model.label,
+                reason,
+            )
             return None
         if lm is None:
             return None
@@ -242,10 +325,23 @@ class ModelLoader:
         return self._loaded(model, lm, start.card, tokenizer, frozenset(start.ends), start.asked)
 
     def _loaded(
-        self, model: ToLoad, lm: LM, card: ModelCard, tokenizer: Any, ends: frozenset[int], asked: Any
+        self,
+        model: ToLoad,
+        lm: LM,
+        card: ModelCard,
+        tokenizer: Any,
+        ends: frozenset[int],
+        asked: Any,
     ) -> LoadedModel:
         return LoadedModel(
-            model.source.name, lm, card, tokenizer, ends, generation_config=asked, source=model.source, called=model.label
+            model.source.name,
+            lm,
+            card,
+            tokenizer,
+            ends,
+            generation_config=asked,
+            source=model.source,
+            called=model.label,
         )
 
     def _kept(self, model: ToLoad) -> kept.Start | None:
@@ -269,7 +365,8 @@ class ModelLoader:
         self.status(f"loading {model.label} ({dtype}{bits}, {self.device})")
 
     def _lacking(self, model: ToLoad, tokenizer: Any) -> dict[int, str]:
-        """Tokens that only one of a draft's tokenizer and the target's has; none where they differ in more than that."""
+        """Tokens that only one of a draft's tokenizer and the target's has; none where they differ
+        in more than that."""
         if model.is_target or self._tokenizer is None or tokenizer is None:
             return {}
         return tokens_of_one(self._tokenizer, tokenizer) or {}
@@ -279,8 +376,12 @@ class ModelLoader:
         if not lacking or not hasattr(module.get_output_embeddings(), "bias"):
             return []
         never_draft(module, lacking)
-        few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (", ..." if len(lacking) > 3 else "")
-        return [f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted"]
+        few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (
+            ", ..." if len(lacking) > 3 else ""
+        )
+        return [
+            f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted"
+        ]
 
     def _refuse_elsewhere(self) -> None:
         """Raises CapabilityError for a runtime that this device has not."""
@@ -288,79 +389,118 @@ class ModelLoader:
         if home != self.device.type:
             where = "on a CPU" if home == "cpu" else "on a CUDA device"
             raise CapabilityError(
-                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --runtime auto "
+                f"runtime '{self.options.runtime}' runs {where}, and the device here is "
+                f"{self.device}. Use --runtime auto "
                 f"or --device {home}."
             )
 
     def _refuse_rounding(self, target: ToLoad, config: Any, dtype: torch.dtype) -> None:
-        """Raises CapabilityError where the target's weights cannot be rounded on loading, or no kernel multiplies them then."""
+        """Raises CapabilityError where the target's weights cannot be rounded on loading, or no
+        kernel multiplies them then."""
         if self.device.type != "cpu":
             raise CapabilityError(
-                f"--quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or "
+                "--quantise rounds weights for the CPU's kernels, and the device here is "
+                f"{self.device}. Leave it out, or "
                 "use --device cpu."
             )
         method = "GGUF" if target.source.gguf is not None else quantisation_of(config)
         if method is not None:
             raise CapabilityError(
-                f"'{target.label}' is quantised already ({method}). Leave --quantise out, or give the "
+                f"'{target.label}' is quantised already ({method}). Leave --quantise out, or give "
+                "the "
                 "checkpoint that it was made from."
             )
         if layer_kernels(self.device, dtype) is None:
             if dtype != torch.bfloat16 and self.options.dtype != AUTO:
                 raise CapabilityError(
-                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one out."
+                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was "
+                    "asked for. Leave one out."
                 )
             why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
-            raise CapabilityError(f"--quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
+            raise CapabilityError(
+                f"--quantise needs the native kernels, which do not serve here: {why}. Leave it "
+                "out."
+            )
 
     def _may_differ(self) -> bool:
-        """Whether a model may differ from what its files state, or from what an earlier start has checked."""
-        return self.options.trust_remote_code or self.device.type != "cpu" or self.options.runtime == EAGER
+        """Whether a model may differ from what its files state, or from what an earlier start has
+        checked."""
+        return (
+            self.options.trust_remote_code
+            or self.device.type != "cpu"
+            or self.options.runtime == EAGER
+        )
 
     def _put_on_runtime(
-        self, model: ToLoad, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, found: checked.Checked | None
+        self,
+        model: ToLoad,
+        loaded: LoadedModel,
+        module: nn.Module,
+        loop_vocab: int | None,
+        found: checked.Checked | None,
     ) -> str:
         """Run the model's passes, and its drafting loop, as was asked for; how they run now.
 
-        'auto' falls back to eager passes, and a note says why. Raises CapabilityError where another runtime was insisted on."""
+        'auto' falls back to eager passes, and a note says why. Raises CapabilityError where another
+        runtime was insisted on."""
         self._kernels = None
-        asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
+        asked = self.options.runtime
+        fast = NATIVE if self.device.type == "cpu" else GRAPHS
         if asked == EAGER:
             return EAGER
-        if isinstance(loaded.lm, StateLM) and (runtime := self._own_cache(loaded, loaded.lm, module)) is not None:
+        if (
+            isinstance(loaded.lm, StateLM)
+            and (runtime := self._own_cache(loaded, loaded.lm, module)) is not None
+        ):
             return runtime
         has_states = bool(loaded.lm.shape.states)
         try:
             if fast == NATIVE:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=found is not None)
                 with checked.one_thread(loaded.lm.shape.num_parameters):
-                    loaded.lm.limits = find_native_limits(loaded.lm) if found is None else found.limits
+                    loaded.lm.limits = (
+                        find_native_limits(loaded.lm) if found is None else found.limits
+                    )
             else:
                 if not has_states:
                     self._use_own_kernels(loaded, module)
-                use_graphs(loaded, module, () if has_states else self.needs.loop_lengths, None if has_states else loop_vocab)
+                use_graphs(
+                    loaded,
+                    module,
+                    () if has_states else self.needs.loop_lengths,
+                    None if has_states else loop_vocab,
+                )
         except CapabilityError as error:
-            label, reason = model.label, str(error).rstrip(".")
+            label = model.label
+            reason = str(error).rstrip(".")
             if asked != AUTO:
-                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --runtime eager.") from error
+                raise CapabilityError(
+                    f"{label} does not run on runtime '{asked}': {reason}. Use --runtime eager."
+                ) from error
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
 
     def _use_own_kernels(self, loaded: LoadedModel, module: nn.Module) -> None:
-        """Run passes as few kernels; where the model cannot be lowered its own code runs, and a note says so."""
+        """Run passes as few kernels; where the model cannot be lowered its own code runs, and a
+        note says so."""
         try:
             self._kernels = use_device_run(loaded.lm, module)
         except CapabilityError as error:
             reason = str(error).rstrip(".")
-            self.notes.append(f"{loaded.label} runs by its own code, which takes more and slower kernels: {reason}")
+            self.notes.append(
+                f"{loaded.label} runs by its own code, which takes more and slower kernels: "
+                f"{reason}"
+            )
 
     def _own_cache(self, loaded: LoadedModel, lm: StateLM, module: nn.Module) -> str | None:
-        """Move a model from transformers' cache to our runtime and states, where these know all of its layers; how it runs now.
+        """Move a model from transformers' cache to our runtime and states, where these know all of
+        its layers; how it runs now.
 
-        None: by kernels on a CUDA device, whose passes may be recorded yet. Raises CapabilityError where a runtime was insisted
-        on that does not run it."""
-        label, asked = loaded.label, self.options.runtime
+        None: by kernels on a CUDA device, whose passes may be recorded yet. Raises CapabilityError
+        where a runtime was insisted on that does not run it."""
+        label = loaded.label
+        asked = self.options.runtime
         try:
             if self.device.type == "cpu":
                 made = native_states(lm, module, cache_folder())
@@ -370,20 +510,29 @@ class ModelLoader:
                 return NATIVE
             made = device_states(lm, module)
             assert isinstance(made.run, DeviceRun)
-            loaded.lm, self._kernels = made, made.run
+            loaded.lm = made
+            self._kernels = made.run
             return None
         except CapabilityError as error:
             reason = str(error).rstrip(".")
         if asked not in (AUTO, EAGER):
             raise CapabilityError(
-                f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --runtime eager."
+                f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use "
+                "--runtime eager."
             )
         lm.why_own_cache = f"{lm.why_own_cache}; our runtime does not run it: {reason}"
         return EAGER
 
     def context(self, target: LoadedModel) -> int:
-        """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""
-        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.card, target.label, self.notes)
+        """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for
+        than the target holds."""
+        return held_context(
+            self.options.max_model_len,
+            target.lm.shape.context_length,
+            target.card,
+            target.label,
+            self.notes,
+        )
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""

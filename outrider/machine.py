@@ -1,4 +1,5 @@
-"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor` and for results.
+"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor`
+and for results.
 
 Every "no" comes with its reason and a remedy. Nothing here loads a model or changes a setting.
 """
@@ -22,7 +23,19 @@ from outrider.cpus import usable_cpus
 from outrider.lazy import torch
 
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimddp", "i8mm", "bf16", "sve")
+FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+)
 
 
 def cpu_name() -> str:
@@ -42,7 +55,12 @@ def cpu_flags() -> list[str]:
     except OSError:
         return []
     found = next(
-        (line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith(("flags", "Features"))), []
+        (
+            line.split(":", 1)[1].split()
+            for line in text.splitlines()
+            if line.startswith(("flags", "Features"))
+        ),
+        [],
     )
     return [flag for flag in FLAGS if flag in found]
 
@@ -84,7 +102,9 @@ def describe_machine() -> dict[str, Any]:
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
-        "cuda_devices": [{"name": found["name"], "total_bytes": found["total_bytes"]} for found in cuda_devices()],
+        "cuda_devices": [
+            {"name": found["name"], "total_bytes": found["total_bytes"]} for found in cuda_devices()
+        ],
     }
 
 
@@ -96,14 +116,19 @@ def memory_bandwidth(threads: int, mebibytes: int = 512, repeats: int = 7) -> fl
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(repeats):
             start = time.perf_counter()
-            list(pool.map(np.max, parts))  # max: one SIMD read stream, no store; numpy releases the GIL
+            # max: one SIMD read stream, no store; numpy releases the GIL
+            list(pool.map(np.max, parts))
             best = max(best, buffer.nbytes / (time.perf_counter() - start))
     return best
 
 
 def cores() -> dict[str, int | None]:
     """Cores there are, and those this process may use."""
-    return {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count(), "usable": usable_cpus()}
+    return {
+        "physical": psutil.cpu_count(logical=False),
+        "logical": os.cpu_count(),
+        "usable": usable_cpus(),
+    }
 
 
 def folder_size(folder: Path) -> dict[str, Any]:
@@ -125,15 +150,27 @@ def unavailable() -> list[dict[str, str]]:
 
     if not torch.cuda.is_available():
         why = (
-            "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+            "this torch was built without CUDA"
+            if torch.version.cuda is None
+            else "torch sees no CUDA device"
         )
-        say("CUDA", why, "on a machine with an NVIDIA GPU: pip install torch with CUDA, check nvidia-smi")
+        say(
+            "CUDA",
+            why,
+            "on a machine with an NVIDIA GPU: pip install torch with CUDA, check nvidia-smi",
+        )
     if not torch.backends.mkldnn.is_available():
-        say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
+        say(
+            "packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch"
+        )
     flags = cpu_flags()
     has_kernels = "avx2" in flags or "asimddp" in flags
     if flags and "avx512f" not in flags and not (has_kernels and compiler()):
-        why = "without AVX-512 it needs a C++ compiler, and there is none" if has_kernels else "the CPU has no AVX2"
+        why = (
+            "without AVX-512 it needs a C++ compiler, and there is none"
+            if has_kernels
+            else "the CPU has no AVX2"
+        )
         say("fast bfloat16 on CPU", why, "checkpoints in it run as float32, of twice the size")
     return found
 

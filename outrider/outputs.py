@@ -12,16 +12,25 @@ class Completion:
     """One finished (or interrupted) answer."""
 
     prompt_token_ids: list[int]
-    text: str  # without special tokens and the stop string or stop token that ended it, where they were not asked for
+    # without special tokens and the stop string or stop token that ended it, where they were not
+    # asked for
+    text: str
     token_ids: list[int]  # everything generated, an end-of-text token included
-    finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context), "abort" (interrupted)
-    origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
-    logprobs: list[dict[int, float]] | None  # per token: id -> log-probability under the target, no filters applied
+    # "stop" (end token or stop string), "length" (max_tokens or context), "abort" (interrupted)
+    finish_reason: str
+    # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
+    origins: list[str]
+    # per token: id -> log-probability under the target, no filters applied
+    logprobs: list[dict[int, float]] | None
     stats: DecodeStats
-    lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own distribution
-    seed: int  # the one used, also when none was asked for: with `verifier` it repeats a sampled answer
-    verifier: str = ""  # the acceptance rule by its name: for a seeded answer gumbel, unless another one was asked for
-    stop_reason: int | str | None = None  # the stop string or stop_token_ids entry that ended it; None: anything else did
+    # False: a lossy verifier was allowed, so the text need not follow the model's own distribution
+    lossless: bool
+    # the one used, also when none was asked for: with `verifier` it repeats a sampled answer
+    seed: int
+    # the acceptance rule by its name: for a seeded answer gumbel, unless another one was asked for
+    verifier: str = ""
+    # the stop string or stop_token_ids entry that ended it; None: anything else did
+    stop_reason: int | str | None = None
     prompt: str | None = None  # the text that was given; None where token ids were
     index: int = 0  # which of the `n` answers to its prompt
     others: list[Completion] = field(default_factory=list)  # the further answers that `n` asked for

@@ -1,4 +1,5 @@
-"""Drafter, verifier and draft length: from names and options to parts that fit one another, before any model is read."""
+"""Drafter, verifier and draft length: from names and options to parts that fit one another, before
+any model is read."""
 
 from __future__ import annotations
 
@@ -30,25 +31,35 @@ class Parts:
     verifier_settings: Any
     length: DraftLength
     is_verifier_named: bool = False  # not chosen for the drafter
-    any_length: bool = False  # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
+    # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
+    any_length: bool = False
 
     def make_drafter(
-        self, target: LoadedModel, draft: LoadedModel | None, status: Callable[[str], None] = lambda line: None
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        status: Callable[[str], None] = lambda line: None,
     ) -> Drafter:
         """The drafter for this target. `status` is called with what takes long while it happens."""
-        settings, length = self.drafter_settings, self.length
+        settings = self.drafter_settings
+        length = self.length
         self._check_states(target, draft)
-        setup = DraftSetup(target, draft, length.max_nodes, settings, self.requirements.head_folder, status=status)
+        setup = DraftSetup(
+            target, draft, length.max_nodes, settings, self.requirements.head_folder, status=status
+        )
         drafter = self.drafter.build(setup)
         drafter.name = self.drafter_name
         return drafter
 
     def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
-        """Raises CapabilityError for a drafter that models with running states, or on transformers' own cache, cannot serve."""
+        """Raises CapabilityError for a drafter that models with running states, or on transformers'
+        own cache, cannot serve."""
         for model in (target, draft):
             if model is None or not (model.lm.shape.states or model.lm.why_own_cache):
                 continue
-            name, own, why = model.name, model.lm.why_own_cache, None
+            name = model.name
+            own = model.lm.why_own_cache
+            why = None
             if self.requirements.trees and own:
                 why = f"drafts trees, and states cannot branch in transformers' own cache, on which '{name}' runs ({own})"
             elif self.requirements.trees and model is draft:
@@ -58,12 +69,14 @@ class Parts:
             if why is not None:
                 raise CapabilityError(
                     f"drafter '{self.drafter_name}' {why}. "
-                    "Use a drafter of chains: ngram, suffix, draft-model, composite with mode=best, ..."
+                    "Use a drafter of chains: ngram, suffix, draft-model, composite with "
+                    "mode=best, ..."
                 )
 
     @property
     def loop_lengths(self) -> tuple[int, ...]:
-        """Tokens that the calls of a recorded drafting loop make (CUDA graphs); none: there is no loop."""
+        """Tokens that the calls of a recorded drafting loop make (CUDA graphs); none: there is no
+        loop."""
         return self.requirements.loop_lengths(self.length.max_nodes, any_length=self._varies)
 
     @property
@@ -85,23 +98,31 @@ class Parts:
 
 
 def choose_parts(
-    drafter: str, drafter_options: dict[str, Any], verifier: str, verifier_options: dict[str, Any],
-    num_draft_tokens: int | str | None, *, lossy: bool,
-) -> Parts:  # fmt: skip
+    drafter: str,
+    drafter_options: dict[str, Any],
+    verifier: str,
+    verifier_options: dict[str, Any],
+    num_draft_tokens: int | str | None,
+    *,
+    lossy: bool,
+) -> Parts:
     """Drafter, verifier and draft length by their names.
 
-    Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit.
+    Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not
+    fit.
     """
     drafter_class: type[Drafter] = DRAFTERS.load(drafter)
     settings = parse_settings(drafter_class.Settings, drafter_options, f"drafter '{drafter}'")
-    requirements, is_verifier_named = drafter_class.requirements(settings), verifier != "auto"
+    requirements = drafter_class.requirements(settings)
+    is_verifier_named = verifier != "auto"
     if not is_verifier_named:
         verifier = "traversal" if requirements.trees else "block"
     verifier_class: type[Verifier] = VERIFIERS.load(verifier)
     if requirements.trees and verifier_class.shape != "tree":
         trees = [name for name, kind in VERIFIERS.importable().items() if kind.shape == "tree"]
         raise CapabilityError(
-            f"verifier '{verifier}' takes chains, but drafter '{drafter}' drafts trees; use one of {', '.join(trees)}"
+            f"verifier '{verifier}' takes chains, but drafter '{drafter}' drafts trees; use one "
+            f"of {', '.join(trees)}"
         )
     _check_lossy(verifier, verifier_class, lossy)
     return Parts(
@@ -110,7 +131,9 @@ def choose_parts(
         drafter_settings=settings,
         requirements=requirements,
         verifier=verifier_class,
-        verifier_settings=parse_settings(verifier_class.Settings, verifier_options, f"verifier '{verifier}'"),
+        verifier_settings=parse_settings(
+            verifier_class.Settings, verifier_options, f"verifier '{verifier}'"
+        ),
         length=DraftLength.parse(num_draft_tokens, requirements.num_draft_tokens),
         is_verifier_named=is_verifier_named,
     )
@@ -119,8 +142,12 @@ def choose_parts(
 def _check_lossy(name: str, verifier: type[Verifier], lossy: bool) -> None:
     if not verifier.lossless and not lossy:
         raise ConfigError(
-            f"verifier '{name}' is lossy: it changes the distribution. Allow it with --lossy (lossy=True in Python)."
+            f"verifier '{name}' is lossy: it changes the distribution. Allow it with --lossy "
+            "(lossy=True in Python)."
         )
     if verifier.lossless and lossy:
         others = [other for other, kind in VERIFIERS.importable().items() if not kind.lossless]
-        raise ConfigError(f"lossy was asked for, but verifier '{name}' is lossless; lossy are: {', '.join(others)}")
+        raise ConfigError(
+            f"lossy was asked for, but verifier '{name}' is lossless; lossy are: "
+            f"{', '.join(others)}"
+        )

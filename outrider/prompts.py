@@ -1,4 +1,5 @@
-"""Prompts as callers give them, made into texts or token ids: one or many, as text, lists, tensors or dictionaries.
+"""Prompts as callers give them, made into texts or token ids: one or many, as text, lists, tensors
+or dictionaries.
 
     "a text"                                [1, 2, 3]                                   one prompt
     ["a text", [1, 2, 3]]                   tensors and arrays of two dimensions        several
@@ -21,10 +22,18 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, RequestError, did_you_mean
 
-Prompt = str | Sequence[int] | Mapping[str, Any] | Tensor  # NumPy's arrays, too, which are no type to mypy
+# NumPy's arrays, too, which are no type to mypy
+Prompt = str | Sequence[int] | Mapping[str, Any] | Tensor
 EXPECTED = 'give text, token ids (a flat list of whole numbers), {"prompt": ...}, {"prompt_token_ids": ...} or tokenizer(...)'
 VLLM = ("prompt", "prompt_token_ids")
-TOKENIZER = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask", "offset_mapping", "length")
+TOKENIZER = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "special_tokens_mask",
+    "offset_mapping",
+    "length",
+)
 TEXT_ONLY = "models are given text only here"
 REFUSED = {
     "multi_modal_data": TEXT_ONLY,
@@ -35,20 +44,23 @@ REFUSED = {
     "inputs_embeds": "prompts are text or token ids",
     "cache_salt": "no cache is shared between calls",
 }
-NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, PathLike, set, frozenset)  # members are no prompts or have no order
+# members are no prompts or have no order
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, PathLike, set, frozenset)
 SHOWN = 60  # characters of a wrong value in a message
 
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """One prompt. `token_ids` is what the model continues; None: the tokenizer makes them of `text`."""
+    """One prompt. `token_ids` is what the model continues; None: the tokenizer makes them of
+    `text`."""
 
     text: str | None = None
     token_ids: list[int] | None = None
 
 
 def read_prompts(given: Any, tokenizer: Any = None) -> list[ReadPrompt]:
-    """Every prompt in `given`, in order. `tokenizer`: its padding token is looked for in batches without an attention mask.
+    """Every prompt in `given`, in order. `tokenizer`: its padding token is looked for in batches
+    without an attention mask.
 
     Raises RequestError for what is no prompt.
     """
@@ -56,7 +68,8 @@ def read_prompts(given: Any, tokenizer: Any = None) -> list[ReadPrompt]:
 
 
 def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
-    """What each of `count` answers is expected to be: one prediction for all, or one each, None where nothing is expected.
+    """What each of `count` answers is expected to be: one prediction for all, or one each, None
+    where nothing is expected.
 
     Raises RequestError for what is no prediction, ConfigError where there are more or fewer.
     """
@@ -66,15 +79,19 @@ def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
     if is_one:
         return found * count
     if len(found) != count:
-        raise ConfigError(f"{len(found)} predictions for {count} prompts; give one, or one for each")
+        raise ConfigError(
+            f"{len(found)} predictions for {count} prompts; give one, or one for each"
+        )
     return found
 
 
 class _Reader:
-    """Reads prompts, or predictions: `kind` is what messages call them; `optional` ones may be None in a list."""
+    """Reads prompts, or predictions: `kind` is what messages call them; `optional` ones may be None
+    in a list."""
 
     def __init__(self, kind: str, tokenizer: Any = None, *, optional: bool = False) -> None:
-        self._kind, self._optional = kind, optional
+        self._kind = kind
+        self._optional = optional
         self._pad = getattr(tokenizer, "pad_token_id", None)
         self._begin = getattr(tokenizer, "bos_token_id", None)
 
@@ -108,7 +125,10 @@ class _Reader:
         if isinstance(item, Mapping):
             found = self._mapping(item, called)[0]
             if len(found) != 1:
-                raise RequestError(f"{called} is a dictionary of {len(found)} prompts; inside a list each holds one")
+                raise RequestError(
+                    f"{called} is a dictionary of {len(found)} prompts; inside a list each holds "
+                    "one"
+                )
             return found[0]
         return ReadPrompt(token_ids=_ids(item, called))
 
@@ -117,23 +137,40 @@ class _Reader:
         fields = {name: value for name, value in given.items() if value is not None}
         for name in fields:
             if name in REFUSED:
-                raise RequestError(f"{called} has '{name}', which is not supported: {REFUSED[name]}")
+                raise RequestError(
+                    f"{called} has '{name}', which is not supported: {REFUSED[name]}"
+                )
             if name not in (*VLLM, *TOKENIZER):
-                raise RequestError(f"{called} has an unknown key '{name}'.{did_you_mean(str(name), (*VLLM, *TOKENIZER))}")
+                raise RequestError(
+                    f"{called} has an unknown key "
+                    f"'{name}'.{did_you_mean(str(name), (*VLLM, *TOKENIZER))}"
+                )
         if "input_ids" in fields:
             if others := [name for name in VLLM if name in fields]:
-                raise RequestError(f"{called} has both 'input_ids' and '{others[0]}': give one of them")
+                raise RequestError(
+                    f"{called} has both 'input_ids' and '{others[0]}': give one of them"
+                )
             return self._encoded(fields, called)
         if "prompt_token_ids" in fields:
-            return [ReadPrompt(_text(fields.get("prompt"), called), self._one_row(fields["prompt_token_ids"], called))], True
+            return [
+                ReadPrompt(
+                    _text(fields.get("prompt"), called),
+                    self._one_row(fields["prompt_token_ids"], called),
+                )
+            ], True
         if "prompt" in fields:
             return [ReadPrompt(_text(fields["prompt"], called))], True
-        raise RequestError(f"{called} is a dictionary without a prompt, got {_shown(dict(given))}; {EXPECTED}")
+        raise RequestError(
+            f"{called} is a dictionary without a prompt, got {_shown(dict(given))}; {EXPECTED}"
+        )
 
     def _one_row(self, token_ids: Any, called: str) -> list[int]:
         rows, _ = _rows(token_ids, f"prompt_token_ids of {called}")
         if len(rows) != 1:
-            raise RequestError(f"prompt_token_ids of {called} holds {len(rows)} prompts; give one dictionary for each")
+            raise RequestError(
+                f"prompt_token_ids of {called} holds {len(rows)} prompts; give one dictionary for "
+                "each"
+            )
         return rows[0]
 
     def _encoded(self, fields: Mapping[str, Any], called: str) -> tuple[list[ReadPrompt], bool]:
@@ -153,11 +190,15 @@ class _Reader:
         if len(rows) < 2 or self._pad is None or len({len(row) for row in rows}) != 1:
             return
         for number, row in enumerate(rows):
-            begins = row[:1] == [self._pad] and (self._pad != self._begin or row[:2] == [self._pad] * 2)
+            begins = row[:1] == [self._pad] and (
+                self._pad != self._begin or row[:2] == [self._pad] * 2
+            )
             if begins or row[-1:] == [self._pad]:
                 raise RequestError(
-                    f"{self._kind} {number} begins or ends with the padding token {self._pad}, and nothing says whether it "
-                    'is text: give all that the tokenizer returned, its mask included, or {"prompt_token_ids": ...} for each'
+                    f"{self._kind} {number} begins or ends with the padding token {self._pad}, "
+                    "and nothing says whether it "
+                    "is text: give all that the tokenizer returned, its mask included, or "
+                    '{"prompt_token_ids": ...} for each'
                 )
 
 
@@ -178,7 +219,9 @@ def _ids(item: Any, called: str) -> list[int]:
         return _flat(_listed(item, called), called)
     rows, _ = _array_rows(item, called)
     if len(rows) != 1:
-        raise RequestError(f"{called} is {_shown(item)}; inside a list each tensor holds one prompt")
+        raise RequestError(
+            f"{called} is {_shown(item)}; inside a list each tensor holds one prompt"
+        )
     return rows[0]
 
 
@@ -190,8 +233,13 @@ def _real(rows: list[list[int]], mask: Any, is_one: bool, called: str) -> list[l
     if lengths != [len(row) for row in rows]:
         raise RequestError(f"attention_mask of {called} has another shape than its input_ids")
     if odd := [value for one in masks for value in one if value not in (0, 1)]:
-        raise RequestError(f"attention_mask of {called} has {_shown(odd[0])}; 1 is a token, 0 is padding")
-    return [[token for token, real in zip(row, one, strict=True) if real] for row, one in zip(rows, masks, strict=True)]
+        raise RequestError(
+            f"attention_mask of {called} has {_shown(odd[0])}; 1 is a token, 0 is padding"
+        )
+    return [
+        [token for token, real in zip(row, one, strict=True) if real]
+        for row, one in zip(rows, masks, strict=True)
+    ]
 
 
 def _listed(given: Any, called: str) -> list[Any]:
@@ -211,7 +259,9 @@ def _hint(given: Any) -> str:
 
 def _is_array(given: Any) -> bool:
     """Tensors and arrays; NumPy's arrays of strings and objects are lists to us."""
-    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind not in "UO")
+    return isinstance(given, Tensor) or (
+        isinstance(given, np.ndarray) and given.dtype.kind not in "UO"
+    )
 
 
 def _array_rows(given: Any, called: str) -> tuple[list[list[int]], bool]:
@@ -219,7 +269,9 @@ def _array_rows(given: Any, called: str) -> tuple[list[list[int]], bool]:
     if not str(given.dtype).removeprefix("torch.").startswith(("int", "uint")):
         raise RequestError(f"{called} is {_shown(given)}; token ids are whole numbers")
     if given.ndim not in (1, 2):
-        raise RequestError(f"{called} is {_shown(given)}; token ids have one dimension, a batch of them two")
+        raise RequestError(
+            f"{called} is {_shown(given)}; token ids have one dimension, a batch of them two"
+        )
     rows = given.tolist() if given.ndim == 2 else [given.tolist()]
     return rows, len(rows) == 1
 
@@ -227,7 +279,12 @@ def _array_rows(given: Any, called: str) -> tuple[list[list[int]], bool]:
 def _is_token(value: Any) -> bool:
     """A whole number, Python's, NumPy's or a tensor of no dimension. True and False are none."""
     if isinstance(value, Tensor):
-        return value.ndim == 0 and not value.is_floating_point() and not value.is_complex() and str(value.dtype) != "torch.bool"
+        return (
+            value.ndim == 0
+            and not value.is_floating_point()
+            and not value.is_complex()
+            and str(value.dtype) != "torch.bool"
+        )
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.kind in "iu"
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -236,13 +293,19 @@ def _is_token(value: Any) -> bool:
 def _flat(items: Sequence[Any], called: str) -> list[int]:
     for index, item in enumerate(items):
         if not _is_token(item):
-            raise RequestError(f"{called} has {_shown(item)} at position {index}, where a token id (a whole number) is expected")
+            raise RequestError(
+                f"{called} has {_shown(item)} at position {index}, where a token id (a whole "
+                "number) is expected"
+            )
     return [int(item) for item in items]
 
 
 def _text(value: Any, called: str) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"'prompt' of {called} must be text, got {_shown(value)}; token ids go into 'prompt_token_ids'")
+        raise RequestError(
+            f"'prompt' of {called} must be text, got {_shown(value)}; token ids go into "
+            "'prompt_token_ids'"
+        )
     return value
 
 

@@ -1,7 +1,7 @@
 """Lazy name tables: a name maps to `"module:attribute"`, imported only when asked for.
 
-Third parties add a name through an entry point group (`outrider.drafters`, `outrider.verifiers`); a clash with a
-built-in name is an error, never a silent override.
+Third parties add a name through an entry point group (`outrider.drafters`, `outrider.verifiers`); a
+clash with a built-in name is an error, never a silent override.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from outrider.errors import ConfigError, did_you_mean, install_hint
 
 @cache
 def _installed(group: str, search_path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
-    """Entry points of the packages on `search_path`. Reading them takes milliseconds, and names are looked up often."""
+    """Entry points of the packages on `search_path`. Reading them takes milliseconds, and names are
+    looked up often."""
     return tuple(metadata.entry_points(group=group))
 
 
@@ -38,10 +39,12 @@ class Entry:
 
 
 class Registry:
-    """Names of one kind ("drafter", "verifier") and how to import them. `called`: the kind in messages."""
+    """Names of one kind ("drafter", "verifier") and how to import them. `called`: the kind in
+    messages."""
 
     def __init__(self, kind: str, builtin: dict[str, Entry], called: str | None = None) -> None:
-        self.kind, self._called = kind, called or kind
+        self.kind = kind
+        self._called = called or kind
         self._builtin = builtin
 
     @property
@@ -50,12 +53,14 @@ class Registry:
         return f"outrider.{self.kind}s"
 
     def entries(self) -> dict[str, Entry]:
-        """Built-in names first, then entry points. Raises ConfigError when a plug-in reuses a built-in name."""
+        """Built-in names first, then entry points. Raises ConfigError when a plug-in reuses a
+        built-in name."""
         found = dict(self._builtin)
         for point in _installed(self.group, tuple(sys.path)):
             if point.name in self._builtin:
                 raise ConfigError(
-                    f"{self._called} '{point.name}' from {point.value} clashes with the built-in of that name; rename it"
+                    f"{self._called} '{point.name}' from {point.value} clashes with the built-in "
+                    "of that name; rename it"
                 )
             package = point.dist.name if point.dist else "an installed package"
             found[point.name] = Entry(point.value, f"third party, from {package}")
@@ -74,14 +79,24 @@ class Registry:
             loaded = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # a third party's module may raise anything
             entry = entries[name]
-            why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{self._called} '{name}' ({entry.path}) cannot be imported: {why}{entry.remedy}") from error
+            why = (
+                str(error)
+                if isinstance(error, ImportError | AttributeError)
+                else f"{type(error).__name__}: {error}"
+            )
+            raise ConfigError(
+                f"{self._called} '{name}' ({entry.path}) cannot be imported: {why}{entry.remedy}"
+            ) from error
         if not isinstance(loaded, type):
-            raise ConfigError(f"{self._called} '{name}' ({entries[name].path}) must be a class, got {type(loaded).__name__}")
+            raise ConfigError(
+                f"{self._called} '{name}' ({entries[name].path}) must be a class, got "
+                f"{type(loaded).__name__}"
+            )
         return loaded
 
     def importable(self) -> dict[str, Any]:
-        """Everything registered that can be imported, by name; `broken` says why the rest cannot be."""
+        """Everything registered that can be imported, by name; `broken` says why the rest cannot
+        be."""
         broken = self.broken()
         return {name: self.load(name) for name in self.names() if name not in broken}
 

@@ -1,4 +1,5 @@
-"""Rows run to their end, some at a time: the one loop around `Decoder.step` of everything that is no server."""
+"""Rows run to their end, some at a time: the one loop around `Decoder.step` of everything that is
+no server."""
 
 from __future__ import annotations
 
@@ -30,14 +31,20 @@ def has_ended(row: Row) -> bool:
 
 
 def run_rows(
-    decoder: Stepper[AnyRow], rows: Iterable[AnyRow], max_rows: int | None = None, is_over: Callable[[Row], bool] = has_ended
+    decoder: Stepper[AnyRow],
+    rows: Iterable[AnyRow],
+    max_rows: int | None = None,
+    is_over: Callable[[Row], bool] = has_ended,
 ) -> Generator[list[Row], None, None]:
-    """Decode rows, at most `max_rows` at a time; yields the rows of each step, when those that are over have left.
+    """Decode rows, at most `max_rows` at a time; yields the rows of each step, when those that are
+    over have left.
 
-    Rows that are in the decoder already take part. None is left in it when the generator ends, by itself, closed or by an error.
-    Their times (`DecodeStats`) are counted from the start of the run.
+    Rows that are in the decoder already take part. None is left in it when the generator ends, by
+    itself, closed or by an error. Their times (`DecodeStats`) are counted from the start of the
+    run.
     """
-    waiting, started = iter(rows), time.perf_counter()
+    waiting = iter(rows)
+    started = time.perf_counter()
     try:
         while True:
             for row in islice(waiting, None if max_rows is None else max_rows - len(decoder.rows)):
@@ -45,7 +52,8 @@ def run_rows(
             if not len(decoder.rows):
                 return
             decoder.step()
-            seconds, stepped = time.perf_counter() - started, list(decoder.rows)
+            seconds = time.perf_counter() - started
+            stepped = list(decoder.rows)
             for index in reversed(range(len(stepped))):
                 _time(stepped[index], seconds)
                 if is_over(stepped[index]):

@@ -1,4 +1,5 @@
-"""Settings of one drafter or verifier: a frozen dataclass each, filled from Python values or from command-line strings.
+"""Settings of one drafter or verifier: a frozen dataclass each, filled from Python values or from
+command-line strings.
 
     @dataclass(frozen=True)
     class NgramSettings:
@@ -9,8 +10,8 @@
 
     parse_settings(NgramSettings, {"max_ngram": "3"}, "drafter 'ngram'")
 
-A name that the dataclass does not have is an error with the nearest one; so is a value of another type. What several
-values must be together is the dataclass's own business (`__post_init__`).
+A name that the dataclass does not have is an error with the nearest one; so is a value of another
+type. What several values must be together is the dataclass's own business (`__post_init__`).
 """
 
 from __future__ import annotations
@@ -24,25 +25,36 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outrider.errors import ConfigError, did_you_mean
 
-COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
-TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+COMPARISONS = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
+TRUE = ("true", "yes", "on", "1")
+FALSE = ("false", "no", "off", "0")
 
 
 def setting(default: Any, text: str, *, common: bool = False, **bounds: float) -> Any:
     """A dataclass field with a default and the line that `outrider ls` prints about it.
 
-    `common`: where it is an option of the command line, `--help` shows it. `bounds`: at_least, above, at_most, below;
-    `check_bounds` compares.
+    `common`: where it is an option of the command line, `--help` shows it. `bounds`: at_least,
+    above, at_most, below; `check_bounds` compares.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "bounds": bounds, "common": common})
+    return dataclasses.field(
+        default=default, metadata={"help": text, "bounds": bounds, "common": common}
+    )
 
 
 def check_bounds(settings: Any, owner: str) -> None:
     """Raises ConfigError naming `owner` for a number beyond the bounds of its setting."""
     for field in dataclasses.fields(settings):
-        value, bounds = getattr(settings, field.name), field.metadata.get("bounds", {})
+        value = getattr(settings, field.name)
+        bounds = field.metadata.get("bounds", {})
         if not all(COMPARISONS[kind](value, bound) for kind, bound in bounds.items()):
-            words = " and ".join(f"{kind.replace('_', ' ')} {bound}" for kind, bound in bounds.items())
+            words = " and ".join(
+                f"{kind.replace('_', ' ')} {bound}" for kind, bound in bounds.items()
+            )
             raise ConfigError(f"{owner}: {field.name} must be {words}, got {value}")
 
 
@@ -52,7 +64,8 @@ class NoSettings:
 
 
 def parse_settings(kind: type, given: dict[str, Any], owner: str) -> Any:
-    """An instance of `kind`. Raises ConfigError naming `owner` for an unknown name or an unusable value."""
+    """An instance of `kind`. Raises ConfigError naming `owner` for an unknown name or an unusable
+    value."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     types_of = get_type_hints(kind)
     values = {}
@@ -70,11 +83,15 @@ def parse_settings(kind: type, given: dict[str, Any], owner: str) -> Any:
 
 def describe_settings(kind: type) -> dict[str, str]:
     """name -> 'default: what it is', for `outrider ls`."""
-    return {field.name: f"{field.default}: {field.metadata.get('help', '')}" for field in dataclasses.fields(kind)}
+    return {
+        field.name: f"{field.default}: {field.metadata.get('help', '')}"
+        for field in dataclasses.fields(kind)
+    }
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """A value of the setting's type from its text. Raises ValueError with what was expected in words."""
+    """A value of the setting's type from its text. Raises ValueError with what was expected in
+    words."""
     if get_origin(wanted) in (Union, types.UnionType):
         return _first_that_fits(value, get_args(wanted))
     if get_origin(wanted) is Literal:

@@ -1,9 +1,12 @@
-"""A file of settings that `generate`, `chat` and `serve` load with --settings, and that `outrider tune` writes.
+"""A file of settings that `generate`, `chat` and `serve` load with --settings, and that `outrider
+tune` writes.
 
-    {"outrider_settings": 1, "target": "demo", "options": {"drafter": "draft-model", "num_draft_tokens": 5}, "why": "..."}
+    {"outrider_settings": 1, "target": "demo", "options": {"drafter": "draft-model",
+    "num_draft_tokens": 5}, "why": "..."}
 
-`options` are keyword arguments of `outrider.LLM` that say how to draft and verify; no others, so that a file can be shared
-between machines. `for_tasks` and `for_batch_sizes` may hold other choices for parts of the traffic.
+`options` are keyword arguments of `outrider.LLM` that say how to draft and verify; no others, so
+that a file can be shared between machines. `for_tasks` and `for_batch_sizes` may hold other choices
+for parts of the traffic.
 """
 
 from __future__ import annotations
@@ -18,7 +21,14 @@ from outrider.wellformed import read_json
 
 FORMAT = 1
 REMEDY = ". 'outrider tune --settings-out FILE' writes one"  # to append to a message
-OPTIONS = ("drafter", "draft", "num_draft_tokens", "drafter_options", "verifier", "verifier_options")
+OPTIONS = (
+    "drafter",
+    "draft",
+    "num_draft_tokens",
+    "drafter_options",
+    "verifier",
+    "verifier_options",
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +37,10 @@ class SettingsFile:
 
     target: str  # as the user named it
     options: dict[str, Any]
-    for_tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # task -> options that are better for it
-    for_batch_sizes: dict[int, dict[str, Any]] = field(default_factory=dict)  # rows, from which on -> options
+    # task -> options that are better for it
+    for_tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # rows, from which on -> options
+    for_batch_sizes: dict[int, dict[str, Any]] = field(default_factory=dict)
     why: str = ""
 
     @property
@@ -39,10 +51,15 @@ class SettingsFile:
     def text(self) -> str:
         """The file's content."""
         content = {
-            "outrider_settings": FORMAT, "target": self.target, "options": self.options, "for_tasks": self.for_tasks,
-            "for_batch_sizes": {str(size): options for size, options in self.for_batch_sizes.items()},
+            "outrider_settings": FORMAT,
+            "target": self.target,
+            "options": self.options,
+            "for_tasks": self.for_tasks,
+            "for_batch_sizes": {
+                str(size): options for size, options in self.for_batch_sizes.items()
+            },
             "why": self.why,
-        }  # fmt: skip
+        }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def write(self, path: Path) -> None:
@@ -57,23 +74,36 @@ def read_settings(path: Path) -> SettingsFile:
     """The settings in a file. Raises ConfigError that says what is wrong with the file."""
     content = read_json(path, f"settings file {path}", REMEDY)
     if isinstance(content, dict) and "schema_version" in content:
-        raise ConfigError(f"{path} is a result: --settings takes the file that 'outrider tune' writes to --settings-out")
+        raise ConfigError(
+            f"{path} is a result: --settings takes the file that 'outrider tune' writes to "
+            "--settings-out"
+        )
     if not isinstance(content, dict) or content.get("outrider_settings") != FORMAT:
-        raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}{REMEDY}')
+        raise ConfigError(
+            f'{path} is no settings file of this version: it must have "outrider_settings": '
+            f"{FORMAT}{REMEDY}"
+        )
     options: Any = content.get("options")
-    by_task, by_size = content.get("for_tasks") or {}, content.get("for_batch_sizes") or {}
+    by_task = content.get("for_tasks") or {}
+    by_size = content.get("for_batch_sizes") or {}
     try:
         for one in (options, *by_task.values(), *by_size.values()):
             _check_options(one, path)
         sizes = {int(size): one for size, one in by_size.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: 'for_tasks' and 'for_batch_sizes' map names and row counts to options") from error
-    return SettingsFile(str(content.get("target", "")), options, by_task, sizes, str(content.get("why", "")))
+        raise ConfigError(
+            f"{path}: 'for_tasks' and 'for_batch_sizes' map names and row counts to options"
+        ) from error
+    return SettingsFile(
+        str(content.get("target", "")), options, by_task, sizes, str(content.get("why", ""))
+    )
 
 
 def _check_options(options: Any, path: Path) -> None:
     if not isinstance(options, dict):
-        raise ConfigError(f"{path}: 'options' must be an object of options, got {type(options).__name__}")
+        raise ConfigError(
+            f"{path}: 'options' must be an object of options, got {type(options).__name__}"
+        )
     for name in options:
         if name not in OPTIONS:
             raise ConfigError(f"{path}: unknown option '{name}'.{did_you_mean(name, OPTIONS)}")

@@ -1,9 +1,11 @@
-"""What one generation did, as counters and seconds that add up; every ratio is derived when it is read.
+"""What one generation did, as counters and seconds that add up; every ratio is derived when it is
+read.
 
-Definitions (docs/glossary.md): tau = emitted / steps, the bonus or correction token included, so plain decoding is 1.0;
-alpha = accepted / tested, where a draft token is tested when the verifier got as far as deciding on it;
-draft_utilisation = accepted / drafted (what vLLM prints as acceptance rate). The first step's tokens are what the time to
-first token pays for, one or several; the tokens behind them are decoded: tpot = decode_s / (emitted - first_tokens).
+Definitions (docs/glossary.md): tau = emitted / steps, the bonus or correction token included, so
+plain decoding is 1.0; alpha = accepted / tested, where a draft token is tested when the verifier
+got as far as deciding on it; draft_utilisation = accepted / drafted (what vLLM prints as acceptance
+rate). The first step's tokens are what the time to first token pays for, one or several; the tokens
+behind them are decoded: tpot = decode_s / (emitted - first_tokens).
 """
 
 from __future__ import annotations
@@ -24,18 +26,23 @@ class DecodeStats:
     steps: int = 0  # target passes that emitted something
     emitted: int = 0  # tokens added to the text
     drafted: int = 0  # draft tokens submitted to the target
-    tested: int = 0  # of those, decided on: the accepted ones and the first rejected one of each step
+    # of those, decided on: the accepted ones and the first rejected one of each step
+    tested: int = 0
     accepted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)  # [i]: steps whose (i+1)-th draft token was accepted
+    # [i]: steps whose (i+1)-th draft token was accepted
+    accepted_per_position: list[int] = field(default_factory=list)
     answers: int = 0  # that emitted something
     first_tokens: int = 0  # of the emitted: those of each answer's first step
-    ttft_s: float = 0.0  # seconds from the request to its first step's tokens, prefill included; of several answers the sum
+    # seconds from the request to its first step's tokens, prefill included; of several answers the
+    # sum
+    ttft_s: float = 0.0
     decode_s: float = 0.0  # seconds from the first step's tokens to the last token
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
     def tau(self) -> float | None:
-        """Emitted tokens per target pass. None before the first pass, as of an answer that was interrupted there."""
+        """Emitted tokens per target pass. None before the first pass, as of an answer that was
+        interrupted there."""
         return _ratio(self.emitted, self.steps)
 
     @property
@@ -50,7 +57,8 @@ class DecodeStats:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Emitted tokens per second from the request to the last token, reading the prompt included."""
+        """Emitted tokens per second from the request to the last token, reading the prompt
+        included."""
         return _ratio(self.emitted, self.ttft_s + self.decode_s)
 
     @property
@@ -70,14 +78,17 @@ class DecodeStats:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token: seconds per token after the first step. None for an answer of a single step."""
+        """Time per output token: seconds per token after the first step. None for an answer of a
+        single step."""
         return _ratio(self.decode_s, self.decode_tokens)
 
     def count_step(self, drafted: int, accepted: int, emitted: int, *, rejected: bool) -> None:
-        """Record one step of one row. `accepted` counts draft tokens that ended up in the text; `rejected`: the verifier
-        then turned down what the draft had next (in a tree: all of it, which counts as one test)."""
+        """Record one step of one row. `accepted` counts draft tokens that ended up in the text;
+        `rejected`: the verifier then turned down what the draft had next (in a tree: all of it,
+        which counts as one test)."""
         if self.steps == 0:
-            self.answers, self.first_tokens = 1, emitted
+            self.answers = 1
+            self.first_tokens = emitted
         self.steps += 1
         self.emitted += emitted
         self.drafted += drafted
@@ -91,7 +102,10 @@ class DecodeStats:
     def merge(self, other: DecodeStats) -> DecodeStats:
         """The sum of both, as a new object."""
         width = max(len(self.accepted_per_position), len(other.accepted_per_position))
-        mine, theirs = (s.accepted_per_position + [0] * (width - len(s.accepted_per_position)) for s in (self, other))
+        mine, theirs = (
+            s.accepted_per_position + [0] * (width - len(s.accepted_per_position))
+            for s in (self, other)
+        )
         return DecodeStats(
             steps=self.steps + other.steps,
             emitted=self.emitted + other.emitted,

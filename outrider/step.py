@@ -1,4 +1,5 @@
-"""What a step of decoding is to those who take part in it without drafting or verifying: its facts, its clock, and two roles.
+"""What a step of decoding is to those who take part in it without drafting or verifying: its facts,
+its clock, and two roles.
 
     control     chooses how much every row drafts, and learns from the facts
     observer    sees the facts of every step: recorders, reports, timers
@@ -24,7 +25,8 @@ class StepFacts:
     asked: list[int]  # nodes per row that the drafter was asked for
     draft: Draft
     verdict: Verdict
-    seconds: float  # without reading prompts and choosing lengths, which are no part of a step's price
+    # without reading prompts and choosing lengths, which are no part of a step's price
+    seconds: float
     draft_s: float  # in the drafter and its control, reading included
 
     @property
@@ -60,14 +62,15 @@ class Control(StepObserver, Protocol):
 class Clock:
     """Wall-clock seconds of one step by phase: `with clock("draft"): ...`.
 
-    CUDA is waited for at the end of each phase, where a step reads results anyway; the step's queue, not the device: that would
-    break a CUDA graph which another model's thread is recording.
+    CUDA is waited for at the end of each phase, where a step reads results anyway; the step's
+    queue, not the device: that would break a CUDA graph which another model's thread is recording.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self.seconds: dict[str, float] = {}
-        self.priced = 0.0  # without reading prompts and choosing lengths, which are no part of a step's price
+        # without reading prompts and choosing lengths, which are no part of a step's price
+        self.priced = 0.0
 
     def __call__(self, phase: str, *, priced: bool = True) -> Self:
         self._phase = phase
@@ -85,7 +88,8 @@ class Clock:
         self.priced += self._is_priced * seconds
 
     def share(self, rows: Rows) -> None:
-        """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""
+        """Every row waited for the whole step, so each is charged an equal share: sums over rows
+        stay wall time."""
         for row in rows:
             for phase, seconds in self.seconds.items():
                 row.stats.time_s[phase] += seconds / len(rows)

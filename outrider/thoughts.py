@@ -1,4 +1,5 @@
-"""Thoughts and answer separated in a text as it grows, and stop strings that count in the answer only."""
+"""Thoughts and answer separated in a text as it grows, and stop strings that count in the answer
+only."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Part = tuple[Kind, str]
 
 
 class Thoughts:
-    """Follows one answer. The parts it gives, joined, are the text; what may still become a mark is held back."""
+    """Follows one answer. The parts it gives, joined, are the text; what may still become a mark is
+    held back."""
 
     def __init__(self, thinking: ThinkingMarks) -> None:
         self._thinking = thinking
@@ -29,13 +31,20 @@ class Thoughts:
         """The text that one token added; None: text without a token, at the end."""
         if not text and token is None:
             return []
-        if self.phase == "answer" and not (self._thinking.repeats and token == self._thinking.opening_id):
+        if self.phase == "answer" and not (
+            self._thinking.repeats and token == self._thinking.opening_id
+        ):
             return [("answer", text)] if text else []
-        return self._by_token(token, text) if self._thinking.closing_ids else self._by_text(token, text)
+        return (
+            self._by_token(token, text)
+            if self._thinking.closing_ids
+            else self._by_text(token, text)
+        )
 
     def end(self) -> list[Part]:
         """What was held back, once no more will come."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return [("thought" if self.phase == "thinking" else "answer", held)] if held else []
 
     def _by_token(self, token: int | None, text: str) -> list[Part]:
@@ -43,7 +52,8 @@ class Thoughts:
         if token is not None:
             self._state = before.after(token, self._thinking, blank=not (self._held + text).strip())
             self.num_tokens = self._state.thought
-        held, now = self._held + text, self.phase
+        held = self._held + text
+        now = self.phase
         self._held = ""
         if before.phase != "thinking":
             if now == "before":
@@ -73,36 +83,55 @@ class Thoughts:
         blank = self._held[: len(self._held) - len(begun)]
         for mark in self._thinking.opening:
             if begun.startswith(mark):
-                self._state, self._held = ThinkingState("thinking"), begun[len(mark) :]
+                self._state = ThinkingState("thinking")
+                self._held = begun[len(mark) :]
                 return [("mark", blank + mark)]
         if any(mark.startswith(begun) for mark in self._thinking.opening):
             return []
-        self._state, held, self._held = ThinkingState("answer"), self._held, ""
+        self._state = ThinkingState("answer")
+        held = self._held
+        self._held = ""
         return [("answer", held)]
 
     def _inside(self) -> list[Part]:
-        starts = [(start, mark) for mark in self._thinking.closing if (start := self._held.find(mark)) >= 0]
+        starts = [
+            (start, mark)
+            for mark in self._thinking.closing
+            if (start := self._held.find(mark)) >= 0
+        ]
         if starts:
             start, mark = min(starts)
-            thought, answer, self._held = self._held[:start], self._held[start + len(mark) :], ""
+            thought = self._held[:start]
+            answer = self._held[start + len(mark) :]
+            self._held = ""
             self._state = ThinkingState("answer")
             parts: list[Part] = [("thought", thought), ("mark", mark), ("answer", answer)]
             return [part for part in parts if part[1]]
         keep = max(overlap(self._held, mark) for mark in self._thinking.closing)
-        safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        safe = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
         return [("thought", safe)] if safe else []
 
 
 def _up_to_mark(text: str, marks: Sequence[str]) -> list[Part]:
-    """Parts of the text that came with the tokens of a closing mark: the token before may have left some for them to release."""
+    """Parts of the text that came with the tokens of a closing mark: the token before may have left
+    some for them to release."""
     start = max((text.rfind(mark) for mark in marks if text.endswith(mark)), default=0)
     return [("thought", text[:start]), ("mark", text[start:])] if start else [("mark", text)]
 
 
 class StopsBehindThoughts(StopStrings):
-    """Stop strings that do not count in thoughts: models repeat there the string that should end the answer."""
+    """Stop strings that do not count in thoughts: models repeat there the string that should end
+    the answer."""
 
-    def __init__(self, stops: Sequence[str], thinking: ThinkingMarks, *, after: int = 0, include: bool = False) -> None:
+    def __init__(
+        self,
+        stops: Sequence[str],
+        thinking: ThinkingMarks,
+        *,
+        after: int = 0,
+        include: bool = False,
+    ) -> None:
         super().__init__(stops, after=after, include=include)
         self._thoughts = Thoughts(thinking)
 
@@ -123,5 +152,6 @@ class StopsBehindThoughts(StopStrings):
     def _shown(self, parts: Sequence[Part]) -> str:
         """What may be shown. Thoughts end what could have become a stop string."""
         return "".join(
-            StopStrings.push(self, text) if kind == "answer" else StopStrings.flush(self) + text for kind, text in parts
+            StopStrings.push(self, text) if kind == "answer" else StopStrings.flush(self) + text
+            for kind, text in parts
         )

@@ -2,9 +2,10 @@
 
     B rows of the batch     N draft nodes per row     V vocabulary     T tokens of a pass     H hidden
 
-A draft is a tree given by parent indices; a chain is the special case `parents=None`. Node -1 stands for the pending
-token: committed, in no KV cache yet, first token of the next target pass. So a target pass over N draft nodes has N + 1
-outputs: output 0 follows the pending token, output 1 + i follows node i.
+A draft is a tree given by parent indices; a chain is the special case `parents=None`. Node -1
+stands for the pending token: committed, in no KV cache yet, first token of the next target pass. So
+a target pass over N draft nodes has N + 1 outputs: output 0 follows the pending token, output 1 + i
+follows node i.
 """
 
 from __future__ import annotations
@@ -20,18 +21,23 @@ from torch import Tensor
 
 @dataclass
 class Draft:
-    """What a drafter proposes for each row. Rows may be shorter than N: `lengths` says how many nodes count."""
+    """What a drafter proposes for each row. Rows may be shorter than N: `lengths` says how many
+    nodes count."""
 
     tokens: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, valid nodes of each row; the rest is padding
-    parents: Tensor | None = None  # (B, N) int64, parents before children, -1 = pending token; None = a chain
-    probs: Tensor | None = None  # (B, N+1, V): distribution the children of node i-1 were drawn from; None = deterministic
-    sampled: Tensor | None = None  # (B, N) bool: drawn from `probs` (True) or placed deterministically; None = all alike
-    # Siblings stand in the order they were drawn. Each was drawn from the parent's distribution without the tokens of its earlier
-    # siblings (renormalised), or, with replacement, from the whole distribution every time.
+    # (B, N) int64, parents before children, -1 = pending token; None = a chain
+    parents: Tensor | None = None
+    # (B, N+1, V): distribution the children of node i-1 were drawn from; None = deterministic
+    probs: Tensor | None = None
+    # (B, N) bool: drawn from `probs` (True) or placed deterministically; None = all alike
+    sampled: Tensor | None = None
+    # Siblings stand in the order they were drawn. Each was drawn from the parent's distribution
+    # without the tokens of its earlier siblings (renormalised), or, with replacement, from the
+    # whole distribution every time.
     replacement: bool = False
-    # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown, of a row or of all. Never
-    # less than its parent's.
+    # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown,
+    # of a row or of all. Never less than its parent's.
     budgets: Sequence[Sequence[int] | None] | None = None
 
     @cached_property
@@ -44,7 +50,8 @@ class Draft:
 
     @cached_property
     def children(self) -> list[list[list[int]]]:
-        """[b][0]: nodes that follow the pending token; [b][1 + n]: nodes that follow node n. In order, on the host."""
+        """[b][0]: nodes that follow the pending token; [b][1 + n]: nodes that follow node n. In
+        order, on the host."""
         return [
             _children(parents, length)
             for parents, length in zip(self.parent_lists, self.lists[1], strict=True)
@@ -52,14 +59,16 @@ class Draft:
 
     @cached_property
     def parent_lists(self) -> list[list[int]]:
-        """`parent_nodes` on the host; a chain's without a tensor, for it is asked for at every greedy step."""
+        """`parent_nodes` on the host; a chain's without a tensor, for it is asked for at every
+        greedy step."""
         if self.parents is not None:
             return self.parents.tolist()
         return [list(range(-1, self.num_nodes - 1))] * self.num_rows
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        """[b][0] = 0, the pending token's; [b][1 + n]: draft tokens on the path to node n, itself included. On the host."""
+        """[b][0] = 0, the pending token's; [b][1 + n]: draft tokens on the path to node n, itself
+        included. On the host."""
         levels = []
         for parents in self.parent_lists:
             line = [0]
@@ -72,11 +81,15 @@ class Draft:
         """(B, N) int64: the `parents` field with its default, a chain, filled in."""
         if self.parents is not None:
             return self.parents
-        return torch.arange(-1, self.num_nodes - 1, device=self.tokens.device).expand_as(self.tokens)
+        return torch.arange(-1, self.num_nodes - 1, device=self.tokens.device).expand_as(
+            self.tokens
+        )
 
     def depths(self) -> Tensor:
         """(B, N+1) int64: how many draft tokens come before each output. 0 for the pending token's."""
-        return torch.tensor(self.levels, dtype=torch.int64, device=self.tokens.device).view(self.num_rows, -1)
+        return torch.tensor(self.levels, dtype=torch.int64, device=self.tokens.device).view(
+            self.num_rows, -1
+        )
 
     @property
     def num_rows(self) -> int:
@@ -87,7 +100,8 @@ class Draft:
         return self.tokens.shape[1]
 
     def is_sampled(self) -> Tensor:
-        """(B, N) bool: the `sampled` field with its default filled in: sampled exactly when `probs` is given."""
+        """(B, N) bool: the `sampled` field with its default filled in: sampled exactly when `probs`
+        is given."""
         if self.sampled is not None:
             return self.sampled
         return torch.full_like(self.tokens, self.probs is not None, dtype=torch.bool)
@@ -96,13 +110,15 @@ class Draft:
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
         """No proposal for any row: the step then is plain decoding."""
         draft = cls(*_nothing(num_rows, device))
-        draft.lists = [[] for _ in range(num_rows)], [0] * num_rows  # every plain step asks for them
+        # every plain step asks for them
+        draft.lists = [[] for _ in range(num_rows)], [0] * num_rows
         return draft
 
 
 @lru_cache(maxsize=64)
 def _nothing(num_rows: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Tokens and lengths of empty drafts. Made once: the first tensor operation behind a pass costs 30 us, whichever it is."""
+    """Tokens and lengths of empty drafts. Made once: the first tensor operation behind a pass costs
+    30 us, whichever it is."""
     lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)
     return lengths[:, None][:, :0], lengths
 
@@ -115,23 +131,30 @@ def _children(parents: list[int], length: int) -> list[list[int]]:
 
 
 class Verdict:
-    """What the verifier keeps of a draft, and the one token it adds (correction after a rejection, else bonus).
+    """What the verifier keeps of a draft, and the one token it adds (correction after a rejection,
+    else bonus).
 
-    Reached as tensors or on the host; the other form is made when somebody asks for it, which in a greedy step nobody does.
+    Reached as tensors or on the host; the other form is made when somebody asks for it, which in a
+    greedy step nobody does.
     """
 
-    _origin: tuple[int, torch.device]  # of a verdict reached on the host: nodes of the draft, and where it is
+    # of a verdict reached on the host: nodes of the draft, and where it is
+    _origin: tuple[int, torch.device]
 
-    def __init__(self, path: Tensor, num_accepted: Tensor, next_token: Tensor, all_accepted: Tensor) -> None:
-        """path (B, D) int64: kept node indices root -> leaf, -1 padded. num_accepted (B,) int64. next_token (B,) int64.
-        all_accepted (B,) bool: the kept path ends at a leaf, nothing was rejected there (next_token is a bonus)."""
+    def __init__(
+        self, path: Tensor, num_accepted: Tensor, next_token: Tensor, all_accepted: Tensor
+    ) -> None:
+        """path (B, D) int64: kept node indices root -> leaf, -1 padded. num_accepted (B,) int64.
+        next_token (B,) int64. all_accepted (B,) bool: the kept path ends at a leaf, nothing was
+        rejected there (next_token is a bonus)."""
         self._tensors = (path, num_accepted, next_token, all_accepted)
 
     @classmethod
     def of_lists(cls, lists: VerdictLists, num_nodes: int, device: torch.device) -> Verdict:
         """A verdict reached on the host."""
         verdict = cls.__new__(cls)
-        verdict.lists, verdict._origin = lists, (num_nodes, device)
+        verdict.lists = lists
+        verdict._origin = (num_nodes, device)
         return verdict
 
     @property
@@ -156,15 +179,19 @@ class Verdict:
         path, *rest = self._tensors
         if path.device.type == "cpu":
             return VerdictLists(*(tensor.tolist() for tensor in self._tensors))
-        lines = torch.cat([path, *(one.long()[:, None] for one in rest)], dim=1).tolist()  # sync: one copy
+        # sync: one copy
+        lines = torch.cat([path, *(one.long()[:, None] for one in rest)], dim=1).tolist()
         counts, tokens, are_all = ([line[number] for line in lines] for number in (-3, -2, -1))
-        return VerdictLists([line[:-3] for line in lines], counts, tokens, [one == 1 for one in are_all])
+        return VerdictLists(
+            [line[:-3] for line in lines], counts, tokens, [one == 1 for one in are_all]
+        )
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         num_nodes, device = self._origin
         lines = [[*path, *rest] for path, *rest in zip(*self.lists, strict=True)]
-        packed = torch.tensor(lines, dtype=torch.int64, device=device)  # one tensor: each costs as much as all
+        # one tensor: each costs as much as all
+        packed = torch.tensor(lines, dtype=torch.int64, device=device)
         return packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool()
 
 
@@ -182,9 +209,9 @@ class TargetOutput:
     """One target pass over [pending token] + draft nodes, and what of it was committed."""
 
     logits: Tensor  # (B, N+1, V) as the model gives them
-    # layer -> (B, M+1, H), only layers a drafter asked for; of the whole pass, even where `logits` were cut to the nodes of one
-    # of several drafters
+    # layer -> (B, M+1, H), only layers a drafter asked for; of the whole pass, even where `logits`
+    # were cut to the nodes of one of several drafters
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    # per row, the columns of `hidden` that belong to the text now: 0, the token that was pending, then the kept nodes on their
-    # path. Their tokens are row.tokens[-1 - len(kept) : -1]
+    # per row, the columns of `hidden` that belong to the text now: 0, the token that was pending,
+    # then the kept nodes on their path. Their tokens are row.tokens[-1 - len(kept) : -1]
     kept: list[list[int]] = field(default_factory=list)

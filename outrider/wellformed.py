@@ -1,9 +1,10 @@
 """Whether what comes from outside is well formed: text, and files of JSON and TOML.
 
-Python, and escapes in JSON, can make halves of surrogate pairs, which no tokenizer or client takes. Bytes that are no UTF-8
-become such halves, too, when they come from the command line.
+Python, and escapes in JSON, can make halves of surrogate pairs, which no tokenizer or client takes.
+Bytes that are no UTF-8 become such halves, too, when they come from the command line.
 
-Any file may be a stranger's. All that are JSON or TOML are read here, with limits on their size and on how deep they are nested.
+Any file may be a stranger's. All that are JSON or TOML are read here, with limits on their size and
+on how deep they are nested.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from outrider.errors import ConfigError, RequestError
 
 MAX_BYTES = 256 << 20  # of a file: the largest tokenizers take 40 MiB
 MAX_TOML_BYTES = 1 << 20
-MAX_DEPTH = 200  # of lists and objects in one another: as Python's own syntax; what its JSON reads varies with the version
+# of lists and objects in one another: as Python's own syntax; what its JSON reads varies with the
+# version
+MAX_DEPTH = 200
 FLAT = 12  # what is nested less deep is found out faster
 _STRING = re.compile(r'"[^"]*"')
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _PAIRS = re.compile(r"\[\]|\{\}")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_DEPTH}}}""")  # of TOML: a.b.c
+# of TOML: a.b.c
+LONG_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_DEPTH}}}"""
+)
 TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} lists and objects"
 
 
@@ -36,14 +42,18 @@ def is_text(text: str) -> bool:
 
 
 def checked_text(called: str, text: str) -> str:
-    """The text itself, if it is well formed. Raises RequestError where it is none; `called`: what the message calls it."""
+    """The text itself, if it is well formed. Raises RequestError where it is none; `called`: what
+    the message calls it."""
     if not text.isascii() and (position := _first_half(text)) is not None:
-        raise RequestError(f"{called} is not UTF-8 text: letter {position + 1} is half of a surrogate pair")
+        raise RequestError(
+            f"{called} is not UTF-8 text: letter {position + 1} is half of a surrogate pair"
+        )
     return text
 
 
 def read_json(path: Path, called: str, form: str = "") -> Any:
-    """The content of a JSON file that a user named. Raises ConfigError that says what is wrong with it.
+    """The content of a JSON file that a user named. Raises ConfigError that says what is wrong with
+    it.
 
     `called`: what the message calls it, `form`: what it should look like.
     """
@@ -73,13 +83,14 @@ def read_toml(path: Path, called: str) -> dict[str, Any]:
 
 
 def load_json(path: Path) -> Any:
-    """The content of a JSON file in a checkpoint, a result's folder or the cache. Raises OSError, and ValueError for what is no
-    JSON, no regular file, too large or nested too deep."""
+    """The content of a JSON file in a checkpoint, a result's folder or the cache. Raises OSError,
+    and ValueError for what is no JSON, no regular file, too large or nested too deep."""
     return parsed_json(regular_bytes(path).decode("utf-8"))
 
 
 def load_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object, as config.json does. Raises as `load_json`, and where it holds none."""
+    """The content of a JSON file that holds an object, as config.json does. Raises as `load_json`,
+    and where it holds none."""
     content = load_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"it holds no JSON object but a {type(content).__name__}")
@@ -87,7 +98,8 @@ def load_object(path: Path) -> dict[str, Any]:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError where it is none, or nested deeper than MAX_DEPTH."""
+    """The value of a JSON text. Raises ValueError where it is none, or nested deeper than
+    MAX_DEPTH."""
     if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(text):
         depth = 0
         for bracket in _BRACKETS.finditer(text):
@@ -98,7 +110,8 @@ def parsed_json(text: str) -> Any:
 
 
 def _is_flat(text: str) -> bool:
-    """Whether a JSON text is nested at most FLAT deep. Ten times as fast as counting: tokenizers have many short lists."""
+    """Whether a JSON text is nested at most FLAT deep. Ten times as fast as counting: tokenizers
+    have many short lists."""
     brackets = _NO_BRACKETS.sub("", _STRING.sub("", text.replace("\\\\", "").replace('\\"', "")))
     for _ in range(FLAT):
         brackets = _PAIRS.sub("", brackets)
@@ -106,15 +119,18 @@ def _is_flat(text: str) -> bool:
 
 
 def regular_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises OSError, and ValueError for a device, a pipe, or more bytes than `max_bytes`."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer would wait for one
+    """The content of a regular file. Raises OSError, and ValueError for a device, a pipe, or more
+    bytes than `max_bytes`."""
+    # a pipe without a writer would wait for one
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
         return _bounded(file, max_bytes)
 
 
 def read_text(path: Path, called: str) -> str:
-    """A file's text, line ends as they are. Raises ConfigError where it cannot be read; `called`: what the message calls it."""
+    """A file's text, line ends as they are. Raises ConfigError where it cannot be read; `called`:
+    what the message calls it."""
     try:
         return _named_text(path, MAX_BYTES)
     except OSError as error:
@@ -142,7 +158,9 @@ def _is_deep(content: Any) -> bool:
     """Whether lists and objects are nested deeper than MAX_DEPTH."""
     level = [content]
     for _ in range(MAX_DEPTH):
-        level = [part for value in level if isinstance(value, dict | list) for part in _parts(value)]
+        level = [
+            part for value in level if isinstance(value, dict | list) for part in _parts(value)
+        ]
         if not level:
             return False
     return any(isinstance(value, dict | list) for value in level)

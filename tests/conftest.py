@@ -1,7 +1,8 @@
-"""What every test may count on: no network, a cache folder of this run instead of the user's, and where real models lie.
+"""What every test may count on: no network, a cache folder of this run instead of the user's, and
+where real models lie.
 
-`../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another folder). Tests that
-need them skip where they are absent; nothing is ever downloaded.
+`../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another folder).
+Tests that need them skip where they are absent; nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -22,20 +23,31 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of every connection 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's business
+# how long an example takes is the machine's business
+settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SLOW = Path(__file__).with_name("slow.txt")  # names of tests that took longer than SLOW_S when all were run last
+# names of tests that took longer than SLOW_S when all were run last
+SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 1.0
-CACHE = "OUTRIDER_TEST_CACHE"  # this run's cache folder: set by the first process, found by workers and by tests that run pytest
+# this run's cache folder: set by the first process, found by workers and by tests that run pytest
+CACHE = "OUTRIDER_TEST_CACHE"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Here and not in `contract/`, which pytest does not read before the command line."""
-    parser.addoption("--drafters", metavar="NAMES", help="of the drafters' contract, the cases of these alone: none,ngram")
+    parser.addoption(
+        "--drafters",
+        metavar="NAMES",
+        help="of the drafters' contract, the cases of these alone: none,ngram",
+    )
     parser.addoption("--renew-golden", action="store_true", help="write the golden reports anew")
-    parser.addoption("--renew-slow", action="store_true", help="write slow.txt anew, from how long the tests of this run take")
+    parser.addoption(
+        "--renew-slow",
+        action="store_true",
+        help="write slow.txt anew, from how long the tests of this run take",
+    )
 
 
 @pytest.fixture
@@ -47,8 +59,9 @@ def renew_golden(request: pytest.FixtureRequest) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run its cache folder, and its signals as a terminal gives them.
 
-    A shell's background job begins with Ctrl-C ignored, one under `nohup` with hang-ups ignored, and both are inherited:
-    tests that interrupt themselves or a program of ours would wait for ever."""
+    A shell's background job begins with Ctrl-C ignored, one under `nohup` with hang-ups ignored,
+    and both are inherited: tests that interrupt themselves or a program of ours would wait for
+    ever."""
     if CACHE not in os.environ:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="outrider-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
@@ -71,7 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _SlowTests:
-    """Remembers which tests are slow, in the process that all workers report to, and keeps their names."""
+    """Remembers which tests are slow, in the process that all workers report to, and keeps their
+    names."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -85,8 +99,8 @@ class _SlowTests:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected, some 400,000 objects, stays to the end: looking through it again and again took a quarter
-    of the time of tests that pass much through Python."""
+    """What was imported and collected, some 400,000 objects, stays to the end: looking through it
+    again and again took a quarter of the time of tests that pass much through Python."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -94,9 +108,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _limits_once() -> Iterator[None]:
-    """Eager models that differ in their weights alone share one measurement of their passes, which takes longer than loading.
+    """Eager models that differ in their weights alone share one measurement of their passes, which
+    takes longer than loading.
 
-    Those with experts do not: what their passes show depends on weights. `contract/test_pass_limits.py` is about each model."""
+    Those with experts do not: what their passes show depends on weights.
+    `contract/test_pass_limits.py` is about each model."""
     import torch
 
     from outrider.models.loading.load import find_pass_limits
@@ -104,10 +120,17 @@ def _limits_once() -> Iterator[None]:
     found: dict[tuple[Any, ...], Any] = {}
 
     def kept(lm: Any, module: Any) -> Any:
-        tensors = [(name, tensor.shape, tensor.dtype) for name, tensor in (*module.named_parameters(), *module.named_buffers())]
+        tensors = [
+            (name, tensor.shape, tensor.dtype)
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        ]
         if lm.device.type != "cpu" or any(len(shape) > 2 for _, shape, _ in tensors):
             return find_pass_limits(lm, module)
-        config = {name: value for name, value in module.config.to_dict().items() if name != "_name_or_path"}
+        config = {
+            name: value
+            for name, value in module.config.to_dict().items()
+            if name != "_name_or_path"
+        }
         kinds = [type(layer) for layer in module.modules()]
         key = (str(config), str(kinds), str(tensors), str(lm.dtype), torch.get_num_threads())
         if key not in found:
@@ -130,8 +153,9 @@ def _threads_of_a_test(_threads_of_a_module: None) -> Iterator[None]:
 
 
 def _threads_as_before() -> Iterator[None]:
-    """Two threads that one test gave torch would be the threads of all tests after it, and with a worker on each processor
-    they mostly wait for one another, spinning: thirty times the processor seconds."""
+    """Two threads that one test gave torch would be the threads of all tests after it, and with a
+    worker on each processor they mostly wait for one another, spinning: thirty times the processor
+    seconds."""
     import torch
 
     before = torch.get_num_threads()

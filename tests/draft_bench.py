@@ -26,13 +26,18 @@ MAX_TURNS = 200
 
 
 def save_draft(folder: Path, **changes: Any) -> Path:
-    """A random draft model in fp32, sharp enough for greedy text to be other than one token over and over."""
-    return save_checkpoint(folder, tiny_llama(VOCAB, seed=3, sharpness=4.0, **changes), byte_tokenizer())
+    """A random draft model in fp32, sharp enough for greedy text to be other than one token over
+    and over."""
+    return save_checkpoint(
+        folder, tiny_llama(VOCAB, seed=3, sharpness=4.0, **changes), byte_tokenizer()
+    )
 
 
 def hosted_model(folder: Path, **changes: Any) -> HostedDrafter:
     """A service's drafter from this model."""
-    return load_drafter(HostedDrafterOptions(draft=str(folder), dtype="float32", runtime="eager", **changes))
+    return load_drafter(
+        HostedDrafterOptions(draft=str(folder), dtype="float32", runtime="eager", **changes)
+    )
 
 
 @dataclass
@@ -52,12 +57,17 @@ class Bench:
 
     def __init__(self, hosted: HostedDrafter, **limits: Any) -> None:
         self.now = 100.0
-        self.hosted, self.limits = hosted, DraftLimits(**limits)
+        self.hosted = hosted
+        self.limits = DraftLimits(**limits)
         for uid in list(hosted.host.uids):  # of the bench before
             hosted.host.stop(uid)
         self.counters = DraftCounters(CollectorRegistry())
-        self.texts = HostedTexts(self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now)
-        self.worker = Worker(hosted.host, self.texts, self.limits, self.counters, hosted.max_context)
+        self.texts = HostedTexts(
+            self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now
+        )
+        self.worker = Worker(
+            hosted.host, self.texts, self.limits, self.counters, hosted.max_context
+        )
 
     def reader(self, instance: str) -> Reader:
         """An asker that has opened a stream."""
@@ -87,14 +97,21 @@ class Bench:
 
     def forget(self, reader: Reader, row: int) -> None:
         """Evict a row, if it is there."""
-        held = [text for text in self.texts._askers[reader.instance].rows.values() if text.number == row]
+        held = [
+            text for text in self.texts._askers[reader.instance].rows.values() if text.number == row
+        ]
         for text in held:
             self.texts.remove(text)
 
     def total(self, name: str) -> float:
         """A counter's sum over its labels."""
         metrics = self.counters.registry.collect()
-        return sum(s.value for m in metrics for s in m.samples if s.name == f"outrider:draft_service_{name}_total")
+        return sum(
+            s.value
+            for m in metrics
+            for s in m.samples
+            if s.name == f"outrider:draft_service_{name}_total"
+        )
 
 
 def chain_of(reply: messages.RowReply) -> list[int]:
@@ -111,11 +128,17 @@ def probs_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def fresh_chain(hosted: HostedDrafter, tokens: list[int], sampling: messages.Sampling, count: int) -> list[DraftNode]:
-    """What the drafter proposes in one process for this text, read from its beginning by a model with an empty cache."""
+def fresh_chain(
+    hosted: HostedDrafter, tokens: list[int], sampling: messages.Sampling, count: int
+) -> list[DraftNode]:
+    """What the drafter proposes in one process for this text, read from its beginning by a model
+    with an empty cache."""
     assert isinstance(hosted.host, ModelHost)
     drafter = ModelDrafter(hosted.host.lm.twin())
-    row = row_of(HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().distribution_tokens)), tokens)
+    row = row_of(
+        HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().distribution_tokens)),
+        tokens,
+    )
     rows = Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter.start(row)

@@ -1,10 +1,11 @@
-"""A draft service for tests: it keeps to the protocol, guesses as a test asks, and misbehaves on demand.
+"""A draft service for tests: it keeps to the protocol, guesses as a test asks, and misbehaves on
+demand.
 
     with FakeDraftService(tmp_path, Known([prompt + answer])) as service:
         llm = LLM("demo", drafter="remote", drafter_options={"endpoint": service.address})
 
-It lives in a thread of the test's process, on a Unix socket. `misbehave` gets every row request before the service does, and may
-answer in its place.
+It lives in a thread of the test's process, on a Unix socket. `misbehave` gets every row request
+before the service does, and may answer in its place.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ class Guess(Protocol):
 class Known:
     """Knows whole texts, and errs where `errs(position)` says so."""
 
-    def __init__(self, texts: Iterable[Sequence[int]], errs: Callable[[int], bool] = lambda position: False) -> None:
-        self.texts, self.errs = [list(text) for text in texts], errs
+    def __init__(
+        self, texts: Iterable[Sequence[int]], errs: Callable[[int], bool] = lambda position: False
+    ) -> None:
+        self.texts = [list(text) for text in texts]
+        self.errs = errs
 
     def ranked(self, text: Sequence[int]) -> list[int]:
         for known in self.texts:
@@ -56,15 +60,19 @@ class Known:
 
 
 class MadeUp:
-    """A distribution for every text, from its last token alone: honest, and nothing the target would say."""
+    """A distribution for every text, from its last token alone: honest, and nothing the target
+    would say."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         first = text[-1] * 7 % self.vocab_size
-        tokens = [(first + step) % self.vocab_size for step in range(min(DISTRIBUTION_SIZE, self.vocab_size))]
-        weights = [2.0 ** -rank for rank in range(len(tokens))]
+        tokens = [
+            (first + step) % self.vocab_size
+            for step in range(min(DISTRIBUTION_SIZE, self.vocab_size))
+        ]
+        weights = [2.0**-rank for rank in range(len(tokens))]
         return {token: weight / sum(weights) for token, weight in zip(tokens, weights, strict=True)}
 
     def ranked(self, text: Sequence[int]) -> list[int]:
@@ -75,12 +83,14 @@ class Repeating:
     """What followed the last token when it last occurred."""
 
     def ranked(self, text: Sequence[int]) -> list[int]:
-        found = [text[index + 1] for index in range(len(text) - 2, -1, -1) if text[index] == text[-1]]
+        found = [
+            text[index + 1] for index in range(len(text) - 2, -1, -1) if text[index] == text[-1]
+        ]
         return list(dict.fromkeys(found))
 
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         ranked = self.ranked(text)[:DISTRIBUTION_SIZE]
-        weights = [2.0 ** -rank for rank in range(len(ranked))]
+        weights = [2.0**-rank for rank in range(len(ranked))]
         return {token: weight / sum(weights) for token, weight in zip(ranked, weights, strict=True)}
 
 
@@ -88,7 +98,8 @@ class Text:
     """One row as the service knows it."""
 
     def __init__(self, sampling: messages.Sampling) -> None:
-        self.sampling, self.tokens = sampling, list[int]()
+        self.sampling = sampling
+        self.tokens = list[int]()
 
     @property
     def draws(self) -> bool:
@@ -99,22 +110,32 @@ class Text:
 class FakeDraftService:
     """See the module docstring."""
 
-    def __init__(self, folder: Path, guess: Guess, *, misbehave: Misbehaviour | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, guess: Guess, *, misbehave: Misbehaviour | None = None, seed: int = 0
+    ) -> None:
         self.address = f"unix:{folder / 'draft.sock'}"
         self.listens_on = self.address
-        self.guess, self.misbehave = guess, misbehave
+        self.guess = guess
+        self.misbehave = misbehave
         self.security = ServerSecurity()
         self.delay_s = 0.0  # of every reply
-        self.protocol, self.model = PROTOCOL, None  # None: the asker's own
+        # None: the asker's own
+        self.protocol = PROTOCOL
+        self.model = None
         self.terms = messages.DraftTerms(
-            drafter="draft-model", max_draft_tokens=8, max_rows=16, max_context=100_000, has_distributions=True,
+            drafter="draft-model",
+            max_draft_tokens=8,
+            max_rows=16,
+            max_context=100_000,
+            has_distributions=True,
         )
         self.requests: list[messages.RowRequest] = []
         self.hellos: list[messages.Hello] = []
         self.texts: dict[int, Text] = {}
         self.sent: dict[tuple[int, int], int] = {}  # nodes by (row, base)
         self.random = random.Random(seed)
-        self.garbage: set[str] = set()  # of "Open", "Draft": what is answered with bytes that are no message
+        # of "Open", "Draft": what is answered with bytes that are no message
+        self.garbage: set[str] = set()
         self.break_after: int | None = None  # requests, after which every stream ends with an error
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Any = None
@@ -140,7 +161,8 @@ class FakeDraftService:
     def stop(self) -> None:
         """End every stream at once."""
         if self._loop is not None:
-            loop, self._loop = self._loop, None
+            loop = self._loop
+            self._loop = None
             asyncio.run_coroutine_threadsafe(self._server.stop(None), loop).result(10)
             loop.call_soon_threadsafe(loop.stop)
 
@@ -161,15 +183,23 @@ class FakeDraftService:
 
     def _with_garbage(self) -> grpc.GenericRpcHandler:
         async def opened(hello: messages.Hello, context: Any) -> bytes:
-            return b"\xff\xff" if "Open" in self.garbage else (await self.Open(hello, context)).SerializeToString()
+            return (
+                b"\xff\xff"
+                if "Open" in self.garbage
+                else (await self.Open(hello, context)).SerializeToString()
+            )
 
-        async def drafts(requests: AsyncIterator[messages.DraftRequest], context: Any) -> AsyncIterator[bytes]:
+        async def drafts(
+            requests: AsyncIterator[messages.DraftRequest], context: Any
+        ) -> AsyncIterator[bytes]:
             async for reply in self.Draft(requests, context):
                 yield b"\xff\xff" if "Draft" in self.garbage else reply.SerializeToString()
 
         handlers = {
             "Open": grpc.unary_unary_rpc_method_handler(opened, messages.Hello.FromString),
-            "Draft": grpc.stream_stream_rpc_method_handler(drafts, messages.DraftRequest.FromString),
+            "Draft": grpc.stream_stream_rpc_method_handler(
+                drafts, messages.DraftRequest.FromString
+            ),
         }
         return grpc.method_handlers_generic_handler("outrider.remote.v1.DraftService", handlers)
 
@@ -178,9 +208,13 @@ class FakeDraftService:
     async def Open(self, hello: messages.Hello, context: Any) -> messages.Welcome:  # noqa: N802  gRPC's name
         self.hellos.append(hello)
         model = hello.model if self.model is None else self.model
-        return messages.Welcome(protocol=self.protocol, release="test", model=model, draft=self.terms)
+        return messages.Welcome(
+            protocol=self.protocol, release="test", model=model, draft=self.terms
+        )
 
-    async def Draft(self, requests: AsyncIterator[messages.DraftRequest], context: Any) -> AsyncIterator[messages.DraftReply]:  # noqa: N802
+    async def Draft(  # noqa: N802
+        self, requests: AsyncIterator[messages.DraftRequest], context: Any
+    ) -> AsyncIterator[messages.DraftReply]:
         async for request in requests:
             for row in request.rows:
                 self.requests.append(row)
@@ -201,17 +235,29 @@ class FakeDraftService:
             self.texts[request.row] = Text(request.sampling)
         text = self.texts.get(request.row)
         if text is None:
-            return [messages.RowReply(row=request.row, trouble=messages.TROUBLE_UNKNOWN_ROW, reason="never seen")]
+            return [
+                messages.RowReply(
+                    row=request.row, trouble=messages.TROUBLE_UNKNOWN_ROW, reason="never seen"
+                )
+            ]
         if request.base_length > len(text.tokens):
             return [
-                messages.RowReply(row=request.row, trouble=messages.TROUBLE_MISSING_TOKENS, have_length=len(text.tokens))
+                messages.RowReply(
+                    row=request.row,
+                    trouble=messages.TROUBLE_MISSING_TOKENS,
+                    have_length=len(text.tokens),
+                )
             ]
         text.tokens[request.base_length :] = request.tokens
         if not request.num_draft_tokens:
             return []
-        return [self.reply(request.row, len(text.tokens), self.drafted(text, request.num_draft_tokens))]
+        return [
+            self.reply(request.row, len(text.tokens), self.drafted(text, request.num_draft_tokens))
+        ]
 
-    def reply(self, row: int, base: int, nodes: Sequence[messages.Node], **fields: Any) -> messages.RowReply:
+    def reply(
+        self, row: int, base: int, nodes: Sequence[messages.Node], **fields: Any
+    ) -> messages.RowReply:
         self.sent[row, base] = self.sent.get((row, base), 0) + len(nodes)
         return messages.RowReply(row=row, base_length=base, nodes=nodes, **fields)
 
@@ -219,7 +265,9 @@ class FakeDraftService:
         """A chain of at most `count` nodes that continue the text."""
         nodes: list[messages.Node] = []
         for _ in range(count):
-            node = self.node(text, [*text.tokens, *(earlier.token for earlier in nodes)], len(nodes) - 1)
+            node = self.node(
+                text, [*text.tokens, *(earlier.token for earlier in nodes)], len(nodes) - 1
+            )
             if node is None:
                 break
             nodes.append(node)
@@ -232,7 +280,8 @@ class FakeDraftService:
         distribution = self.guess.distribution(known)
         if not distribution:
             return None
-        tokens, probs = list(distribution), list(distribution.values())
+        tokens = list(distribution)
+        probs = list(distribution.values())
         token = self.random.choices(tokens, probs)[0]
         sent = messages.Distribution(tokens=tokens, probs=probs)
         return messages.Node(parent=parent, token=token, drawn=True, distribution=sent)

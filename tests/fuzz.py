@@ -1,4 +1,5 @@
-"""Files that somebody has altered: values of JSON replaced, bytes changed, cut or repeated, by a seeded generator."""
+"""Files that somebody has altered: values of JSON replaced, bytes changed, cut or repeated, by a
+seeded generator."""
 
 from __future__ import annotations
 
@@ -9,7 +10,20 @@ from typing import Any
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 8, 255, 577, 4096, 2**31 - 1, 2**31, 2**40, 2**63, -(2**63), 10**30)
 TEXTS = ("", "a", "../../a", "float16", "\ud800")
-OTHERS: tuple[Any, ...] = (None, True, False, 0.5, 1e308, float("nan"), float("inf"), [], {}, [1, "a"], {"a": 1}, [[[]]])
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    [],
+    {},
+    [1, "a"],
+    {"a": 1},
+    [[[]]],
+)
 VALUES = (*NUMBERS, *TEXTS, *OTHERS)
 
 
@@ -49,22 +63,34 @@ def _altered_text(text: str, chance: random.Random) -> str:
 
 def _places(content: Any, path: str = "") -> Any:
     """(holder, key, path) of every value inside."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    items = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in items:
         yield content, key, f"{path}/{key}"
         yield from _places(value, f"{path}/{key}")
 
 
-def altered_bytes(content: bytes, chance: random.Random, end: int | None = None) -> tuple[bytes, str]:
-    """A copy of a file with a few bytes in front of `end` changed, a number there replaced, or a part cut out."""
-    place, kind = chance.randrange(end or len(content)), chance.random()
+def altered_bytes(
+    content: bytes, chance: random.Random, end: int | None = None
+) -> tuple[bytes, str]:
+    """A copy of a file with a few bytes in front of `end` changed, a number there replaced, or a
+    part cut out."""
+    place = chance.randrange(end or len(content))
+    kind = chance.random()
     if kind < 0.4:
         new = bytes([chance.choice((0, 1, 2, 8, 0x7F, 0xFF, chance.randrange(256)))])
         return content[:place] + new + content[place + 1 :], f"byte {place} -> {new[0]}"
     if kind < 0.8:
         size = chance.choice((2, 4, 8))
         number = chance.choice(NUMBERS) % (1 << 8 * size)
-        return content[:place] + number.to_bytes(size, "little") + content[place + size :], f"{size} bytes at {place} -> {number}"
+        return content[:place] + number.to_bytes(size, "little") + content[
+            place + size :
+        ], f"{size} bytes at {place} -> {number}"
     if kind < 0.9:
         return content[:place], f"cut at {place}"
     return content[:place] + content[place + chance.randrange(1, 16) :], f"bytes missing at {place}"

@@ -1,8 +1,10 @@
-"""Small models, tokenizers and rows that tests build for themselves: plain functions, no fixtures, nothing downloaded.
+"""Small models, tokenizers and rows that tests build for themselves: plain functions, no fixtures,
+nothing downloaded.
 
-Two vocabularies: `byte_tokenizer`, whose tokens are single bytes, so that random output is full of broken and multi-byte
-characters; and `word_tokenizer`, a dozen words, small enough to enumerate every continuation. Models are random Llamas
-saved with `save_pretrained`, so that tests go through the same door as a user's checkpoint.
+Two vocabularies: `byte_tokenizer`, whose tokens are single bytes, so that random output is full of
+broken and multi-byte characters; and `word_tokenizer`, a dozen words, small enough to enumerate
+every continuation. Models are random Llamas saved with `save_pretrained`, so that tests go through
+the same door as a user's checkpoint.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ from outrider.stops import StopStrings
 from outrider.text import Detokenizer
 from outrider.types import Draft
 
-LARGE_BYTES = 64 << 20  # glibc hands blocks beyond 32 MiB back to the system, however many it has seen
+# glibc hands blocks beyond 32 MiB back to the system, however many it has seen
+LARGE_BYTES = 64 << 20
 EOS = 0  # the end token of every tokenizer made here
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """257 tokens: the end token and every byte. Nearly every random text has characters spread over tokens."""
+    """257 tokens: the end token and every byte. Nearly every random text has characters spread over
+    tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<|end|>": EOS, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -55,16 +59,28 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def tiny_llama(vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **changes: Any) -> LlamaForCausalLM:
-    """A random Llama of two layers with grouped heads. `sharpness` scales the logits: 1 is nearly uniform."""
+def tiny_llama(
+    vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **changes: Any
+) -> LlamaForCausalLM:
+    """A random Llama of two layers with grouped heads. `sharpness` scales the logits: 1 is nearly
+    uniform."""
     sizes: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=vocab_size, initializer_range=0.2, bos_token_id=None, eos_token_id=EOS, **{**sizes, **changes}
+            vocab_size=vocab_size,
+            initializer_range=0.2,
+            bos_token_id=None,
+            eos_token_id=EOS,
+            **{**sizes, **changes},
         )
         model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
@@ -73,15 +89,20 @@ def tiny_llama(vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **chan
 
 
 def in_bytes(x: Tensor) -> Tensor:
-    """Rows as our kernel multiplies them: 32 inputs in 255 steps of their largest; ties to even, as the processor rounds."""
+    """Rows as our kernel multiplies them: 32 inputs in 255 steps of their largest; ties to even, as
+    the processor rounds."""
     blocks = F.pad(x.float(), (0, -x.shape[1] % 32)).view(x.shape[0], -1, 32)
     largest = blocks.abs().amax(dim=2, keepdim=True)
-    steps = torch.full_like(largest, 127).div(largest).where(largest > 0, 0)  # 127 / largest is 127 times a rounded reciprocal
-    return ((blocks * steps).round() * (largest / 127)).view(x.shape[0], -1)[:, : x.shape[1]].double()
+    # 127 / largest is 127 times a rounded reciprocal
+    steps = torch.full_like(largest, 127).div(largest).where(largest > 0, 0)
+    return (
+        ((blocks * steps).round() * (largest / 127)).view(x.shape[0], -1)[:, : x.shape[1]].double()
+    )
 
 
 def disturbed(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForCausalLM:
-    """A copy with every weight matrix moved by `noise` times its own spread: a draft that is right most of the time."""
+    """A copy with every weight matrix moved by `noise` times its own spread: a draft that is right
+    most of the time."""
     copy = LlamaForCausalLM(LlamaConfig(**model.config.to_dict()))
     copy.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(seed)
@@ -93,11 +114,16 @@ def disturbed(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForC
 
 
 def widened(model: LlamaForCausalLM, vocab_size: int) -> LlamaForCausalLM:
-    """The same model with a padded vocabulary: rows that no tokenizer names, as Qwen's larger checkpoints have them."""
+    """The same model with a padded vocabulary: rows that no tokenizer names, as Qwen's larger
+    checkpoints have them."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # a padded row may be the likeliest: then the target says what no draft can
-        wide = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "vocab_size": vocab_size})).eval()
-    weights, own = wide.state_dict(), model.state_dict()
+        # a padded row may be the likeliest: then the target says what no draft can
+        torch.manual_seed(0)
+        wide = LlamaForCausalLM(
+            LlamaConfig(**{**model.config.to_dict(), "vocab_size": vocab_size})
+        ).eval()
+    weights = wide.state_dict()
+    own = model.state_dict()
     for name, weight in own.items():
         weights[name][: weight.shape[0]] = weight
     wide.load_state_dict(weights)
@@ -113,9 +139,14 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast
 
 
 def make_row(
-    prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, number: int = 0,
-    tokenizer: Any = None, stop_tokens: frozenset[int] = frozenset(),
-) -> Row:  # fmt: skip
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int | None = None,
+    number: int = 0,
+    tokenizer: Any = None,
+    stop_tokens: frozenset[int] = frozenset(),
+) -> Row:
     """A row as the engine makes it, for tests that drive the decoder step by step."""
     chosen = params.seed if seed is None else seed
     return Row(
@@ -133,7 +164,8 @@ def make_row(
 
 
 class OracleThatErrs(Drafter):
-    """Knows what will be emitted, but for a wrong token at a position that wanders from step to step."""
+    """Knows what will be emitted, but for a wrong token at a position that wanders from step to
+    step."""
 
     def __init__(self, texts: list[list[int]]) -> None:
         self._texts = texts
@@ -151,21 +183,31 @@ class OracleThatErrs(Drafter):
 
 
 def bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> BadWords:
-    """Words as token ids. Every token is one Chinese letter, so a word counts wherever its tokens follow one another."""
+    """Words as token ids. Every token is one Chinese letter, so a word counts wherever its tokens
+    follow one another."""
     letters = [chr(0x4E00 + token) for token in range(vocab_size)]
-    return BadWords(Spelling([letter.encode() for letter in letters]), ["".join(letters[t] for t in word) for word in words])
+    return BadWords(
+        Spelling([letter.encode() for letter in letters]),
+        ["".join(letters[t] for t in word) for word in words],
+    )
 
 
 def run_to_end(decoder: Decoder) -> list[Row]:
-    """Step until every row has finished; finished rows leave at once. Rows in the order of their numbers."""
+    """Step until every row has finished; finished rows leave at once. Rows in the order of their
+    numbers."""
     done = [row for stepped in run_rows(decoder, []) for row in stepped if has_ended(row)]
     return sorted(done, key=lambda row: row.request)
 
 
-def drawn(rows: list[int], temperatures: list[float], uniforms: torch.Tensor, vocab_size: int) -> Draws:
+def drawn(
+    rows: list[int], temperatures: list[float], uniforms: torch.Tensor, vocab_size: int
+) -> Draws:
     """These rows draw, with uniforms (R, n); the others are greedy."""
     return greedy_draws(uniforms.shape[1], vocab_size)._replace(
-        sampled=torch.tensor(rows), temperature=torch.tensor(temperatures), drawn=torch.arange(len(rows)), uniforms=uniforms
+        sampled=torch.tensor(rows),
+        temperature=torch.tensor(temperatures),
+        drawn=torch.arange(len(rows)),
+        uniforms=uniforms,
     )
 
 

@@ -24,24 +24,40 @@ KEY = "sesame"
 
 @contextmanager
 def live_demo(folder: Path, template: str, name: str) -> Iterator[str]:
-    """Serves the embedded pair as model `name` with another chat template, from a copy made at `folder`; the address."""
+    """Serves the embedded pair as model `name` with another chat template, from a copy made at
+    `folder`; the address."""
     target, draft = demo_paths()
     shutil.copytree(target, folder)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    with live_server(str(folder), "--drafter", "draft-model", "--draft", str(draft), "--served-model-name", name) as address:
+    with live_server(
+        str(folder), "--drafter", "draft-model", "--draft", str(draft), "--served-model-name", name
+    ) as address:
         yield address
 
 
 @contextmanager
 def live_server(*arguments: str, key: str = KEY) -> Iterator[str]:
-    """Serves `arguments` on a free port until the block ends; the address, without a slash at its end."""
+    """Serves `arguments` on a free port until the block ends; the address, without a slash at its
+    end."""
     port = free_port()
-    command = [sys.executable, "-m", "outrider", "serve", *arguments, "--port", str(port), "--api-key", key]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        *arguments,
+        "--port",
+        str(port),
+        "--api-key",
+        key,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as out:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment
+            )
         try:
             address = f"http://127.0.0.1:{port}"
             wait_until_ready(address, process, log)
@@ -62,7 +78,8 @@ def free_port() -> int:
 
 
 def is_listening(host: str, port: int) -> bool:
-    """Whether a connection is taken there: asked before what takes longer, such as a process of its own."""
+    """Whether a connection is taken there: asked before what takes longer, such as a process of its
+    own."""
     try:
         socket.create_connection((host, port), timeout=5).close()
     except OSError:

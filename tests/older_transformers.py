@@ -1,6 +1,8 @@
-"""What the oldest transformers that is supported, 5.17, lacks or does in its own way: tests of it skip there and say why.
+"""What the oldest transformers that is supported, 5.17, lacks or does in its own way: tests of it
+skip there and say why.
 
-Such a model still runs there, eagerly or on transformers' own cache, unless transformers itself fails.
+Such a model still runs there, eagerly or on transformers' own cache, unless transformers itself
+fails.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ OTHERWISE = {  # families that no test's tiny model can be made of there, or tha
 
 
 def skip_unless_lowered(family: str) -> None:
-    """Skip the test where the installed transformers does not have this family, or in a way that is not lowered."""
+    """Skip the test where the installed transformers does not have this family, or in a way that is
+    not lowered."""
     if family not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
     _skip(OTHERWISE.get(family))

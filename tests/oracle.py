@@ -1,10 +1,12 @@
-"""The oracle of exact distributions: the enumerators of tests/enumeration/, under the names that tests use.
+"""The oracle of exact distributions: the enumerators of tests/enumeration/, under the names that
+tests use.
 
-A lossless verifier gives the target's joint distribution, to rounding (TV < 1e-12 in fp64); the smallest bias of section 2 of
-the shared algorithms page is 0.01, so nothing in between is left to argue about.
+A lossless verifier gives the target's joint distribution, to rounding (TV < 1e-12 in fp64); the
+smallest bias of section 2 of the shared algorithms page is 0.01, so nothing in between is left to
+argue about.
 
-Not covered: the keyed generator itself (tests/unit/sampling/test_rng.py), the Gumbel-max theorem (by integration in
-tests/unit/sampling/test_coupling.py).
+Not covered: the keyed generator itself (tests/unit/sampling/test_rng.py), the Gumbel-max theorem
+(by integration in tests/unit/sampling/test_coupling.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The oracle of exact distributions for trees: every tree a drafter can draw, with its probability, through the real verifiers.
+"""The oracle of exact distributions for trees: every tree a drafter can draw, with its probability,
+through the real verifiers.
 
 The implementation is in tests/enumeration/; these are the names under which the tests know it.
 """

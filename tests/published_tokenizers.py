@@ -1,7 +1,8 @@
-"""Small tokenizers in the shapes that published models have: normalizer, pre-tokenizer and decoder as in their tokenizer.json.
+"""Small tokenizers in the shapes that published models have: normalizer, pre-tokenizer and decoder
+as in their tokenizer.json.
 
-All have one begin token `<s>` and one end token `</s>`. Those with byte fallback have `\\ufffd` as a token, too, so that a test
-can write down what a broken byte should become.
+All have one begin token `<s>` and one end token `</s>`. Those with byte fallback have `\\ufffd` as
+a token, too, so that a test can write down what a broken byte should become.
 """
 
 from __future__ import annotations
@@ -21,17 +22,29 @@ WORDS = [
 def llama_2() -> PreTrainedTokenizerFast:
     """Llama 2, Mistral, TinyLlama: a space in front of every text, which the decoder strips."""
     return _spelled(
-        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None,
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
-    )  # fmt: skip
+        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        None,
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ],
+    )
 
 
 def phi_3() -> PreTrainedTokenizerFast:
     """Phi-3 and newer conversions of Llama 2: the space comes from the pre-tokenizer."""
     return _spelled(
-        None, pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False),
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
-    )  # fmt: skip
+        None,
+        pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False),
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ],
+    )
 
 
 def gemma() -> PreTrainedTokenizerFast:
@@ -42,7 +55,9 @@ def gemma() -> PreTrainedTokenizerFast:
 
 def t5() -> PreTrainedTokenizerFast:
     """T5 and XGLM: decoder Metaspace, no bytes."""
-    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *((word, -1.0) for word in WORDS)], unk_id=0))
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0.0), *((word, -1.0) for word in WORDS)], unk_id=0)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁")
     tokenizer.decoder = decoders.Metaspace("▁")
     return _wrapped(tokenizer)
@@ -56,13 +71,34 @@ def gpt_2() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab, [("ð", "Ł"), ("ðŁ", "İ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _wrapped(tokenizer, AddedToken("<｜tool▁sep｜>", special=False), AddedToken("two words", special=False))
+    return _wrapped(
+        tokenizer,
+        AddedToken("<｜tool▁sep｜>", special=False),
+        AddedToken("two words", special=False),
+    )
 
 
 def bert() -> PreTrainedTokenizerFast:
     """BERT: WordPiece, whose decoder puts the spaces between words."""
-    pieces = ["[UNK]", "the", "re", "##re", "##s", ".", ",", "'", "é", "##é", "日", "cat", "##", "n't"]
-    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    pieces = [
+        "[UNK]",
+        "the",
+        "re",
+        "##re",
+        "##s",
+        ".",
+        ",",
+        "'",
+        "é",
+        "##é",
+        "日",
+        "cat",
+        "##",
+        "n't",
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -71,7 +107,9 @@ def bert() -> PreTrainedTokenizerFast:
 
 def words() -> PreTrainedTokenizerFast:
     """No decoder: words joined by spaces."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2, "é": 3, ".": 4}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({"<unk>": 0, "the": 1, "cat": 2, "é": 3, ".": 4}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _wrapped(tokenizer)
 
@@ -85,7 +123,8 @@ def openai_gpt() -> PreTrainedTokenizerFast:
 
 
 class PythonBytes(PreTrainedTokenizer):
-    """Tokens that are single bytes, decoded by Python code alone, as tokenizers that come with a checkpoint are."""
+    """Tokens that are single bytes, decoded by Python code alone, as tokenizers that come with a
+    checkpoint are."""
 
     def __init__(self, **options: object) -> None:
         self._names = {f"b{byte}": byte for byte in range(256)}
@@ -108,18 +147,30 @@ class PythonBytes(PreTrainedTokenizer):
         return f"b{index}"
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        data = b"".join(bytes([self._names[token]]) if token in self._names else token.encode() for token in tokens)
+        data = b"".join(
+            bytes([self._names[token]]) if token in self._names else token.encode()
+            for token in tokens
+        )
         return data.decode(errors="replace")
 
 
-WITH_BYTE_FALLBACK: dict[str, Callable[[], PreTrainedTokenizerFast]] = {"llama 2": llama_2, "phi 3": phi_3, "gemma": gemma}
+WITH_BYTE_FALLBACK: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "llama 2": llama_2,
+    "phi 3": phi_3,
+    "gemma": gemma,
+}
 JOINED = {**WITH_BYTE_FALLBACK, "t5": t5, "gpt 2": gpt_2, "bert": bert, "words": words}
-OTHERS: dict[str, Callable[[], PreTrainedTokenizer | PreTrainedTokenizerFast]] = {"gpt 1": openai_gpt, "python": PythonBytes}
+OTHERS: dict[str, Callable[[], PreTrainedTokenizer | PreTrainedTokenizerFast]] = {
+    "gpt 1": openai_gpt,
+    "python": PythonBytes,
+}
 ALL = {**JOINED, **OTHERS}
 
 
 def _spelled(
-    normalizer: normalizers.Normalizer | None, splitter: pre_tokenizers.PreTokenizer | None, steps: list[decoders.Decoder]
+    normalizer: normalizers.Normalizer | None,
+    splitter: pre_tokenizers.PreTokenizer | None,
+    steps: list[decoders.Decoder],
 ) -> PreTrainedTokenizerFast:
     """SentencePiece's kind with byte fallback."""
     vocab = {part: number for number, part in enumerate(["<unk>", *BYTE_TOKENS, *WORDS])}
@@ -133,5 +184,7 @@ def _spelled(
 
 
 def _wrapped(tokenizer: Tokenizer, *added: AddedToken) -> PreTrainedTokenizerFast:
-    tokenizer.add_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True), *added])
+    tokenizer.add_tokens(
+        [AddedToken("<s>", special=True), AddedToken("</s>", special=True), *added]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

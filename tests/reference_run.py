@@ -1,4 +1,5 @@
-"""A program run by torch, one operation after the other: what every other way to run it is tested against."""
+"""A program run by torch, one operation after the other: what every other way to run it is tested
+against."""
 
 from __future__ import annotations
 
@@ -35,18 +36,31 @@ class ReferenceRun:
     """
 
     def __init__(self, module: Any, program: Program, *, rounds: bool = False) -> None:
-        self._program, self._module, self._rounds = program, module, rounds
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
+        self._program = program
+        self._module = module
+        self._rounds = rounds
+        named = {
+            **dict(module.named_parameters()),
+            **dict(module.named_buffers()),
+            **program.constants,
+        }
         dtype = next(value.dtype for value in program.values if value.source == Source.MADE)
         self._tensors = {name: tensor.detach() for name, tensor in named.items()}
-        self._tensors |= {name: matrix.values().to(dtype) for name, matrix in program.matrices.items()}
+        self._tensors |= {
+            name: matrix.values().to(dtype) for name, matrix in program.matrices.items()
+        }
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""
         return self.with_hidden(ids, positions, plan, columns, ())[0]
 
     def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers."""
         work = _Pass(self._program, self._module, self._tensors, ids, positions, plan, self._rounds)
@@ -57,7 +71,10 @@ class ReferenceRun:
             work.do(op)
         assert self._program.logits is not None
         logits = work.read(self._program.logits)[:, 0]
-        hidden = [work.signals[self._program.signals.index(layer)].view(*ids.shape, -1) for layer in layers]
+        hidden = [
+            work.signals[self._program.signals.index(layer)].view(*ids.shape, -1)
+            for layer in layers
+        ]
         return logits.float().view(ids.shape[0], len(columns), -1), hidden
 
 
@@ -65,11 +82,21 @@ class _Pass:
     """The values of one pass."""
 
     def __init__(
-        self, program: Program, module: Any, tensors: dict[str, Tensor], ids: Tensor, positions: Tensor, plan: PassPlan,
+        self,
+        program: Program,
+        module: Any,
+        tensors: dict[str, Tensor],
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
         rounds: bool,
-    ) -> None:  # fmt: skip
-        self._program, self._tensors, self._plan, self._rounds = program, tensors, plan, rounds
-        self._ids, self._positions = ids, positions
+    ) -> None:
+        self._program = program
+        self._tensors = tensors
+        self._plan = plan
+        self._rounds = rounds
+        self._ids = ids
+        self._positions = positions
         self._count = ids.numel()
         self._rows = torch.arange(self._count)
         self._made: dict[int, Tensor] = {}  # (tokens, size)
@@ -81,7 +108,8 @@ class _Pass:
             self._rotary.append(real_tables(out)[which].reshape(self._count, -1))
 
     def select(self, columns: Tensor) -> None:
-        """Keep only some columns: from now on the rows of the pass are these columns of each of its rows."""
+        """Keep only some columns: from now on the rows of the pass are these columns of each of its
+        rows."""
         starts = torch.arange(self._ids.shape[0])[:, None] * self._ids.shape[1]
         self._rows = (starts + columns).flatten()
         self._count = len(self._rows)
@@ -90,12 +118,19 @@ class _Pass:
         """(tokens, rows, cols) of a view."""
         value = self._program.values[view.value]
         if value.source == Source.CONSTANT:
-            flat, step = self._tensors[value.name].reshape(-1), 0
+            flat = self._tensors[value.name].reshape(-1)
+            step = 0
         else:
-            flat = self._rotary[int(value.name)] if value.source == Source.ROTARY else self._made[view.value]
+            flat = (
+                self._rotary[int(value.name)]
+                if value.source == Source.ROTARY
+                else self._made[view.value]
+            )
             step = value.size
         sizes = (self._count, view.rows, view.cols)
-        return flat.contiguous().as_strided(sizes, (step, view.row_step, view.col_step), view.offset)
+        return flat.contiguous().as_strided(
+            sizes, (step, view.row_step, view.col_step), view.offset
+        )
 
     def _write(self, view: View, numbers: Tensor) -> None:
         value = self._program.values[view.value]
@@ -125,7 +160,10 @@ class _Pass:
             assert op.code in REDUCING
             numbers = _reduced(op, inputs)
         if op.code in (Code.MEAN, Code.SUM):
-            self._write(View(op.output.value, op.output.rows, 1, op.output.offset, op.output.row_step, 0), numbers)
+            self._write(
+                View(op.output.value, op.output.rows, 1, op.output.offset, op.output.row_step, 0),
+                numbers,
+            )
         else:
             self._write(op.output, numbers)
 
@@ -144,27 +182,37 @@ class _Pass:
         return self._rounds and matrix is not None and not matrix.form.is_float
 
     def experts(self, op: Op) -> None:
-        weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
-        x, index = self.read(op.inputs[0]), self.read(op.inputs[1])[:, 0].long()
+        weight = self._tensors[op.weight]
+        bias = self._tensors[op.bias] if op.bias else None
+        x = self.read(op.inputs[0])
+        index = self.read(op.inputs[1])[:, 0].long()
         assert op.output is not None
         if self._is_rounded(op):
             x = _in_bytes(x)
         out = x.new_zeros(*index.shape, op.output.cols)
         for expert in index.unique().tolist():
-            own, chosen = weight[expert].t() if op.transposed else weight[expert], index == expert
+            own = weight[expert].t() if op.transposed else weight[expert]
+            chosen = index == expert
             out[chosen] = F.linear(x[chosen], own, None if bias is None else bias[expert])
         self._write(op.output, out)
 
     def heads(self, op: Op) -> None:
         assert op.output is not None
         weight = self._tensors[op.weight].unflatten(0, (op.heads, -1))[:, slice(*op.part)]
-        self._write(op.output, torch.einsum("mhi,hio->mho" if op.transposed else "mhi,hoi->mho", self.read(op.inputs[0]), weight))
+        self._write(
+            op.output,
+            torch.einsum(
+                "mhi,hio->mho" if op.transposed else "mhi,hoi->mho", self.read(op.inputs[0]), weight
+            ),
+        )
 
     def choose(self, op: Op) -> None:
         assert op.output is not None
         numbers, *others = [self.read(view).float() for view in op.inputs]
         if op.code == Code.TOP:
-            found = torch.sort(numbers, dim=-1, descending=True, stable=True)[1][..., : op.output.cols]
+            found = torch.sort(numbers, dim=-1, descending=True, stable=True)[1][
+                ..., : op.output.cols
+            ]
         elif op.code == Code.TAKE:
             found = numbers.gather(2, others[0].long())
         else:
@@ -191,7 +239,9 @@ class _Pass:
     def store(self, op: Op) -> None:
         cache = (self._plan.values if op.is_value else self._plan.keys)[op.layer]
         numbers = self.read(op.inputs[0])
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._plan.indices.flatten(), numbers.to(cache.dtype))
+        cache.view(-1, *cache.shape[2:]).index_copy_(
+            0, self._plan.indices.flatten(), numbers.to(cache.dtype)
+        )
 
     def choice(self, op: Op) -> None:
         """Places in the slot, not positions: only `attend` reads them."""
@@ -208,29 +258,39 @@ class _Pass:
 
     def attend(self, op: Op) -> None:
         assert op.output is not None
-        plan, (rows, tokens) = self._plan, self._ids.shape
+        plan = self._plan
+        (rows, tokens) = self._ids.shape
         mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
         query = self.read(op.inputs[0]).view(rows, tokens, op.heads, -1).transpose(1, 2).float()
         keys, values = (
-            store[op.layer][:rows, : mask.shape[3]].transpose(1, 2).float() for store in (plan.keys, plan.values)
+            store[op.layer][:rows, : mask.shape[3]].transpose(1, 2).float()
+            for store in (plan.keys, plan.values)
         )
         values = values if values.shape[3] else keys[..., : op.output.cols]
-        keys, values = (one.repeat_interleave(op.heads // one.shape[1], dim=1) for one in (keys, values))
+        keys, values = (
+            one.repeat_interleave(op.heads // one.shape[1], dim=1) for one in (keys, values)
+        )
         scores = query @ keys.transpose(2, 3) * op.scale
         if op.softcap:
             scores = torch.tanh(scores / op.softcap) * op.softcap
         scores = scores + mask[:, :, :tokens].float()
         if op.weight:
-            scores = scores + self._tensors[op.weight].view(1, -1, 1, 1) * plan.distances[:, :, :tokens]
+            scores = (
+                scores + self._tensors[op.weight].view(1, -1, 1, 1) * plan.distances[:, :, :tokens]
+            )
         if op.chosen:
             places = self.read(op.inputs[1]).view(rows, tokens, -1).long()
-            hidden = torch.ones(rows, tokens, mask.shape[3], dtype=torch.bool).scatter(2, places, False)
+            hidden = torch.ones(rows, tokens, mask.shape[3], dtype=torch.bool).scatter(
+                2, places, False
+            )
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
         if len(op.inputs) > (at := 2 if op.chosen else 1):
             sinks = self.read(op.inputs[at])[:1].view(1, op.heads, 1, 1).float()
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : mask.shape[3]]
-        self._write(op.output, (weights @ values).transpose(1, 2).reshape(self._count, op.heads, -1))
+        self._write(
+            op.output, (weights @ values).transpose(1, 2).reshape(self._count, op.heads, -1)
+        )
 
 
 SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
@@ -264,4 +324,6 @@ def _reduced(op: Op, inputs: list[Tensor]) -> Tensor:
 
 
 def _dtype_of_rotary(program: Program, index: int) -> torch.dtype:
-    return next(v.dtype for v in program.values if v.source == Source.ROTARY and v.name == str(index))
+    return next(
+        v.dtype for v in program.values if v.source == Source.ROTARY and v.name == str(index)
+    )

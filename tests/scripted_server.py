@@ -1,6 +1,8 @@
-"""A server that speaks as ours does and answers from a script: what the playground shows is known in advance.
+"""A server that speaks as ours does and answers from a script: what the playground shows is known
+in advance.
 
-The last message chooses the scene: "break", "busy", "differ", "html", "refuse", "slow", "unknown"; anything else gets STORY.
+The last message chooses the scene: "break", "busy", "differ", "html", "refuse", "slow", "unknown";
+anything else gets STORY.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ Step = list[tuple[str, str]]
 STORY: list[Step] = [
     [(" Sam", "accepted"), (" has", "accepted"), (" 37", "bonus")],
     [(" lemons", "accepted"), (",", "correction")],
-    [(" and\n", "accepted"), ("James", "accepted"), (" has", "accepted"), (" 18", "accepted"), (".", "bonus")],
+    [
+        (" and\n", "accepted"),
+        ("James", "accepted"),
+        (" has", "accepted"),
+        (" 18", "accepted"),
+        (".", "bonus"),
+    ],
     [(" So", "plain")],
     [(" 19", "accepted"), (".", "accepted"), ("", "correction")],
 ]
@@ -37,7 +45,8 @@ FILE = "/models/second.gguf"
 
 @dataclass
 class Scripted:
-    """The running server: where it is, what it was asked, how often a stream was cut off by its reader."""
+    """The running server: where it is, what it was asked, how often a stream was cut off by its
+    reader."""
 
     url: str
     wants_key: bool = False
@@ -79,8 +88,16 @@ def scripted_app(state: Scripted) -> FastAPI:
         if state.loading:
             state.loading -= 1
             return refusal(503, "the models are still loading")
-        entry = {"id": "tale-teller", "object": "model", "drafters": ["draft", "ngram"], "max_model_len": 1024}
-        return turned_away(request) or {"object": "list", "data": [entry, {"id": FILE, "object": "model"}]}
+        entry = {
+            "id": "tale-teller",
+            "object": "model",
+            "drafters": ["draft", "ngram"],
+            "max_model_len": 1024,
+        }
+        return turned_away(request) or {
+            "object": "list",
+            "data": [entry, {"id": FILE, "object": "model"}],
+        }
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
@@ -106,7 +123,9 @@ def answer(state: Scripted, body: dict[str, Any], asked: str, form: str) -> Any:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status, headers)
+    return JSONResponse(
+        {"error": {"message": message, "type": "invalid_request_error"}}, status, headers
+    )
 
 
 def scene(asked: str, speculates: bool) -> list[Step]:
@@ -118,7 +137,9 @@ def scene(asked: str, speculates: bool) -> list[Step]:
     return [*story[:-2], [(" Thus", "plain")]] if asked == "differ" and not speculates else story
 
 
-async def stream(state: Scripted, body: dict[str, Any], asked: str, form: str) -> AsyncIterator[str]:
+async def stream(
+    state: Scripted, body: dict[str, Any], asked: str, form: str
+) -> AsyncIterator[str]:
     steps = scene(asked, body["speculation"]["mode"] != "off")
     try:
         for number, step in enumerate(steps):

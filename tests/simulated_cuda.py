@@ -1,12 +1,15 @@
-"""Two CUDA devices on a machine that has none: tensors that say they are on `cuda:0` or `cuda:1` and are computed on the CPU.
+"""Two CUDA devices on a machine that has none: tensors that say they are on `cuda:0` or `cuda:1`
+and are computed on the CPU.
 
-What it shows without a GPU: that no operation mixes host and device, or two devices (what CUDA refuses is refused here), how
-often a step waits for the device (`syncs`), and that a recorded graph replays what it should. A recorded graph is the list of
-its operations with the very tensors they ran on, as a CUDA graph is: what Python computed while recording is frozen, what is not
-copied into the graph's own inputs is stale. Only what the recording thread does on the recording's stream and device enters. As
-in torch, the current device and its streams are a thread's own; waiting for the whole device breaks what any thread is recording;
-and a broken recording leaves its thread on its stream, and its memory useless for others. What it cannot show: that CUDA's
-kernels exist for these operations, their bits, and any speed.
+What it shows without a GPU: that no operation mixes host and device, or two devices (what CUDA
+refuses is refused here), how often a step waits for the device (`syncs`), and that a recorded graph
+replays what it should. A recorded graph is the list of its operations with the very tensors they
+ran on, as a CUDA graph is: what Python computed while recording is frozen, what is not copied into
+the graph's own inputs is stale. Only what the recording thread does on the recording's stream and
+device enters. As in torch, the current device and its streams are a thread's own; waiting for the
+whole device breaks what any thread is recording; and a broken recording leaves its thread on its
+stream, and its memory useless for others. What it cannot show: that CUDA's kernels exist for these
+operations, their bits, and any speed.
 
     with SimulatedCuda() as cuda:
         llm = LLM(folder, device="cuda", ...)
@@ -29,16 +32,28 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 NUM_DEVICES = 2
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-ATTENTION = torch.ops.aten.scaled_dot_product_attention.default  # one kernel on CUDA, whatever it is made of here
+# one kernel on CUDA, whatever it is made of here
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 # Operations after which the host knows something of the device's numbers: it has waited for them.
-WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
-# Operations that CUDA lets read host tensors beside device ones: copies, and indexing by host positions (which are copied).
+WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "is_nonzero",
+    "equal",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+}
+# Operations that CUDA lets read host tensors beside device ones: copies, and indexing by host
+# positions (which are copied).
 MAY_MIX = {"copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_"}
 
 
 class DeviceTensor(Tensor):
-    """Numbers on the simulated device. To C++ it is a CPU tensor without memory of its own: a real CUDA device would make it call
-    the driver. To Python, and so to all code under test, it is on CUDA."""
+    """Numbers on the simulated device. To C++ it is a CPU tensor without memory of its own: a real
+    CUDA device would make it call the driver. To Python, and so to all code under test, it is on
+    CUDA."""
 
     inner: Tensor  # the same numbers on the CPU; views share memory as they would on a device
     own_device: torch.device
@@ -47,9 +62,15 @@ class DeviceTensor(Tensor):
     def __new__(cls: type[DeviceTensor], inner: Tensor, device: torch.device) -> DeviceTensor:
         with torch.inference_mode(False):  # an ordinary tensor, whatever mode it is used in
             made = torch.Tensor._make_wrapper_subclass(
-                cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device="cpu"
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device="cpu",
             )
-        made.inner, made.own_device = inner, device
+        made.inner = inner
+        made.own_device = device
         return made
 
     @property
@@ -71,14 +92,18 @@ class DeviceTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError(f"can't convert {self.own_device} device type tensor to numpy. Use Tensor.cpu() first.")
+            raise TypeError(
+                f"can't convert {self.own_device} device type tensor to numpy. Use Tensor.cpu() "
+                "first."
+            )
         return _on_host(self).numpy()
 
     def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
         return _on_host(self)
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """C++ believes the tensor is on the CPU already, and outside of inference mode nobody asks further."""
+        """C++ believes the tensor is on the CPU already, and outside of inference mode nobody asks
+        further."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu":
             dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
@@ -90,7 +115,8 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.to and len(args) > 1 and isinstance(args[1], DeviceTensor):  # C++ would ask `other` for its device
+        # C++ would ask `other` for its device
+        if func is Tensor.to and len(args) > 1 and isinstance(args[1], DeviceTensor):
             args = (args[0], args[1].own_device, args[1].dtype, *args[2:])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -104,7 +130,8 @@ class SimulatedGraph:
     """`torch.cuda.CUDAGraph`: what ran while it was recorded, to be run again on the same memory."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Any, Any, Any, Any]] = []  # operation, arguments, keyword arguments, results: all on the CPU
+        # operation, arguments, keyword arguments, results: all on the CPU
+        self.steps: list[tuple[Any, Any, Any, Any]] = []
         self.num_replays = 0
 
     def replay(self) -> None:
@@ -122,7 +149,8 @@ class SimulatedStream:
     """`torch.cuda.Stream`. One after the other is how everything runs here."""
 
     def __init__(self, device: torch.device, wait: Callable[[str], None]) -> None:
-        self.device, self._wait = device, wait
+        self.device = device
+        self._wait = wait
 
     def wait_stream(self, other: SimulatedStream) -> None:
         """Nothing is ever under way."""
@@ -148,12 +176,13 @@ class _Thread(threading.local):
         self.depth = 0
         self.device = 0
         self.streams: dict[int, SimulatedStream] = {}
-        self.composite: list[torch.device] = []  # devices of the operations made of others that it is in
+        # devices of the operations made of others that it is in
+        self.composite: list[torch.device] = []
 
 
 class SimulatedCuda(TorchDispatchMode):
-    """The devices, for as long as the block lasts. `syncs` counts, by operation, how often the host waited; `launches` kernels.
-    Another thread enters the same object."""
+    """The devices, for as long as the block lasts. `syncs` counts, by operation, how often the host
+    waited; `launches` kernels. Another thread enters the same object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +191,8 @@ class SimulatedCuda(TorchDispatchMode):
         self.graphs: list[SimulatedGraph] = []
         self._recording: _Recording | None = None
         self._own = _Thread()
-        self._default_stream: SimulatedStream | None = None  # of recordings that name none, as in torch
+        # of recordings that name none, as in torch
+        self._default_stream: SimulatedStream | None = None
         self._broken_pools: list[object] = []
         self._depth = 0
         self._undo = ExitStack()
@@ -188,19 +218,30 @@ class SimulatedCuda(TorchDispatchMode):
 
     def _replace_torch_cuda(self) -> None:
         replaced = {
-            "is_available": lambda: True, "_lazy_init": lambda: None, "device_count": lambda: NUM_DEVICES,
-            "current_device": lambda: self._own.device, "device": self._on, "synchronize": self._synchronize,
-            "mem_get_info": lambda device=None: (64 << 30, 80 << 30), "get_device_name": lambda device=None: "simulated",
-            "Stream": self._new_stream, "current_stream": self._current_stream, "stream": self._using,
-            "CUDAGraph": SimulatedGraph, "graph": self._graph, "graph_pool_handle": object,
+            "is_available": lambda: True,
+            "_lazy_init": lambda: None,
+            "device_count": lambda: NUM_DEVICES,
+            "current_device": lambda: self._own.device,
+            "device": self._on,
+            "synchronize": self._synchronize,
+            "mem_get_info": lambda device=None: (64 << 30, 80 << 30),
+            "get_device_name": lambda device=None: "simulated",
+            "Stream": self._new_stream,
+            "current_stream": self._current_stream,
+            "stream": self._using,
+            "CUDAGraph": SimulatedGraph,
+            "graph": self._graph,
+            "graph_pool_handle": object,
             "is_current_stream_capturing": lambda: self._is_recording(self._full("cuda")),
-        }  # fmt: skip
+        }
         patch = self._undo.enter_context(pytest.MonkeyPatch.context())
         for name, value in replaced.items():
             patch.setattr(torch.cuda, name, value)
-        future = torch.__future__  # module.to: new parameters, instead of device memory put into the old ones
+        # module.to: new parameters, instead of device memory put into the old ones
+        future = torch.__future__
         self._undo.callback(
-            future.set_overwrite_module_params_on_conversion, future.get_overwrite_module_params_on_conversion()
+            future.set_overwrite_module_params_on_conversion,
+            future.get_overwrite_module_params_on_conversion(),
         )
         future.set_overwrite_module_params_on_conversion(True)
 
@@ -217,7 +258,8 @@ class SimulatedCuda(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.name == "aten::to":  # its own C++ asks the driver for the device
             return self._to(func, args, kwargs)
-        if func.has_kernel_for_dispatch_key(COMPOSITE) and func is not ATTENTION:  # made of others: look at those
+        # made of others: look at those
+        if func.has_kernel_for_dispatch_key(COMPOSITE) and func is not ATTENTION:
             return self._decomposed(func, args, kwargs, here[0].own_device if here else wanted)
         self._check(func, here, tensors, wanted)
         args, kwargs = tree_map(_bare, (args, kwargs))
@@ -233,7 +275,9 @@ class SimulatedCuda(TorchDispatchMode):
             return result
         return tree_map(lambda leaf: self._on_device(leaf, here, device), result)
 
-    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+    def _decomposed(
+        self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device
+    ) -> Any:
         self._own.composite.append(device)
         try:
             with self:
@@ -244,8 +288,13 @@ class SimulatedCuda(TorchDispatchMode):
     def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`Tensor.to`: the tensor itself where nothing changes, else a copy."""
         named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
-        source, other = named["self"], named.get("other")
-        device, dtype = (other.device, other.dtype) if other is not None else (named.get("device"), named.get("dtype"))
+        source = named["self"]
+        other = named.get("other")
+        device, dtype = (
+            (other.device, other.dtype)
+            if other is not None
+            else (named.get("device"), named.get("dtype"))
+        )
         device = source.device if device is None else self._full(device)
         dtype = source.dtype if dtype is None else dtype
         if device == source.device and dtype == source.dtype and not named.get("copy"):
@@ -253,20 +302,33 @@ class SimulatedCuda(TorchDispatchMode):
         with self:
             return torch.ops.aten._to_copy.default(source, dtype=dtype, device=device)
 
-    def _check(self, func: Any, here: list[DeviceTensor], tensors: list[Tensor], wanted: torch.device | None) -> None:
+    def _check(
+        self,
+        func: Any,
+        here: list[DeviceTensor],
+        tensors: list[Tensor],
+        wanted: torch.device | None,
+    ) -> None:
         """What CUDA would refuse, and what it would wait for."""
         name = func._schema.name.removeprefix("aten::")
         host = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         if here and name not in MAY_MIX and any(tensor.dim() for tensor in host):
-            shapes, where = [tuple(tensor.shape) for tensor in host], here[0].own_device
-            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {shapes} on cpu beside {where}")
+            shapes = [tuple(tensor.shape) for tensor in host]
+            where = here[0].own_device
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device: {name} got {shapes} on cpu "
+                f"beside {where}"
+            )
         devices = {tensor.own_device for tensor in here}
         if len(devices) > 1 and name not in ("copy_", "_to_copy"):
-            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {devices}")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device: {name} got {devices}"
+            )
         if name == "copy_" and not isinstance(tensors[0], DeviceTensor) and here:
             self._wait(f"{name} to cpu")
         elif name in MAY_MIX and (host or not here):
-            self._wait(f"{name} from cpu")  # from pageable memory: the host waits until it has been read
+            # from pageable memory: the host waits until it has been read
+            self._wait(f"{name} from cpu")
         elif name == "_to_copy" and wanted is not None and wanted.type == "cpu":
             self._wait("to cpu")
         elif name in WAITS:
@@ -288,7 +350,11 @@ class SimulatedCuda(TorchDispatchMode):
     def _full(self, device: Any) -> torch.device:
         """With its number: what names none means the thread's own."""
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        return torch.device("cuda", self._own.device) if device.type == "cuda" and device.index is None else device
+        return (
+            torch.device("cuda", self._own.device)
+            if device.type == "cuda" and device.index is None
+            else device
+        )
 
     @contextmanager
     def _on(self, device: Any) -> Iterator[None]:
@@ -326,15 +392,20 @@ class SimulatedCuda(TorchDispatchMode):
 
     @contextmanager
     def _graph(
-        self, graph: SimulatedGraph, pool: object = None, stream: SimulatedStream | None = None,
+        self,
+        graph: SimulatedGraph,
+        pool: object = None,
+        stream: SimulatedStream | None = None,
         capture_error_mode: str = "global",
-    ) -> Iterator[None]:  # fmt: skip
+    ) -> Iterator[None]:
         if stream is None:
             self._default_stream = stream = self._default_stream or self._new_stream()
         self._synchronize()
         if pool is not None and pool in self._broken_pools:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
-        used, device, before = self._own.streams, stream.device.index, self._current_stream(stream.device)
+        used = self._own.streams
+        device = stream.device.index
+        before = self._current_stream(stream.device)
         used[device] = stream
         recording = self._recording = _Recording(graph, stream, threading.get_ident())
         self.graphs.append(graph)

@@ -1,6 +1,8 @@
-"""What the documentation names exists: links, anchors, files, commands with their options, settings, variables.
+"""What the documentation names exists: links, anchors, files, commands with their options,
+settings, variables.
 
-Pages are read as text. A page that was left behind by a change of the code is found here, not by its first reader.
+Pages are read as text. A page that was left behind by a change of the code is found here, not by
+its first reader.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ OUR_FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]+")
 COMMAND = re.compile(r"(?<!from )\boutrider ((?:service )?[a-z]+)\b([^`\n]*)")
 OPTION = re.compile(r"(?<![\w-])--(?:set [a-z]\w*|[a-z][a-z-]*)")  # a setting with its name
 RESULT = re.compile(r"\b[a-z][a-z0-9-]*-\d{4}-\d\d-\d\d\.json(?:\.gz)?")
-SOURCES = sorted(path for folder in ("outrider", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("outrider", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def name_of(page: Path) -> str:
@@ -80,9 +84,16 @@ def known_options() -> dict[str, set[str]]:
     top: Any = typer.main.get_command(build_app())
     commands = dict(top.commands)
     for group, verb in top.commands.items():
-        commands |= {f"{group} {name}": command for name, command in getattr(verb, "commands", {}).items()}
+        commands |= {
+            f"{group} {name}": command for name, command in getattr(verb, "commands", {}).items()
+        }
     return {
-        name: {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        name: {
+            option
+            for parameter in verb.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        | {"--help"}
         for name, verb in commands.items()
     }
 
@@ -99,7 +110,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
     """A page that nothing leads to is not read."""
-    reached, waiting = set(), [ROOT / "README.md"]
+    reached = set()
+    waiting = [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
         if page not in reached and page.suffix == ".md" and page.is_file():
@@ -112,7 +124,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Paths from the top of the repository between backticks; stars may stand for several."""
-    named = [path for span in spans(page) for path in OUR_FILE.findall(span) if span.startswith(FOLDERS)]
+    named = [
+        path for span in spans(page) for path in OUR_FILE.findall(span) if span.startswith(FOLDERS)
+    ]
     missing = [path for path in named if not any(ROOT.glob(path.rstrip("/.")))]
     assert not missing
 
@@ -125,23 +139,36 @@ def test_results_that_are_named_exist(page: Path) -> None:
 
 def test_results_that_sources_name_exist() -> None:
     """A constant whose comment names a result was taken from there."""
-    missing = {name_of(path): _missing_results(path.read_text(encoding="utf-8")) for path in SOURCES}
+    missing = {
+        name_of(path): _missing_results(path.read_text(encoding="utf-8")) for path in SOURCES
+    }
     assert not {path: names for path, names in missing.items() if names}
 
 
 def _missing_results(text: str) -> list[str]:
-    return sorted(name for name in {*RESULT.findall(text)} if not (ROOT / "benchmarks" / "results" / name).is_file())
+    return sorted(
+        name
+        for name in {*RESULT.findall(text)}
+        if not (ROOT / "benchmarks" / "results" / name).is_file()
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_their_options_exist(page: Path) -> None:
     """Whatever stands behind `outrider VERB` on a line of code or between backticks."""
-    verbs, wrong = known_options(), []
-    for verb, rest in COMMAND.findall("\n".join([*FENCE.findall(text_of(page)), *spans(page), *_indented(page)])):
+    verbs = known_options()
+    wrong = []
+    for verb, rest in COMMAND.findall(
+        "\n".join([*FENCE.findall(text_of(page)), *spans(page), *_indented(page)])
+    ):
         if verb not in verbs:
             wrong.append(f"outrider {verb}")
         else:
-            wrong += [f"outrider {verb} {option}" for option in OPTION.findall(rest) if option not in verbs[verb]]
+            wrong += [
+                f"outrider {verb} {option}"
+                for option in OPTION.findall(rest)
+                if option not in verbs[verb]
+            ]
     assert not wrong
 
 
@@ -152,24 +179,40 @@ def _indented(page: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.parent.name != "results"],
+    [
+        page
+        for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        if page.parent.name != "results"
+    ],
     ids=name_of,
 )
 def test_options_in_passing_exist(page: Path) -> None:
     """An option alone between backticks is one of some verb."""
     known = set().union(*known_options().values())
-    strangers = {"--num_processes", "--rehearse", "--additional-config", *SAME, SPECULATIVE}  # of other programs
-    named = {option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)}
+    # of other programs
+    strangers = {"--num_processes", "--rehearse", "--additional-config", *SAME, SPECULATIVE}
+    named = {
+        option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)
+    }
     unknown = sorted(named - known - strangers)
     assert not unknown
 
 
 def test_every_option_is_described() -> None:
     """As they are typed, on the page of some command, in code."""
-    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("results", "decisions")}
-    text = "\n".join(part for page in pages for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page)))
+    pages = {
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.parent.name not in ("results", "decisions")
+    }
+    text = "\n".join(
+        part
+        for page in pages
+        for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page))
+    )
     options = {one for known in known_options().values() for one in known if one.startswith("--")}
-    switches = {name.replace("--no-", "--", 1) for name in options if name.startswith("--no-")}  # one of both forms is enough
+    # one of both forms is enough
+    switches = {name.replace("--no-", "--", 1) for name in options if name.startswith("--no-")}
     named = sorted(name for name in options - {"--help-of"} if not name.startswith("--no-"))
     hidden = []
     for name in named:
@@ -180,12 +223,18 @@ def test_every_option_is_described() -> None:
 
 
 def test_options_that_messages_name_exist() -> None:
-    """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
+    """In strings, comments and docstrings of the package; other engines' options stand where they
+    are written for."""
     known = set().union(*known_options().values(), {"--help=all", "--version"})
     others = (
-        "integrations", "lab/server", "lab/tune/engine_advice.py", "lab/tune/launch_lines.py", "cli/borrowed.py", "cli/verbs.py",
+        "integrations",
+        "lab/server",
+        "lab/tune/engine_advice.py",
+        "lab/tune/launch_lines.py",
+        "cli/borrowed.py",
+        "cli/verbs.py",
         "demo",
-    )  # fmt: skip
+    )
     unknown = {
         name_of(path): wrong
         for path in (ROOT / "outrider").rglob("*.py")
@@ -197,7 +246,11 @@ def test_options_that_messages_name_exist() -> None:
 
 def test_the_page_of_commands_names_every_verb() -> None:
     text = text_of(ROOT / "docs" / "commands.md")
-    missing = [verb for verb in known_options() if " " not in verb and not re.search(rf"`(?:outrider )?{verb}\b", text)]
+    missing = [
+        verb
+        for verb in known_options()
+        if " " not in verb and not re.search(rf"`(?:outrider )?{verb}\b", text)
+    ]
     assert not missing
 
 
@@ -214,7 +267,11 @@ def test_the_page_of_drafters_names_every_one() -> None:
 
 def words_of(pages: set[Path]) -> set[str]:
     """All words between backticks or in code blocks."""
-    code = [part for page in pages for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page))]
+    code = [
+        part
+        for page in pages
+        for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page))
+    ]
     return set(re.findall(r"\w+", " ".join(code)))
 
 
@@ -222,7 +279,14 @@ def words_of(pages: set[Path]) -> set[str]:
 def test_settings_of_drafters_are_described(name: str) -> None:
     """On the drafter's page, or on one that it links to."""
     page = pages_of_drafters()[name]
-    near = {page, *(file for file, _ in links(page) if file.suffix == ".md" and file.parent.name == "algorithms")}
+    near = {
+        page,
+        *(
+            file
+            for file, _ in links(page)
+            if file.suffix == ".md" and file.parent.name == "algorithms"
+        ),
+    }
     missing = sorted(_settings(DRAFTERS, name) - words_of(near))
     assert not missing
 
@@ -230,9 +294,19 @@ def test_settings_of_drafters_are_described(name: str) -> None:
 @pytest.mark.parametrize("page", sorted(set(pages_of_drafters().values())), ids=name_of)
 def test_settings_in_tables_exist(page: Path) -> None:
     """A row of a table of settings names one that a drafter of that page has."""
-    known = {setting for name, where in pages_of_drafters().items() if where == page for setting in _settings(DRAFTERS, name)}
+    known = {
+        setting
+        for name, where in pages_of_drafters().items()
+        if where == page
+        for setting in _settings(DRAFTERS, name)
+    }
     tables = re.findall(r"^\| setting \|.*\n\|[-|: ]+\n((?:\|.*\n)+)", text_of(page), re.MULTILINE)
-    named = {name for table in tables for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named = {
+        name
+        for table in tables
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
     assert not named - known
 
 
@@ -267,7 +341,9 @@ def test_every_architecture_of_gguf_files_is_listed() -> None:
 def test_what_only_a_configuration_file_can_say_is_described() -> None:
     """No `--help` lists it."""
     words = words_of({ROOT / "docs" / "serve.md"})
-    missing = sorted({field.name for kind in (EngineSettings, Rule) for field in fields(kind)} - words)
+    missing = sorted(
+        {field.name for kind in (EngineSettings, Rule) for field in fields(kind)} - words
+    )
     assert not missing
 
 
@@ -279,21 +355,27 @@ def test_names_of_reasoning_formats_are_listed() -> None:
 
 def test_every_alert_is_explained() -> None:
     """Whoever is woken up looks for its name."""
-    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "alerts.yaml").read_text(encoding="utf-8"))
+    alerts = re.findall(
+        r"alert: (\w+)", (ROOT / "deploy" / "alerts.yaml").read_text(encoding="utf-8")
+    )
     missing = sorted(set(alerts) - words_of({ROOT / "docs" / "serve.md"}))
     assert alerts
     assert not missing
 
 
 def test_hints_install_from_a_checkout() -> None:
-    """No package index has Outrider: `pip install 'outrider[serve]'` would fail, or bring somebody else's package."""
+    """No package index has Outrider: `pip install 'outrider[serve]'` would fail, or bring somebody
+    else's package."""
     texts = {name_of(path): path.read_text(encoding="utf-8") for path in (*SOURCES, *PAGES)}
     assert not [name for name, text in texts.items() if re.search(r"\boutrider\[", text)]
 
 
 def test_variables_that_are_named_are_read() -> None:
     """By the code, or by the files of `deploy/`."""
-    files = [*(ROOT / "outrider").rglob("*.py"), *(file for file in (ROOT / "deploy").rglob("*") if file.is_file())]
+    files = [
+        *(ROOT / "outrider").rglob("*.py"),
+        *(file for file in (ROOT / "deploy").rglob("*") if file.is_file()),
+    ]
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
     named = {name for page in PAGES for name in re.findall(r"\bOUTRIDER_[A-Z_]+", text_of(page))}
     unknown = sorted(name for name in named if name not in code)

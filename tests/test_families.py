@@ -1,6 +1,8 @@
-"""Names of model families stand in `models/families/` and nowhere else in the package: what one family needs is one file.
+"""Names of model families stand in `models/families/` and nowhere else in the package: what one
+family needs is one file.
 
-Looked at are string constants and identifiers, not prose. A name is a model type of transformers or an architecture of llama.cpp.
+Looked at are string constants and identifiers, not prose. A name is a model type of transformers or
+an architecture of llama.cpp.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FAMILIES = PACKAGE / "models" / "families"
 OTHER_WORDS = {  # names of families that are words of other things, too
-    "align", "arctic", "beam", "bit", "clip", "ctrl", "encoder-decoder", "git", "opt", "rag", "sam",  # English, keys, programs
+    # English, keys, programs
+    "align", "arctic", "beam", "bit", "clip", "ctrl", "encoder-decoder", "git", "opt", "rag", "sam",
     "mamba", "mamba2",  # kinds of layers, and transformers' functions for them, in many families
-    "bert", "llama", "llama.cpp",  # the encoder that error messages give as an example; a program and the name of its files
+    # the encoder that error messages give as an example; a program and the name of its files
+    "bert", "llama", "llama.cpp",
 }  # fmt: skip
 EXCEPTIONS = {  # modules, or folders, and why they name families
     "models/gguf/architectures.py": "the one table of GGUF architectures",
@@ -64,15 +68,23 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def words(text: str) -> Iterator[str]:
-    """Words of a text as they are written, and the parts of those that are put together: `_falcon`, `FalconAttention`."""
+    """Words of a text as they are written, and the parts of those that are put together: `_falcon`,
+    `FalconAttention`."""
     yield from re.findall(r"[\w.-]+", text)
-    yield from re.findall(r"[A-Za-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text.replace("_", " ")))
+    yield from re.findall(
+        r"[A-Za-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text.replace("_", " "))
+    )
 
 
 def named(source: str) -> list[str]:
     """'line: word' of each family that a module names."""
     known = names()
-    return [f"{line}: {word}" for line, text in texts(source) for word in words(text) if word.lower() in known]
+    return [
+        f"{line}: {word}"
+        for line, text in texts(source)
+        for word in words(text)
+        if word.lower() in known
+    ]
 
 
 def is_excepted(module: str) -> bool:
@@ -83,16 +95,21 @@ def test_no_other_module_names_a_family() -> None:
     found = {
         module: hits
         for path in sorted(PACKAGE.rglob("*.py"))
-        if not is_excepted(module := path.relative_to(PACKAGE).as_posix()) and (hits := named(path.read_text(encoding="utf-8")))
+        if not is_excepted(module := path.relative_to(PACKAGE).as_posix())
+        and (hits := named(path.read_text(encoding="utf-8")))
     }
-    assert not found, "move what is special to outrider/models/families/<family>.py, or do without it"
+    assert not found, (
+        "move what is special to outrider/models/families/<family>.py, or do without it"
+    )
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_exceptions_are_needed(exception: str) -> None:
     path = PACKAGE / exception
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    assert any(named(file.read_text(encoding="utf-8")) for file in files), f"{exception} names no family: take it out"
+    assert any(named(file.read_text(encoding="utf-8")) for file in files), (
+        f"{exception} names no family: take it out"
+    )
 
 
 def test_a_file_of_families_is_named_after_one() -> None:

@@ -1,6 +1,8 @@
-"""How much of the package comes along with one of its modules: the core can be taken out, and no module needs one that needs it.
+"""How much of the package comes along with one of its modules: the core can be taken out, and no
+module needs one that needs it.
 
-Read from the source with `ast`: a module imports what its top level imports, and the packages that it lies in.
+Read from the source with `ast`: a module imports what its top level imports, and the packages that
+it lies in.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = "*_pb2*.py"  # by `make proto`
-CORE = {"drafters.base": 30, "decode": 70, "drafters.lookup.ngram": 45}  # modules of ours that each may import, itself included
+# modules of ours that each may import, itself included
+CORE = {"drafters.base": 30, "decode": 70, "drafters.lookup.ngram": 45}
 
 
 def file_of(module: str) -> Path | None:
     """Where a module of ours lies; None for a name that is none."""
     path = ROOT / module.replace(".", "/")
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
+    return next(
+        (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None
+    )
 
 
 def modules() -> list[str]:
@@ -33,7 +38,8 @@ def modules() -> list[str]:
 
 
 def statements(body: list[ast.stmt], *, of_types: bool) -> Iterator[ast.stmt]:
-    """The statements that run on import, those in blocks included; with `of_types` those that only type checkers read, too."""
+    """The statements that run on import, those in blocks included; with `of_types` those that only
+    type checkers read, too."""
     for node in body:
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -60,7 +66,9 @@ def imported(module: str, *, of_types: bool = False) -> frozenset[str]:
             names |= submodules
             if len(submodules) < len(inside):
                 names.add(node.module)
-    return frozenset(name for name in names if name.partition(".")[0] == "outrider" and file_of(name)) - {module}
+    return frozenset(
+        name for name in names if name.partition(".")[0] == "outrider" and file_of(name)
+    ) - {module}
 
 
 def closure(module: str) -> set[str]:
@@ -85,7 +93,9 @@ def test_the_core_needs_few_modules(module: str) -> None:
 def test_what_is_read_is_what_is_imported() -> None:
     """Of the smallest of them, in a process of its own."""
     code = "import sys, outrider.drafters.base; print(*[name for name in sys.modules if name.partition('.')[0] == 'outrider'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert set(done.stdout.split()) == closure("outrider.drafters.base")
 
 
@@ -95,5 +105,9 @@ def test_no_module_needs_one_that_needs_it() -> None:
     while free := [module for module, needed in waiting.items() if not needed & waiting.keys()]:
         for module in free:
             del waiting[module]
-    in_circles = {module for module, needed in waiting.items() if any(module in waiting.get(other, ()) for other in needed)}
+    in_circles = {
+        module
+        for module, needed in waiting.items()
+        if any(module in waiting.get(other, ()) for other in needed)
+    }
     assert not waiting, f"circles of imports; among them {sorted(in_circles or waiting)[:4]}"

@@ -19,6 +19,8 @@ def test_listed_tests_exist() -> None:
     for name in SLOW.read_text().splitlines():
         file, *_, function = name.partition("[")[0].split("::")
         path = REPOSITORY / file
-        if not path.is_file() or (f"def {function}(" not in path.read_text() and function != "runTest"):
+        if not path.is_file() or (
+            f"def {function}(" not in path.read_text() and function != "runTest"
+        ):
             gone.append(name)
     assert not gone, "make slow lists them anew"

@@ -15,10 +15,19 @@ NUM_NAMED = 8
 
 
 def tracked(root: Path) -> dict[Path, int]:
-    """Bytes of every file that git tracks and that is there; skips the test where `root` is no checkout of its own."""
+    """Bytes of every file that git tracks and that is there; skips the test where `root` is no
+    checkout of its own."""
     try:
-        top = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True, check=True).stdout
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+        top = subprocess.run(
+            ["git", "rev-parse", "--show-toplevel"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        names = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs git and a checkout")
     if Path(top.strip()).resolve() != root:
@@ -33,8 +42,12 @@ def complaint(sizes: dict[Path, int], max_mb: float, root: Path) -> str:
     if total <= max_mb:
         return ""
     biggest = sorted(sizes, key=lambda file: -sizes[file])[:NUM_NAMED]
-    listed = "\n".join(f"  {sizes[file] / 1e6:6.2f} MB  {file.relative_to(root)}" for file in biggest)
-    return f"{total:.1f} MB are tracked, at most {max_mb:g} are allowed; the biggest files:\n{listed}"
+    listed = "\n".join(
+        f"  {sizes[file] / 1e6:6.2f} MB  {file.relative_to(root)}" for file in biggest
+    )
+    return (
+        f"{total:.1f} MB are tracked, at most {max_mb:g} are allowed; the biggest files:\n{listed}"
+    )
 
 
 def test_all_tracked_files_are_small_together() -> None:
@@ -43,7 +56,8 @@ def test_all_tracked_files_are_small_together() -> None:
 
 
 def test_results_are_small_together() -> None:
-    """Catches results of measurements that pile up, which models and code would hide: keep the newest, or compress them."""
+    """Catches results of measurements that pile up, which models and code would hide: keep the
+    newest, or compress them."""
     sizes = {file: size for file, size in tracked(ROOT).items() if file.is_relative_to(RESULTS)}
     message = complaint(sizes, MAX_MB_OF_RESULTS, ROOT)
     assert not message, message

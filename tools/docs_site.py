@@ -1,7 +1,9 @@
-"""MkDocs hooks: pages that lie outside of docs/ join the site, and links between all pages are rewritten to match.
+"""MkDocs hooks: pages that lie outside of docs/ join the site, and links between all pages are
+rewritten to match.
 
-In the repository a page links to files by their paths, so that links work where the code is read. On the site, pages outside of
-docs/ stand under project/; links to files that are no pages become plain text.
+In the repository a page links to files by their paths, so that links work where the code is read.
+On the site, pages outside of docs/ stand under project/; links to files that are no pages become
+plain text.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/*.md", "examples/*/*.md", "outrider/demo/models/**/*.md")
+OUTSIDE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/*.md",
+    "examples/*/*.md",
+    "outrider/demo/models/**/*.md",
+)
 LINK = re.compile(r"\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -24,7 +33,13 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the pages outside of docs/."""
     for pattern in OUTSIDE:
         for path in sorted(ROOT.glob(pattern)):
-            files.append(File.generated(config, f"project/{path.relative_to(ROOT)}", content=path.read_text(encoding="utf-8")))
+            files.append(
+                File.generated(
+                    config,
+                    f"project/{path.relative_to(ROOT)}",
+                    content=path.read_text(encoding="utf-8"),
+                )
+            )
     return files
 
 

@@ -1,11 +1,12 @@
-"""llama.cpp's own vocabularies and chat templates, and the token ids that llama.cpp gives texts with special tokens in them.
+"""llama.cpp's own vocabularies and chat templates, and the token ids that llama.cpp gives texts
+with special tokens in them.
 
     python tools/llama_vocabularies.py fetch [FOLDER]   unpacks both from the sources of llama-cpp-python
     python tools/llama_vocabularies.py ids [FOLDER]     asks llama.cpp for the ids and writes llama_ids.json
 
 The second command needs llama_cpp (benchmarks/setup_peers.sh llamacpp).
-tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with the vocabularies and ids, tests/unit/test_templates.py
-our renderer with transformers', on these templates.
+tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with the vocabularies and ids,
+tests/unit/test_templates.py our renderer with transformers', on these templates.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / ".peers" / "vocabularies"
 IDS = REPOSITORY / "tests" / "unit" / "models" / "gguf" / "llama_ids.json"
-PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
-NOT_SERVED = tuple(f"ggml-vocab-{name}.gguf" for name in ("aquila", "bert-bge", "gpt-neox", "nomic-bert-moe"))
+PACKAGE = "llama-cpp-python"
+VERSION = "0.3.36"
+NOT_SERVED = tuple(
+    f"ggml-vocab-{name}.gguf" for name in ("aquila", "bert-bge", "gpt-neox", "nomic-bert-moe")
+)
 MAX_SPECIALS = 4
 TEXTS = (  # {0}, {1} ... are special tokens of the vocabulary
     "", " ", "Hello", " Hello", "  Hello", "{0}", "{0}Hello", "{0} Hello", "{0}  Hello", "{0}\nHello", "Hello{0}", "Hello {0}",
@@ -34,14 +38,27 @@ TEXTS = (  # {0}, {1} ... are special tokens of the vocabulary
 
 
 def fetch(folder: Path) -> None:
-    """Download the sources of llama-cpp-python and unpack its vocabularies and chat templates into `folder`."""
+    """Download the sources of llama-cpp-python and unpack its vocabularies and chat templates into
+    `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as downloads:
         subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--dest", downloads,
-             "--no-binary", PACKAGE, f"{PACKAGE}=={VERSION}"],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                downloads,
+                "--no-binary",
+                PACKAGE,
+                f"{PACKAGE}=={VERSION}",
+            ],
             check=True,
-        )  # fmt: skip
+        )
         with tarfile.open(next(Path(downloads).glob("*.tar.gz"))) as sources:
             for member in sources:
                 name = Path(member.name).name
@@ -54,7 +71,8 @@ def fetch(folder: Path) -> None:
 
 
 def write_ids(folder: Path) -> None:
-    """Ask llama.cpp for the ids of every text, special tokens parsed, with and without what it puts around texts."""
+    """Ask llama.cpp for the ids of every text, special tokens parsed, with and without what it puts
+    around texts."""
     from llama_cpp import Llama
 
     answers = {}
@@ -71,7 +89,10 @@ def write_ids(folder: Path) -> None:
             framed = vocabulary.tokenize(encoded, add_bos=True, special=True)
             cases.append({"text": text, "bare": bare, "framed": framed})
         answers[path.name] = cases
-    lines = [f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, cases)) + "\n]" for name, cases in answers.items()]
+    lines = [
+        f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, cases)) + "\n]"
+        for name, cases in answers.items()
+    ]
     IDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -82,8 +103,14 @@ def _specials(path: Path) -> list[str]:
     fields = GGUFReader(path).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     kinds = fields["tokenizer.ggml.token_type"].contents()
-    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL]
-    defined = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.USER_DEFINED and token.strip()]
+    control = [
+        token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL
+    ]
+    defined = [
+        token
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind == TokenType.USER_DEFINED and token.strip()
+    ]
     chosen = [*control[:2], *control[-1:], *defined[-1:]] or ["<s>"]
     return (chosen * MAX_SPECIALS)[:MAX_SPECIALS]
 

@@ -1,4 +1,5 @@
-"""The two tables of docs/models.md, measured: `python -m tools.models_table` loads a tiny model of each family and writes them.
+"""The two tables of docs/models.md, measured: `python -m tools.models_table` loads a tiny model of
+each family and writes them.
 
     native  on the native runtime and our cache: chains and trees, greedy text with drafts that without to the bit
     torch   on PyTorch's modules and our cache: chains and trees
@@ -25,8 +26,11 @@ from tests.contract import multimodal_families, own_cache_families
 from tests.unit.runtime import families
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
-BEGIN, END = "<!-- tables: written by python -m tools.models_table -->", "<!-- end of tables -->"
-NATIVE, TORCH, OWN = "native", "torch", "own"
+BEGIN = "<!-- tables: written by python -m tools.models_table -->"
+END = "<!-- end of tables -->"
+NATIVE = "native"
+TORCH = "torch"
+OWN = "own"
 FAMILIES = {  # the native tier, by model types
     "Apertus": ["apertus"],
     "Bamba": ["bamba"],
@@ -74,7 +78,9 @@ GENERAL = {
 
 def makers() -> dict[str, Callable[[], Any]]:
     """By model type, what makes a random model of it."""
-    every: dict[str, Callable[[str], Any]] = {name: families.make for name in (*families.FAMILIES, *families.NOT_LOWERED)}
+    every: dict[str, Callable[[str], Any]] = {
+        name: families.make for name in (*families.FAMILIES, *families.NOT_LOWERED)
+    }
     every |= {name: own_cache_families.make for name in own_cache_families.FAMILIES}
     every |= {name: multimodal_families.make_text for name in multimodal_families.FAMILIES}
     return {name: partial(make, name) for name, make in sorted(every.items())}
@@ -98,14 +104,25 @@ def measured(family: str, module: Any) -> str:
 
 
 def tables(runs: Mapping[str, str]) -> str:
-    """Both tables, of how each model type runs. Raises AssertionError where one of the native tier does not."""
+    """Both tables, of how each model type runs. Raises AssertionError where one of the native tier
+    does not."""
     native = {kind for kinds in FAMILIES.values() for kind in kinds}
-    assert not (wrong := sorted(kind for kind in native if runs[kind] != NATIVE)), f"listed as native, and are not: {wrong}"
+    assert not (wrong := sorted(kind for kind in native if runs[kind] != NATIVE)), (
+        f"listed as native, and are not: {wrong}"
+    )
     lines = ["## Native families", "", "| family | `model_type` |", "|---|---|"]
     lines += [f"| {family} | {_listed(kinds)} |" for family, kinds in FAMILIES.items()]
-    lines += ["", "## General tier", "", "| runs on | `model_type` of those that were tried |", "|---|---|"]
-    lines += [f"| {how} | {_listed(sorted(kind for kind in runs.keys() - native if runs[kind] == key))} |"
-              for key, how in GENERAL.items()]  # fmt: skip
+    lines += [
+        "",
+        "## General tier",
+        "",
+        "| runs on | `model_type` of those that were tried |",
+        "|---|---|",
+    ]
+    lines += [
+        f"| {how} | {_listed(sorted(kind for kind in runs.keys() - native if runs[kind] == key))} |"
+        for key, how in GENERAL.items()
+    ]
     return "\n".join(lines)
 
 
@@ -118,7 +135,12 @@ def written() -> dict[str, str]:
     table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     native, general = table.split("## General tier")
     labels = {how: key for key, how in GENERAL.items()}
-    found = {kind: NATIVE for line in native.splitlines() for kind in line.split("`")[1::2] if "model_type" not in line}
+    found = {
+        kind: NATIVE
+        for line in native.splitlines()
+        for kind in line.split("`")[1::2]
+        if "model_type" not in line
+    }
     for line in general.splitlines():
         key = labels.get(line.strip("| ").split(" | ")[0])
         found |= {} if key is None else dict.fromkeys(line.split("`")[1::2], key)
@@ -133,7 +155,9 @@ def main() -> None:
         runs[family] = measured(family, make())
         print(family, runs[family], flush=True)
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(runs)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    PAGE.write_text(
+        f"{before}{BEGIN}\n\n{tables(runs)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

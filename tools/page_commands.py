@@ -1,9 +1,11 @@
-"""Runs the commands of README and the tour as a reader would, in an environment with exactly the extras that a page names.
+"""Runs the commands of README and the tour as a reader would, in an environment with exactly the
+extras that a page names.
 
     python -m tools.page_commands --torch torch==2.13.0        `make pages` is this, with the Makefile's pin
 
-Every line of a `sh` block and every `python` block of PAGES is run, a new one without a change here. Models and files that a
-reader has get stand-ins, commands that measure for minutes small limits; what cannot run is in SKIPPED, with the reason.
+Every line of a `sh` block and every `python` block of PAGES is run, a new one without a change
+here. Models and files that a reader has get stand-ins, commands that measure for minutes small
+limits; what cannot run is in SKIPPED, with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ LIMITS = {  # verb -> options that make it quick; the last value of an option co
     "tune": "--limit 4 --max-tokens 16 --finalists 1",
 }
 TYPED = {"chat": "Question: 1 + 1?\n/quit\n"}  # verb -> what is typed at it
-PROMPTS = "".join(f'{{"prompt": "Question: Sam has {n} apples and buys 4 more. How many are there?"}}\n' for n in range(3, 11))
+PROMPTS = "".join(
+    f'{{"prompt": "Question: Sam has {n} apples and buys 4 more. How many are there?"}}\n'
+    for n in range(3, 11)
+)
 MODEL_FILE = """
 import sys
 from pathlib import Path
@@ -58,7 +63,10 @@ FENCE = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXTRAS = re.compile(r"pip install '\.\[([\w,]+)\]'")
 NEEDY = re.compile(r"Sections? ([\d, and]+) needs? more packages: `" + EXTRAS.pattern)
 COMMENT = re.compile(r"(^|\s{2,})#\s.*$")
-STEP_S, READY_S, END_S = 600, 120, 60  # on a busy machine
+# on a busy machine
+STEP_S = 600
+READY_S = 120
+END_S = 60
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,13 @@ class Step:
 
 
 def steps_of(page: str, text: str) -> Iterator[Step]:
-    """All commands and programs of a page, in their order, each with the extras that the page names for it."""
-    needy = {number: set(names.split(",")) for found, names in NEEDY.findall(text) for number in re.findall(r"\d+", found)}
+    """All commands and programs of a page, in their order, each with the extras that the page names
+    for it."""
+    needy = {
+        number: set(names.split(","))
+        for found, names in NEEDY.findall(text)
+        for number in re.findall(r"\d+", found)
+    }
     installed: frozenset[str] = frozenset()
     for block in FENCE.finditer(text):
         language, code = block.groups()
@@ -99,12 +112,20 @@ def steps_of(page: str, text: str) -> Iterator[Step]:
             if found := EXTRAS.match(piece):
                 installed = frozenset(found[1].split(","))
             else:
-                yield Step(page, first_line + line, language, piece, installed | section | MADE.get(piece, frozenset()))
+                yield Step(
+                    page,
+                    first_line + line,
+                    language,
+                    piece,
+                    installed | section | MADE.get(piece, frozenset()),
+                )
 
 
 def _commands(block: str) -> Iterator[tuple[int, str]]:
-    """(Line of the block, command) of what a shell would run, without comments; lines that end in a backslash are joined."""
-    joined, first = "", 0
+    """(Line of the block, command) of what a shell would run, without comments; lines that end in a
+    backslash are joined."""
+    joined = ""
+    first = 0
     for number, line in enumerate(block.splitlines()):
         first = first if joined else number
         joined += COMMENT.sub("", line)
@@ -149,27 +170,49 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """No package of the checkout, no hub; byte code is kept, else every command compiles torch's Python again."""
-        others = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+        """No package of the checkout, no hub; byte code is kept, else every command compiles
+        torch's Python again."""
+        others = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        }
         return {**others, "PATH": f"{self._bin}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
 
     def pip(self, *arguments: str) -> None:
         options = ["--disable-pip-version-check", "install", "--quiet", "--quiet", "--no-compile"]
-        subprocess.run([self._bin / "python", "-m", "pip", *options, *arguments], check=True, env=self.variables)
+        subprocess.run(
+            [self._bin / "python", "-m", "pip", *options, *arguments],
+            check=True,
+            env=self.variables,
+        )
 
     def write_model(self, path: Path) -> None:
         """A small random model as a GGUF file."""
         variables = {**self.variables, "PYTHONPATH": str(ROOT)}
-        subprocess.run([self._bin / "python", "-c", MODEL_FILE, str(path)], check=True, env=variables)
+        subprocess.run(
+            [self._bin / "python", "-c", MODEL_FILE, str(path)], check=True, env=variables
+        )
 
     def run(self, step: Step, folder: Path) -> str:
         """What went wrong; empty: nothing."""
-        command = [str(self._bin / "python"), "-c", step.code] if step.language == "python" else ["bash", "-c", step.code]
+        command = (
+            [str(self._bin / "python"), "-c", step.code]
+            if step.language == "python"
+            else ["bash", "-c", step.code]
+        )
         try:
             done = subprocess.run(
-                command, cwd=folder, env=self.variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, timeout=STEP_S, check=False,
-            )  # fmt: skip
+                command,
+                cwd=folder,
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=STEP_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return f"not finished after {STEP_S} s"
         return f"ended with {done.returncode}:\n{_end_of(done.stdout)}" if done.returncode else ""
@@ -179,10 +222,14 @@ class Environment:
         """A server that answers meanwhile; what goes wrong with it is added to `troubles`."""
         log = folder / "server.log"
         with log.open("w") as output:
-            process = subprocess.Popen(step.words, cwd=folder, env=self.variables, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                step.words, cwd=folder, env=self.variables, stdout=output, stderr=subprocess.STDOUT
+            )
             try:
                 if not _is_ready(port, process):
-                    troubles.append(f"not ready after {READY_S} s, or ended:\n{_end_of(log.read_text())}")
+                    troubles.append(
+                        f"not ready after {READY_S} s, or ended:\n{_end_of(log.read_text())}"
+                    )
                 yield
             finally:
                 process.terminate()
@@ -198,7 +245,10 @@ class Environment:
 def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
     until = time.monotonic() + READY_S
     while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer,
+        ):
             return bool(answer.status == 200)
         time.sleep(0.2)
     return False
@@ -216,9 +266,12 @@ def free_port() -> int:
 
 def run_steps(environment: Environment, steps: Sequence[Step], folder: Path) -> int:
     """How many steps failed. A server runs for the `curl` commands that follow it."""
-    failures, waiting = 0, list(steps)
+    failures = 0
+    waiting = list(steps)
     while waiting:
-        step, troubles, port = waiting.pop(0), list[str](), free_port()
+        step = waiting.pop(0)
+        troubles = list[str]()
+        port = free_port()
         began = time.monotonic()
         if step.is_server:
             asking = []
@@ -232,16 +285,28 @@ def run_steps(environment: Environment, steps: Sequence[Step], folder: Path) -> 
             troubles.append(trouble)
         failures += bool(troubles)
         seconds = time.monotonic() - began
-        print(f"{'FAILED' if troubles else 'ran'} {step.name} ({seconds:.0f} s)", *troubles, sep="\n", flush=True)
+        print(
+            f"{'FAILED' if troubles else 'ran'} {step.name} ({seconds:.0f} s)",
+            *troubles,
+            sep="\n",
+            flush=True,
+        )
     return failures
 
 
 def main() -> int:
     """The exit code: 1 where a command of a page fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", default="torch", help="what pip installs first, with its options")
-    torch, failures = shlex.split(parser.parse_args().torch), 0
-    steps = [step for page in PAGES for step in steps_of(page, (ROOT / page).read_text(encoding="utf-8"))]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--torch", default="torch", help="what pip installs first, with its options"
+    )
+    torch = shlex.split(parser.parse_args().torch)
+    failures = 0
+    steps = [
+        step for page in PAGES for step in steps_of(page, (ROOT / page).read_text(encoding="utf-8"))
+    ]
     for step in steps:
         if step.code in SKIPPED:
             print(f"left out: {step.name}: {SKIPPED[step.code]}")
@@ -250,23 +315,43 @@ def main() -> int:
         for page in PAGES:
             (top / page).mkdir(parents=True)
             (top / page / "my-prompts.jsonl").write_text(PROMPTS, encoding="utf-8")
-        build = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+        build = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+        ]
         subprocess.run([*build, "--wheel-dir", str(top), str(ROOT)], check=True)
-        wheel, environment = next(top.glob("*.whl")), None
+        wheel = next(top.glob("*.whl"))
+        environment = None
         installed = frozenset[str]()
-        for extras in sorted({step.extras for step in steps}, key=lambda names: (len(names), sorted(names))):
+        for extras in sorted(
+            {step.extras for step in steps}, key=lambda names: (len(names), sorted(names))
+        ):
             named = ",".join(sorted(extras))
-            print(f"an environment with {f'the extras {named}' if named else 'no extras'}", flush=True)
-            if environment is None or not installed <= extras:  # what it has is more than the page names
+            print(
+                f"an environment with {f'the extras {named}' if named else 'no extras'}", flush=True
+            )
+            # what it has is more than the page names
+            if environment is None or not installed <= extras:
                 environment = Environment(top / f"environment-{named}", torch)
             installed = extras
             environment.pip(f"outrider[{named}] @ {wheel.as_uri()}")
             for page in PAGES:
                 if not (model := top / page / "model-Q4_K_M.gguf").exists():
                     environment.write_model(model)
-                chosen = [one for one in steps if (one.page, one.extras) == (page, extras) and one.code not in SKIPPED]
+                chosen = [
+                    one
+                    for one in steps
+                    if (one.page, one.extras) == (page, extras) and one.code not in SKIPPED
+                ]
                 failures += run_steps(environment, chosen, top / page)
-    print(f"{failures} commands of the pages failed" if failures else "all commands of the pages ran")
+    print(
+        f"{failures} commands of the pages failed" if failures else "all commands of the pages ran"
+    )
     return 1 if failures else 0
 
 

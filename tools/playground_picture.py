@@ -1,6 +1,8 @@
-"""The picture of the playground in docs/serve.md: `python -m tools.playground_picture MODEL.gguf` serves the model and takes it.
+"""The picture of the playground in docs/serve.md: `python -m tools.playground_picture MODEL.gguf`
+serves the model and takes it.
 
-It takes an installed Chromium (OUTRIDER_CHROMIUM, else the one on the path), and a quiet machine: the picture shows speeds.
+It takes an installed Chromium (OUTRIDER_CHROMIUM, else the one on the path), and a quiet machine:
+the picture shows speeds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ QUESTION = (
     "Copy this text without changes: The harbour was quiet in the morning. Two boats lay at the pier, and a man mended nets. "
     "The harbour was loud in the evening. Six boats lay at the pier, and many people were buying fish."
 )
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
 READY_S = 120
 
 
@@ -31,7 +39,17 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "outrider", "serve", model, "--drafter", "suffix", "--port", url.rpartition(":")[2]]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        model,
+        "--drafter",
+        "suffix",
+        "--port",
+        url.rpartition(":")[2],
+    ]
     server = subprocess.Popen(command)
     try:
         wait_for(f"{url}/ready")

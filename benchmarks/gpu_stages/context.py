@@ -1,5 +1,5 @@
-"""What every stage is given: the device, the time left, a folder for results. CUDA-only calls are here, so that the small form
-on a CPU runs the same stages."""
+"""What every stage is given: the device, the time left, a folder for results. CUDA-only calls are
+here, so that the small form on a CPU runs the same stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Context:
     tiny: bool  # small shapes, few repeats
     deadline_s: float  # on time.monotonic(): a stage looks at left_s() and stops by itself
     say: Callable[[str], None]  # a line for the person who watches
-    keep: Callable[[dict[str, Any]], None]  # merge these keys into the stage's result and write the JSON file now
+    # merge these keys into the stage's result and write the JSON file now
+    keep: Callable[[dict[str, Any]], None]
 
     @property
     def on_cuda(self) -> bool:
@@ -43,7 +44,9 @@ class Context:
     def check_time(self, needed_s: float = 0.0) -> None:
         """Raise OutOfTimeError where fewer seconds are left than `needed_s`."""
         if (left := self.left_s()) < needed_s:
-            raise OutOfTimeError(f"{max(left, 0):.0f} s were left, {needed_s:.0f} s are needed for the next part")
+            raise OutOfTimeError(
+                f"{max(left, 0):.0f} s were left, {needed_s:.0f} s are needed for the next part"
+            )
 
     def synchronize(self) -> None:
         """Wait for the device; on a CPU there is nothing to wait for."""
@@ -51,9 +54,11 @@ class Context:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, call: Callable[[], Any], repeats: int) -> list[float]:
-        """Seconds of each of `repeats` calls after warm-up calls: device time between events, wall time on a CPU.
+        """Seconds of each of `repeats` calls after warm-up calls: device time between events, wall
+        time on a CPU.
 
-        Calls are queued one behind the other, so a host that is slower than the device shows in the numbers.
+        Calls are queued one behind the other, so a host that is slower than the device shows in the
+        numbers.
         """
         for _ in range(WARM_UPS if self.on_cuda else 1):
             call()
@@ -70,7 +75,8 @@ class Context:
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
     def host_seconds(self, call: Callable[[], Any], repeats: int) -> list[float]:
-        """Seconds of the host's clock for each of `repeats` calls, each waited for, after warm-up calls."""
+        """Seconds of the host's clock for each of `repeats` calls, each waited for, after warm-up
+        calls."""
 
         def waited() -> None:
             call()

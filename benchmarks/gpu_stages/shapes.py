@@ -1,5 +1,5 @@
-"""Models of well-known shapes with random weights, made on the device and run as the package runs a checkpoint: what is timed is
-our own pass, and no checkpoint has to be there."""
+"""Models of well-known shapes with random weights, made on the device and run as the package runs a
+checkpoint: what is timed is our own pass, and no checkpoint has to be there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading.load import build_lm, finish
 from outrider.runtime.gpu.run import use_device_run
 
-SMOL, LLAMA, QWEN = "SmolLM2-135M", "Llama-3.1-8B", "Qwen3-30B-A3B"
+SMOL = "SmolLM2-135M"
+LLAMA = "Llama-3.1-8B"
+QWEN = "Qwen3-30B-A3B"
 MAX_TOKENS = 64  # of a pass for which bits are promised
-SPARE_BYTES = 2 << 30  # device memory that libraries, recordings and activations need beside weights
+# device memory that libraries, recordings and activations need beside weights
+SPARE_BYTES = 2 << 30
 
 
 def config_of(name: str, tiny: bool, vocab_size: int | None = None) -> Any:
@@ -31,25 +34,55 @@ def config_of(name: str, tiny: bool, vocab_size: int | None = None) -> Any:
     common = {"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2}
     if name == SMOL:
         shape = dict(
-            hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-            vocab_size=49152, max_position_embeddings=32768, tie_word_embeddings=True,
-        )  # fmt: skip
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            vocab_size=49152,
+            max_position_embeddings=32768,
+            tie_word_embeddings=True,
+        )
     elif name == LLAMA:
         shape = dict(
-            hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
-            vocab_size=128256, max_position_embeddings=131072, tie_word_embeddings=False,
-        )  # fmt: skip
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=128256,
+            max_position_embeddings=131072,
+            tie_word_embeddings=False,
+        )
     else:
         shape = dict(
-            hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=48, num_attention_heads=32,
-            num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
-            vocab_size=151936, max_position_embeddings=40960, tie_word_embeddings=False,
-        )  # fmt: skip
+            hidden_size=2048,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            num_experts=128,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+            vocab_size=151936,
+            max_position_embeddings=40960,
+            tie_word_embeddings=False,
+        )
     if tiny:
-        shape |= dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=320, max_position_embeddings=512)
+        shape |= dict(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            vocab_size=320,
+            max_position_embeddings=512,
+        )
         shape |= dict(num_attention_heads=4, num_key_value_heads=2)
         if name == QWEN:
-            shape |= dict(moe_intermediate_size=32, head_dim=16, num_experts=8, num_experts_per_tok=2)
+            shape |= dict(
+                moe_intermediate_size=32, head_dim=16, num_experts=8, num_experts_per_tok=2
+            )
     if vocab_size is not None:
         shape["vocab_size"] = vocab_size
     return (Qwen3MoeConfig if name == QWEN else LlamaConfig)(**shape, **common)
@@ -76,7 +109,8 @@ class Shaped:
             "parameters": self.lm.shape.num_parameters,
             "weight_bytes": self.bytes.total,
             "ready_s": round(self.seconds, 2),
-            "graphs": not any("CUDA graphs" in note for note in self.notes) and self.lm.device.type == "cuda",
+            "graphs": not any("CUDA graphs" in note for note in self.notes)
+            and self.lm.device.type == "cuda",
             "exact_rows": limits.exact_rows,
             "exact_trees": limits.exact_trees,
             "granularity": limits.granularity,
@@ -90,7 +124,8 @@ class WeightBytes:
 
     dense: int  # read by every pass
     experts: int  # all of them, of all layers
-    table: int  # the embedding where the output layer has weights of its own: rows are looked up, not read
+    # the embedding where the output layer has weights of its own: rows are looked up, not read
+    table: int
     num_experts: int = 1
     per_token: int = 1
 
@@ -105,11 +140,18 @@ class WeightBytes:
 
     @classmethod
     def of(cls, module: Any) -> WeightBytes:
-        config, sizes = module.config, {"dense": 0, "experts": 0, "table": 0}
+        config = module.config
+        sizes = {"dense": 0, "experts": 0, "table": 0}
         embedding = module.get_input_embeddings().weight
         is_tied = module.get_output_embeddings().weight is embedding
         for name, weight in module.named_parameters():
-            kind = "experts" if ".experts." in name else "table" if weight is embedding and not is_tied else "dense"
+            kind = (
+                "experts"
+                if ".experts." in name
+                else "table"
+                if weight is embedding and not is_tied
+                else "dense"
+            )
             sizes[kind] += weight.numel() * weight.element_size()
         if not sizes["experts"]:
             return cls(**sizes)
@@ -119,7 +161,9 @@ class WeightBytes:
 def bytes_needed(name: str, tiny: bool) -> int:
     """Bytes that the weights of a shape will take, computed before any is made."""
     with torch.device("meta"):
-        return WeightBytes.of(AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=dtype_of(tiny))).total
+        return WeightBytes.of(
+            AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=dtype_of(tiny))
+        ).total
 
 
 def dtype_of(tiny: bool) -> torch.dtype:
@@ -127,17 +171,23 @@ def dtype_of(tiny: bool) -> torch.dtype:
     return torch.float32 if tiny else torch.bfloat16
 
 
-def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_size: int | None = None) -> Shaped:
+def make(
+    context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_size: int | None = None
+) -> Shaped:
     """A model of this shape. Raises CapabilityError where the device has no room for it.
 
     `loop_lengths`: also a drafting loop whose calls make so many tokens.
     """
-    config, dtype = config_of(name, context.tiny, vocab_size), dtype_of(context.tiny)
-    needed, free = bytes_needed(name, context.tiny), context.free_bytes()
+    config = config_of(name, context.tiny, vocab_size)
+    dtype = dtype_of(context.tiny)
+    needed = bytes_needed(name, context.tiny)
+    free = context.free_bytes()
     if free is not None and needed + SPARE_BYTES > free:
         room = f"{needed / 1e9:.1f} GB and {SPARE_BYTES / 1e9:.0f} to run in; {free / 1e9:.1f} are free"
         raise CapabilityError(f"{name} needs {room}")
-    start, notes, own = time.monotonic(), [], None
+    start = time.monotonic()
+    notes = []
+    own = None
     torch.manual_seed(0)
     with torch.device(context.device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
@@ -154,7 +204,10 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
         except CapabilityError as error:
             notes.append(f"without CUDA graphs: {error}")
     if loop_lengths and loaded.draft_loop is None:
-        programs = {length: DraftLoopProgram(lm, module, length, lm.shape.vocab_size) for length in loop_lengths}
+        programs = {
+            length: DraftLoopProgram(lm, module, length, lm.shape.vocab_size)
+            for length in loop_lengths
+        }
         loaded.draft_loop = DraftLoop(lm, programs)
     weights = WeightBytes.of(module)  # before linears are packed
     if own is None:
@@ -167,15 +220,16 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
 
 @torch.no_grad()
 def soften_experts(module: nn.Module) -> None:
-    """Make what experts add small. A random router has near ties; one that rounding decides otherwise would change the logits,
-    and the package would rightly refuse the model."""
+    """Make what experts add small. A random router has near ties; one that rounding decides
+    otherwise would change the logits, and the package would rightly refuse the model."""
     for name, weight in module.named_parameters():
         if ".experts." in name and "down_proj" in name:
             weight.mul_(1e-3)
 
 
 def filled(lm: LM, batch: int, length: int, room: int) -> LM:
-    """A twin of the model whose cache holds `batch` rows of `length` random keys and values, with room behind them."""
+    """A twin of the model whose cache holds `batch` rows of `length` random keys and values, with
+    room behind them."""
     twin = lm.twin()
     twin.kv.reserve(batch, length + room)
     for store in (*twin.kv.keys, *twin.kv.values):

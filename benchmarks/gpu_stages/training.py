@@ -1,8 +1,10 @@
-"""The package's own recipes for an EAGLE-3 and a block head, on the demo target, for the time there is.
+"""The package's own recipes for an EAGLE-3 and a block head, on the demo target, for the time there
+is.
 
-The same calls that `outrider train` makes (`outrider/train/run.py`): the target answers problems of the demo, a recipe is built,
-`TrainLoop` trains and validates it; then the saved head drafts for held-out prompts. `run.py` is not used, because its results
-need pydantic, which a GPU machine may not have.
+The same calls that `outrider train` makes (`outrider/train/run.py`): the target answers problems of
+the demo, a recipe is built, `TrainLoop` trains and validates it; then the saved head drafts for
+held-out prompts. `run.py` is not used, because its results need pydantic, which a GPU machine may
+not have.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from outrider.demo import demo_paths
 from outrider.demo.training import training_prompts
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
-from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.models.loading.load import (
+    load_config,
+    load_module,
+    load_tokenizer,
+    own_dtype,
+    resolve_dtype,
+)
 from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
@@ -43,10 +51,13 @@ if TYPE_CHECKING:
 
 MINUTES = 2.0
 RECIPES = ("eagle3", "block")
-TEXTS, TINY_TEXTS = 1024, 4
+TEXTS = 1024
+TINY_TEXTS = 4
 TINY_STEPS = 2
 MAX_STEPS = 100_000  # until the rate is known
-TIMED_AFTER, TIMED_STEPS = 5, 20  # steps that are not timed, and those by which the others are planned
+# steps that are not timed, and those by which the others are planned
+TIMED_AFTER = 5
+TIMED_STEPS = 20
 TRAINING_SHARE = 0.85  # of the planned time: the rest is for the validations between epochs
 RESERVE = 0.15  # of a recipe's time, for validation and drafting at the end
 
@@ -71,7 +82,12 @@ def run(context: Context) -> dict[str, Any]:
         folder = Path(name)
         start = time.monotonic()
         bench = prepared(context, folder)
-        context.keep({"responses_s": time.monotonic() - start, "texts": len(bench.train) + len(bench.held_out)})
+        context.keep(
+            {
+                "responses_s": time.monotonic() - start,
+                "texts": len(bench.train) + len(bench.held_out),
+            }
+        )
         for index, kind in enumerate(RECIPES):
             share = context.left_s() / (len(RECIPES) - index)
             found[kind] = trained(bench, kind, folder / kind, share)
@@ -82,25 +98,36 @@ def run(context: Context) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> list[list[str]]:
     """A row for each recipe; nothing here has a floor."""
-    return [[f"training: {kind}", _words(kind, one), "", ""] for kind, one in result.get("recipes", {}).items()]
+    return [
+        [f"training: {kind}", _words(kind, one), "", ""]
+        for kind, one in result.get("recipes", {}).items()
+    ]
 
 
 def prepared(context: Context, folder: Path) -> Bench:
     """The demo target's own answers to problems of the demo, and the target as a module."""
     count = TINY_TEXTS if context.tiny else TEXTS
     prompts = folder / "prompts.jsonl"
-    lines = [json.dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
+    lines = [
+        json.dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)
+    ]
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     target = str(demo_paths().target)
     options = Options(
-        target, draft=str(demo_paths().draft), drafter="draft-model", device=str(context.device),
-        runtime="auto" if context.on_cuda else "eager", max_num_seqs=64,
-    )  # fmt: skip
+        target,
+        draft=str(demo_paths().draft),
+        drafter="draft-model",
+        device=str(context.device),
+        runtime="auto" if context.on_cuda else "eager",
+        max_num_seqs=64,
+    )
     plan = ResponsePlan(max_tokens=24 if context.tiny else 160)
     source = resolve(str(target))
     tokenizer = load_tokenizer(source)
     config = load_config(source)
-    texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Progress())
+    texts, _ = gather(
+        TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Progress()
+    )
     train, held_out = split(fitting(texts, 512), 0.1, 0)
     dtype = resolve_dtype("auto", config, context.device, ours=False)
     module = load_module(source, config, dtype, context.device)
@@ -108,15 +135,18 @@ def prepared(context: Context, folder: Path) -> Bench:
 
 
 class Pace(Progress):
-    """A `Progress` that plans a loop's steps by how fast the first ones were, and ends it when its time is over."""
+    """A `Progress` that plans a loop's steps by how fast the first ones were, and ends it when its
+    time is over."""
 
     def __init__(self, context: Context, until: float) -> None:
         self.loop: TrainLoop | None = None
-        self._context, self._until = context, until
+        self._context = context
+        self._until = until
         self._timed: tuple[int, float] | None = None
 
     def advance(self, units: int = 1) -> None:
-        loop, left = self.loop, self._context.left_s() - self._until
+        loop = self.loop
+        left = self._context.left_s() - self._until
         if loop is None or not units or self._context.tiny:
             return
         step = loop.state.step
@@ -137,20 +167,32 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
     max_steps, log_every = (TINY_STEPS, 1) if context.tiny else (MAX_STEPS, 10)
     given = TrainConfig(epochs=MAX_STEPS, max_steps=max_steps, log_every=log_every)
     config = given.resolve(
-        num_parameters=sum(p.numel() for p in bench.target.parameters()), context=512, device=str(context.device),
-        kind_lr=recipe_kind.default_lr, warm=False,
-    )  # fmt: skip
+        num_parameters=sum(p.numel() for p in bench.target.parameters()),
+        context=512,
+        device=str(context.device),
+        kind_lr=recipe_kind.default_lr,
+        warm=False,
+    )
     vocab_size = bench.target.get_output_embeddings().weight.shape[0]
     counts = token_counts(bench.train, vocab_size)
     random.seed(0)
     torch.manual_seed(0)
-    recipe = recipe_kind.build(RecipeSetup(bench.target, bench.tokenizer, "demo", settings, counts, None, bench.dtype))
+    recipe = recipe_kind.build(
+        RecipeSetup(bench.target, bench.tokenizer, "demo", settings, counts, None, bench.dtype)
+    )
     folder.mkdir()
     _reset_peak(context)
     pace = Pace(context, until=context.left_s() - (1 - RESERVE) * share)
     loop = TrainLoop(
-        recipe, FeatureSource(bench.target, recipe.signals), bench.train, bench.held_out, config, folder, context.device, pace,
-    )  # fmt: skip
+        recipe,
+        FeatureSource(bench.target, recipe.signals),
+        bench.train,
+        bench.held_out,
+        config,
+        folder,
+        context.device,
+        pace,
+    )
     pace.loop = loop
     try:
         loop.run()
@@ -162,21 +204,37 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
     recipe.save(_made(folder / "drafter"))
     state = loop.state
     return {
-        "steps": state.step, "seconds": state.seconds, "steps_per_s": state.step / state.seconds, "batch_size": config.batch_size,
-        "precision": config.precision, "loss_begin": state.losses[0][1], "loss_end": state.losses[-1][1],
-        "expected_tau": [[point["step"], point["tau"]] for point in state.curve], "best_step": state.best_step,
-        "peak_bytes": _peak(context), "at_work": at_work(bench, recipe_kind, folder / "drafter"),
-    }  # fmt: skip
+        "steps": state.step,
+        "seconds": state.seconds,
+        "steps_per_s": state.step / state.seconds,
+        "batch_size": config.batch_size,
+        "precision": config.precision,
+        "loss_begin": state.losses[0][1],
+        "loss_end": state.losses[-1][1],
+        "expected_tau": [[point["step"], point["tau"]] for point in state.curve],
+        "best_step": state.best_step,
+        "peak_bytes": _peak(context),
+        "at_work": at_work(bench, recipe_kind, folder / "drafter"),
+    }
 
 
 def at_work(bench: Bench, kind: Any, head: Path) -> dict[str, Any]:
-    """Acceptance of the saved head on held-out prompts, greedy, counted as in `outrider/train/measure.py`."""
+    """Acceptance of the saved head on held-out prompts, greedy, counted as in
+    `outrider/train/measure.py`."""
     context = bench.context
     parsed = Configuration.parse(kind.drafter)
-    options = {name: str(head) if value == "{folder}" else value for name, value in parsed.drafter_options.items()}
+    options = {
+        name: str(head) if value == "{folder}" else value
+        for name, value in parsed.drafter_options.items()
+    }
     configuration = Configuration(parsed.drafter, parsed.num_draft_tokens, options)
-    runner = Runner(Options(str(demo_paths().target), device=str(context.device), runtime="eager"), [configuration])
-    prompts = list(dict.fromkeys(tuple(text.prompt) for text in bench.held_out))[: 1 if context.tiny else 16]
+    runner = Runner(
+        Options(str(demo_paths().target), device=str(context.device), runtime="eager"),
+        [configuration],
+    )
+    prompts = list(dict.fromkeys(tuple(text.prompt) for text in bench.held_out))[
+        : 1 if context.tiny else 16
+    ]
     params = SamplingParams(temperature=0.0, max_tokens=16 if context.tiny else 128)
     traces = runner.open(configuration).run([list(prompt) for prompt in prompts], params, 4)
     total = DecodeStats()

@@ -36,7 +36,11 @@ class Method:
 
     def config(self, folder: Path) -> dict[str, Any]:
         """vLLM's `speculative_config`."""
-        return {"method": self.name, "model": str(folder.resolve()), "num_speculative_tokens": self.num_draft_tokens}
+        return {
+            "method": self.name,
+            "model": str(folder.resolve()),
+            "num_speculative_tokens": self.num_draft_tokens,
+        }
 
 
 def method_of(kind: str, head: object | None) -> Method:
@@ -50,4 +54,7 @@ def method_of(kind: str, head: object | None) -> Method:
 
 def explained(reason: str) -> str:
     """vLLM's words, with ours behind them where we know more."""
-    return next((f"{reason}. That is: {ours}" for theirs, ours in REASONS.items() if theirs in reason), reason)
+    return next(
+        (f"{reason}. That is: {ours}" for theirs, ours in REASONS.items() if theirs in reason),
+        reason,
+    )

@@ -1,13 +1,16 @@
-"""A script for the Python that has vLLM, so it imports nothing of ours: drafts there and writes down what vLLM counted.
+"""A script for the Python that has vLLM, so it imports nothing of ours: drafts there and writes
+down what vLLM counted.
 
     python worker.py TASK.json ANSWER.json
 
-TASK: target, dtype, max_model_len, max_tokens, threads, prompts (lists of token ids), speculative (vLLM's `speculative_config`).
-ANSWER: {"versions", "counters", "tokens"}, or {"error"} when vLLM refuses or fails; the traceback is on stderr.
+TASK: target, dtype, max_model_len, max_tokens, threads, prompts (lists of token ids), speculative
+(vLLM's `speculative_config`). ANSWER: {"versions", "counters", "tokens"}, or {"error"} when vLLM
+refuses or fails; the traceback is on stderr.
 
-Prompts run one at a time, greedily, to the last token, eagerly: nothing that could make the drafts differ is left to chance.
-The engine runs in this very process: who ends it ends all of vLLM. It ends by itself, with all that it started, at the end of its
-standard input, which whoever starts it must keep open; so it does not outlive them, even if they are killed.
+Prompts run one at a time, greedily, to the last token, eagerly: nothing that could make the drafts
+differ is left to chance. The engine runs in this very process: who ends it ends all of vLLM. It
+ends by itself, with all that it started, at the end of its standard input, which whoever starts it
+must keep open; so it does not outlive them, even if they are killed.
 """
 
 from __future__ import annotations
@@ -35,17 +38,32 @@ def draft(task: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(SETTINGS)
     if task["threads"]:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{task['threads'] - 1}"
-    torch, vllm = import_module("torch"), import_module("vllm")  # vLLM reads its settings when it is imported
+    # vLLM reads its settings when it is imported
+    torch = import_module("torch")
+    vllm = import_module("vllm")
     llm = vllm.LLM(
-        model=task["target"], dtype=task["dtype"], max_model_len=task["max_model_len"], max_num_seqs=1, seed=0,
-        enforce_eager=True, enable_prefix_caching=False, disable_log_stats=False, speculative_config=task["speculative"],
-    )  # fmt: skip
-    greedy = vllm.SamplingParams(temperature=0.0, max_tokens=task["max_tokens"], ignore_eos=True, detokenize=False)
+        model=task["target"],
+        dtype=task["dtype"],
+        max_model_len=task["max_model_len"],
+        max_num_seqs=1,
+        seed=0,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        speculative_config=task["speculative"],
+    )
+    greedy = vllm.SamplingParams(
+        temperature=0.0, max_tokens=task["max_tokens"], ignore_eos=True, detokenize=False
+    )
     tokens = []
     for prompt in task["prompts"]:
         done = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0]
         tokens.append(list(done.outputs[0].token_ids))
-    return {"versions": {"vllm": vllm.__version__, "torch": torch.__version__}, "counters": counters(llm), "tokens": tokens}
+    return {
+        "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
+        "counters": counters(llm),
+        "tokens": tokens,
+    }
 
 
 def counters(llm: Any) -> dict[str, Any]:
@@ -69,7 +87,8 @@ def main(task: Path, answer: Path) -> None:
 
 
 def end_with_input() -> None:
-    """Soon after the other end of standard input is closed: by whoever holds it, or by the system when they are gone."""
+    """Soon after the other end of standard input is closed: by whoever holds it, or by the system
+    when they are gone."""
 
     def wait() -> None:
         while os.read(0, 1):

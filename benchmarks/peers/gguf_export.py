@@ -1,8 +1,8 @@
 """A Llama checkpoint as a GGUF file, bit for bit: matrices stay bf16, norms become fp32.
 
-llama.cpp rotates neighbouring dimensions where transformers rotates halves, so the rows of the query and key
-projections are reordered. The vocabulary is stored because the format wants one; the benchmark sends token
-ids.
+llama.cpp rotates neighbouring dimensions where transformers rotates halves, so the rows of the
+query and key projections are reordered. The vocabulary is stored because the format wants one; the
+benchmark sends token ids.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ def exported(checkpoint: Path, cache: Path) -> Path:
 def _write(checkpoint: Path, path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
-        raise ValueError(f"only Llama checkpoints are exported to GGUF here, not {config['model_type']}")
+        raise ValueError(
+            f"only Llama checkpoints are exported to GGUF here, not {config['model_type']}"
+        )
     writer = gguf.GGUFWriter(path, "llama")
     _write_shape(writer, config)
-    _write_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")), config)
+    _write_vocabulary(
+        writer, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")), config
+    )
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, bits in _bf16_tensors(checkpoint):
@@ -46,7 +50,9 @@ def _write(checkpoint: Path, path: Path) -> None:
             writer.add_tensor(target, (data.astype(np.uint32) << 16).view(np.float32))
         else:
             raw = np.ascontiguousarray(data).view(np.uint8)
-            writer.add_tensor(target, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(
+                target, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType.BF16
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -69,11 +75,16 @@ def _write_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
 
-def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+def _write_vocabulary(
+    writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]
+) -> None:
     by_id = {number: token for token, number in tokenizer["model"]["vocab"].items()}
     special = {entry["id"]: entry["content"] for entry in tokenizer["added_tokens"]}
     tokens = [special.get(i) or by_id.get(i, f"<unused_{i}>") for i in range(config["vocab_size"])]
-    types = [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(config["vocab_size"])]
+    types = [
+        gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL
+        for i in range(config["vocab_size"])
+    ]
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
@@ -85,7 +96,8 @@ def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config
 
 
 def _bf16_tensors(checkpoint: Path) -> list[tuple[str, np.ndarray]]:
-    """Every tensor as its 16 raw bits: numpy has no bf16; safetensors is a JSON header, then plain bytes."""
+    """Every tensor as its 16 raw bits: numpy has no bf16; safetensors is a JSON header, then plain
+    bytes."""
     found = []
     for file in sorted(checkpoint.glob("*.safetensors")):
         header_length = int.from_bytes(file.open("rb").read(8), "little")
@@ -97,7 +109,9 @@ def _bf16_tensors(checkpoint: Path) -> list[tuple[str, np.ndarray]]:
             if entry["dtype"] != "BF16":
                 raise ValueError(f"{file.name}: {name} is {entry['dtype']}, expected BF16")
             start, end = (8 + header_length + offset for offset in entry["data_offsets"])
-            found.append((name, np.frombuffer(blob[start:end].tobytes(), np.uint16).reshape(entry["shape"])))
+            found.append(
+                (name, np.frombuffer(blob[start:end].tobytes(), np.uint16).reshape(entry["shape"]))
+            )
     return found
 
 

@@ -1,6 +1,6 @@
 """llama.cpp's scores along given texts, for `fidelity.py`: one fp32 array (T, V) a text, in files.
 
-    python llamacpp_logits.py MODEL.gguf TOKENS.json OUT THREADS      OUT/0.npy, OUT/1.npy, ...
+python llamacpp_logits.py MODEL.gguf TOKENS.json OUT THREADS      OUT/0.npy, OUT/1.npy, ...
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def main(model: str, tokens: str, out: str, threads: str) -> None:
     for number, text in enumerate(texts):
         engine.reset()
         engine.eval(text)
-        np.save(Path(out) / f"{number}.npy", np.asarray(engine.scores[: len(text)], dtype=np.float32))
+        np.save(
+            Path(out) / f"{number}.npy", np.asarray(engine.scores[: len(text)], dtype=np.float32)
+        )
 
 
 if __name__ == "__main__":

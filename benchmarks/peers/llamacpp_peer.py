@@ -1,10 +1,11 @@
-"""Worker: llama.cpp through llama-cpp-python, plain or with a draft model behind its `LlamaDraftModel` class.
+"""Worker: llama.cpp through llama-cpp-python, plain or with a draft model behind its
+`LlamaDraftModel` class.
 
-Settings: bf16 GGUF written from the same checkpoint, or a GGUF file as it is; compiled here for this
-processor, fp16 KV (its default), no flash attention (its default). llama.cpp's own speculative loop is a C++
-program that the Python package does not carry; the package's loop calls a Python class for drafts, so the
-draft model runs one llama.cpp pass per token. `use`: "plain", or "lookup k=10 ngram=2", which is the
-package's prompt look-up.
+Settings: bf16 GGUF written from the same checkpoint, or a GGUF file as it is; compiled here for
+this processor, fp16 KV (its default), no flash attention (its default). llama.cpp's own speculative
+loop is a C++ program that the Python package does not carry; the package's loop calls a Python
+class for drafts, so the draft model runs one llama.cpp pass per token. `use`: "plain", or "lookup
+k=10 ngram=2", which is the package's prompt look-up.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ class GreedyDraft(LlamaDraftModel):
     """Drafts `length` tokens greedily; keeps the part of its KV that still agrees with the text."""
 
     def __init__(self, model: llama_cpp.Llama, length: int) -> None:
-        self._model, self._length = model, length
+        self._model = model
+        self._length = length
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
         model = self._model
         cached = min(model.n_tokens, len(input_ids) - 1)
         differs = np.nonzero(model.input_ids[:cached] != input_ids[:cached])[0]
-        model.n_tokens = int(differs[0]) if len(differs) else cached  # eval forgets everything after it
-        feed, drafted = input_ids[model.n_tokens :].tolist(), []
+        # eval forgets everything after it
+        model.n_tokens = int(differs[0]) if len(differs) else cached
+        feed = input_ids[model.n_tokens :].tolist()
+        drafted = []
         for _ in range(self._length):
             model.eval(feed)
             logits = np.ctypeslib.as_array(model._ctx.get_logits(), shape=(model.n_vocab(),))
@@ -41,7 +45,8 @@ class GreedyDraft(LlamaDraftModel):
 
 class LlamaCppWorker:
     def load(self, command: dict[str, Any]) -> dict[str, Any]:
-        cache, target = Path(command["cache"]) / "gguf", Path(command["target"])
+        cache = Path(command["cache"]) / "gguf"
+        target = Path(command["target"])
         self._options = {
             "n_ctx": command["max_model_len"],
             "n_threads": command["threads"],
@@ -66,22 +71,30 @@ class LlamaCppWorker:
         }
 
     def _opened(self, draft: LlamaDraftModel | None) -> llama_cpp.Llama:
-        """A draft is named when a model is opened, since it needs the logits of all tokens of a pass."""
-        return llama_cpp.Llama(str(self._path), draft_model=draft, logits_all=draft is not None, **self._options)
+        """A draft is named when a model is opened, since it needs the logits of all tokens of a
+        pass."""
+        return llama_cpp.Llama(
+            str(self._path), draft_model=draft, logits_all=draft is not None, **self._options
+        )
 
     def use(self, drafting: str, *, fresh: bool) -> dict[str, Any]:
         """Its look-up knows nothing but the text before it, so `fresh` changes nothing."""
         if drafting not in self._ways:
             numbers = named_numbers(drafting, "lookup", k=10, ngram=2)
             self._ways[drafting] = self._opened(
-                LlamaPromptLookupDecoding(max_ngram_size=numbers["ngram"], num_pred_tokens=numbers["k"])
+                LlamaPromptLookupDecoding(
+                    max_ngram_size=numbers["ngram"], num_pred_tokens=numbers["k"]
+                )
             )
         self._llm = self._ways[drafting]
-        return {"settings": {"draft_loop": None if drafting == "plain" else "LlamaPromptLookupDecoding"}}
+        return {
+            "settings": {"draft_loop": None if drafting == "plain" else "LlamaPromptLookupDecoding"}
+        }
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
         self._llm.reset()  # no prefix reuse between requests
-        watch, token_ids = Stopwatch(), []
+        watch = Stopwatch()
+        token_ids = []
         for token in self._llm.generate(prompt_ids, temp=0.0):
             watch.mark()
             token_ids.append(int(token))

@@ -1,6 +1,8 @@
-"""How a worker talks: one JSON object per line, commands on standard input, answers on standard output.
+"""How a worker talks: one JSON object per line, commands on standard input, answers on standard
+output.
 
-    {"cmd": "load", "target": folder, "draft": folder | null, "threads": 2, "num_draft_tokens": 5, ...}
+    {"cmd": "load", "target": folder, "draft": folder | null, "threads": 2, "num_draft_tokens": 5,
+    ...}
         -> {"versions": {...}, "settings": {...}}
     {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
         -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
@@ -9,10 +11,10 @@
         -> {"settings": {...}}; from now on the loaded target is decoded so; fresh: with nothing learned from texts
     {"cmd": "quit"}
 
-One worker holds one target: decoded plainly (draft null) or with one draft length; where an engine has
-`use`, as that says in the engine's own words. Engines print what they like on standard output, so the real
-one is kept aside for answers and engines write to standard error. A failure answers {"error": ...} and the
-worker goes on. Standard library only: it runs in every peer's environment.
+One worker holds one target: decoded plainly (draft null) or with one draft length; where an engine
+has `use`, as that says in the engine's own words. Engines print what they like on standard output,
+so the real one is kept aside for answers and engines write to standard error. A failure answers
+{"error": ...} and the worker goes on. Standard library only: it runs in every peer's environment.
 """
 
 from __future__ import annotations
@@ -98,9 +100,13 @@ class Stopwatch:
 
 
 def named_numbers(text: str, word: str, **defaults: int) -> dict[str, int]:
-    """'lookup k=5 ngram=3' -> {"k": 5, "ngram": 3}. ValueError for another first word or a name without a default."""
+    """'lookup k=5 ngram=3' -> {"k": 5, "ngram": 3}. ValueError for another first word or a name
+    without a default."""
     first, *given = text.split()
     found = dict(part.partition("=")[::2] for part in given)
     if first != word or not set(found) <= set(defaults):
-        raise ValueError(f"'{text}' is neither 'plain' nor '{word}' with {', '.join(f'{name}=N' for name in defaults)}")
+        raise ValueError(
+            f"'{text}' is neither 'plain' nor '{word}' with "
+            f"{', '.join(f'{name}=N' for name in defaults)}"
+        )
     return {**defaults, **{name: int(value) for name, value in found.items()}}

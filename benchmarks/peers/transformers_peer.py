@@ -1,9 +1,9 @@
 """Worker: Hugging Face transformers, `generate` and assisted generation (`assistant_model`).
 
-Settings: bf16, sdpa attention, dynamic cache, eager (its default on CPU: generate compiles only static
-caches on accelerators). The draft length is held constant (`num_assistant_tokens_schedule="constant"`) and
-the confidence threshold that would shorten drafts is off, so that k means what it means in the other
-engines.
+Settings: bf16, sdpa attention, dynamic cache, eager (its default on CPU: generate compiles only
+static caches on accelerators). The draft length is held constant
+(`num_assistant_tokens_schedule="constant"`) and the confidence threshold that would shorten drafts
+is off, so that k means what it means in the other engines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class TransformersWorker:
             assistant.assistant_confidence_threshold = 0.0
         return {
             "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
-            "settings": {"dtype": "bfloat16", "attention": "sdpa", "compiled": False, "schedule": "constant"},
+            "settings": {
+                "dtype": "bfloat16",
+                "attention": "sdpa",
+                "compiled": False,
+                "schedule": "constant",
+            },
         }
 
     def _model(self, folder: str) -> Any:
@@ -54,12 +59,21 @@ class TransformersWorker:
 
     @torch.inference_mode()
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        inputs, streamer = torch.tensor([prompt_ids]), FirstToken()
+        inputs = torch.tensor([prompt_ids])
+        streamer = FirstToken()
         output = self._target.generate(
-            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=max_tokens,
-            pad_token_id=0, streamer=streamer, assistant_model=self._draft,
-        )  # fmt: skip
-        return {"token_ids": output[0, len(prompt_ids) :].tolist(), "ttft_s": streamer.watch.first_s}
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=0,
+            streamer=streamer,
+            assistant_model=self._draft,
+        )
+        return {
+            "token_ids": output[0, len(prompt_ids) :].tolist(),
+            "ttft_s": streamer.watch.first_s,
+        }
 
 
 if __name__ == "__main__":

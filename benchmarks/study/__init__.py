@@ -1,4 +1,5 @@
-"""Studies of drafters: one file a study, and what they share. `benchmarks/studies.py` is their command line.
+"""Studies of drafters: one file a study, and what they share. `benchmarks/studies.py` is their
+command line.
 
     before_after, distil, acceptance, domain, traffic    the studies
     common, prompts, hard_labels                         training and measuring, texts, a recipe to compare with

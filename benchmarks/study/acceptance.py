@@ -1,4 +1,5 @@
-"""Study `acceptance`: a draft that stops by a rule against fixed draft lengths, in drafted tokens at equal tau.
+"""Study `acceptance`: a draft that stops by a rule against fixed draft lengths, in drafted tokens
+at equal tau.
 
     fixed      tau and drafted tokens per target pass at each fixed length; between lengths, a straight line
     rule       the same at each threshold, with at most the workload's `most` tokens a draft
@@ -6,9 +7,10 @@
     alike      the same against fixed lengths without the tokens that they draft behind a drafted end of the text, where every
                rule stops: what the rule saves by its estimates alone
 
-Rules: `entropy` and `product`, which need no training, and `acceptance`, the trained head. Prompts, seeds and target are the same
-for all, on models loaded once (the lab's runner). The head's own validation says what it should save, and what a perfect head
-would (train/stopping.py). A workload that is not measured again keeps what the newest result says of it.
+Rules: `entropy` and `product`, which need no training, and `acceptance`, the trained head. Prompts,
+seeds and target are the same for all, on models loaded once (the lab's runner). The head's own
+validation says what it should save, and what a perfect head would (train/stopping.py). A workload
+that is not measured again keeps what the newest result says of it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from study.prompts import demo_tasks, held_out, training_prompts
 MEASURED_TOKENS = 64
 BATCH = 16
 ROUNDS = 2  # at temperature 1, where each draws texts of its own
-OWN_TEXTS, GSM8K_TEXTS = 800, 192  # that the demo's head is trained on: GSM8K's are of its training split
+# that the demo's head is trained on: GSM8K's are of its training split
+OWN_TEXTS = 800
+GSM8K_TEXTS = 192
 GSM8K_TOKENS = 96  # of those answers
 COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")
 Counts = dict[str, int]
@@ -61,8 +65,19 @@ PAIR_THRESHOLDS = {"entropy": (0.3,), "product": (0.5, 0.25), "acceptance": (0.5
 DEMO_THRESHOLDS = {"entropy": (0.5,), "product": (0.6, 0.3), "acceptance": (0.8, 0.6, 0.4, 0.2)}
 DEMO_SETTINGS = "fixed=8 depth=20"  # nearly always right: make them long
 WORKLOADS = (
-    Workload("pair", PAIR, {"gsm8k": 12, "python": 12}, (1, 2, 3, 5, 8, 12), 12, PAIR_THRESHOLDS, 4, ""),
-    Workload("demo", DEMO, {**demo_tasks(5), "gsm8k": 24}, (1, 2, 3, 5, 8, 12, 16), 16, DEMO_THRESHOLDS, 3, DEMO_SETTINGS),
+    Workload(
+        "pair", PAIR, {"gsm8k": 12, "python": 12}, (1, 2, 3, 5, 8, 12), 12, PAIR_THRESHOLDS, 4, ""
+    ),
+    Workload(
+        "demo",
+        DEMO,
+        {**demo_tasks(5), "gsm8k": 24},
+        (1, 2, 3, 5, 8, 12, 16),
+        16,
+        DEMO_THRESHOLDS,
+        3,
+        DEMO_SETTINGS,
+    ),
 )
 
 
@@ -75,11 +90,24 @@ def run_acceptance(only: Sequence[str] = ()) -> None:
         head, result = trained_head(one)
         _, plain = trained_head(one, "-without-table", "token_size=0")
         found[one.name] = {
-            "curve": curve(result), "laws_alone": [point.model_dump() for point in plain.curve], "tasks": one.tasks,
-            "most": one.max_nodes, "rows": _rows(one, head),
-        }  # fmt: skip
-    settings = {"measured_tokens": MEASURED_TOKENS, "batch_size": BATCH, "rounds_at_temperature_1": ROUNDS}
-    saved("acceptance", {"settings": settings, "workloads": {w.name: found[w.name] for w in WORKLOADS if w.name in found}})
+            "curve": curve(result),
+            "laws_alone": [point.model_dump() for point in plain.curve],
+            "tasks": one.tasks,
+            "most": one.max_nodes,
+            "rows": _rows(one, head),
+        }
+    settings = {
+        "measured_tokens": MEASURED_TOKENS,
+        "batch_size": BATCH,
+        "rounds_at_temperature_1": ROUNDS,
+    }
+    saved(
+        "acceptance",
+        {
+            "settings": settings,
+            "workloads": {w.name: found[w.name] for w in WORKLOADS if w.name in found},
+        },
+    )
 
 
 def _newest() -> dict[str, Any]:
@@ -95,7 +123,9 @@ def trained_head(one: Workload, suffix: str = "", more: str = "") -> tuple[Path,
     file = _demo_texts() if demo else domain_answers()["both"]
     kind = f"acceptance draft={one.pair / 'draft'} {one.settings} {more}"
     words = ("--responses", f"{file}", "--epochs", one.epochs, "--feature-cache", "3GB")
-    return train(f"acceptance-{one.name}{suffix}", kind, "demo" if demo else PAIR / "target", *words)
+    return train(
+        f"acceptance-{one.name}{suffix}", kind, "demo" if demo else PAIR / "target", *words
+    )
 
 
 def _demo_texts() -> Path:
@@ -103,8 +133,17 @@ def _demo_texts() -> Path:
     path = WORK / "demo-acceptance.jsonl"
     if not path.exists():
         prompts = training_prompts("gsm8k", GSM8K_TEXTS)
-        other = answers("demo-gsm8k", DEMO / "target", DEMO / "draft", prompts, max_new_tokens=GSM8K_TOKENS, task="gsm8k")
-        own, more = (file.read_text(encoding="utf-8").splitlines() for file in (demo_answers(), other))
+        other = answers(
+            "demo-gsm8k",
+            DEMO / "target",
+            DEMO / "draft",
+            prompts,
+            max_new_tokens=GSM8K_TOKENS,
+            task="gsm8k",
+        )
+        own, more = (
+            file.read_text(encoding="utf-8").splitlines() for file in (demo_answers(), other)
+        )
         path.write_text("\n".join([*own[: 1 + OWN_TEXTS], *more[1:]]) + "\n", encoding="utf-8")
     return path
 
@@ -120,40 +159,70 @@ def configurations(one: Workload, head: Path) -> list[Configuration]:
 
 
 def _rows(one: Workload, head: Path) -> list[dict[str, Any]]:
-    """Counters by configuration, temperature and task; what an interrupted run has is not measured again."""
+    """Counters by configuration, temperature and task; what an interrupted run has is not measured
+    again."""
     wanted = configurations(one, head)
     path = WORK / f"acceptance-{one.name}.jsonl"
-    plan = {"tasks": one.tasks, "tokens": MEASURED_TOKENS, "most": one.max_nodes, "versions": versions()}
+    plan = {
+        "tasks": one.tasks,
+        "tokens": MEASURED_TOKENS,
+        "most": one.max_nodes,
+        "versions": versions(),
+    }
     journal = Journal.open(path, plan, resume=path.exists())
-    runner = Runner(Options(str(one.pair / "target"), draft=str(one.pair / "draft"), threads=1, runtime="eager"), wanted)
+    runner = Runner(
+        Options(
+            str(one.pair / "target"), draft=str(one.pair / "draft"), threads=1, runtime="eager"
+        ),
+        wanted,
+    )
     texts = held_out(one.tasks, one.pair / "target")
     found = []
     for temperature in TEMPERATURES:
         for configuration in wanted:
             totals: dict[str, Counter[str]] = {}
             for round_ in range(ROUNDS if temperature else 1):
-                key = f"{_label(configuration)} T={temperature:g}" + (f" round {round_}" if round_ else "")
+                key = f"{_label(configuration)} T={temperature:g}" + (
+                    f" round {round_}" if round_ else ""
+                )
                 if key not in journal:
-                    journal.add(key, by_task(runner.open(configuration), texts, temperature, round_))
+                    journal.add(
+                        key, by_task(runner.open(configuration), texts, temperature, round_)
+                    )
                 for task, counts in journal[key].items():
                     totals.setdefault(task, Counter()).update(counts)
             for task, total in totals.items():
-                found.append({"configuration": _label(configuration), "temperature": temperature, "task": task, **total})
+                found.append(
+                    {
+                        "configuration": _label(configuration),
+                        "temperature": temperature,
+                        "task": task,
+                        **total,
+                    }
+                )
     return found
 
 
-def by_task(contender: Contender, texts: Sequence[TrainingText], temperature: float, round_: int) -> dict[str, Counts]:
+def by_task(
+    contender: Contender, texts: Sequence[TrainingText], temperature: float, round_: int
+) -> dict[str, Counts]:
     """Counters of each task; the demo's grades are one. Each round has seeds of its own."""
     seeds = range(round_ * 1000, round_ * 1000 + len(texts))
-    params = [SamplingParams(temperature=temperature, max_tokens=MEASURED_TOKENS, seed=seed) for seed in seeds]
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=MEASURED_TOKENS, seed=seed)
+        for seed in seeds
+    ]
     totals: dict[str, DecodeStats] = {}
     behind: Counter[str] = Counter()
-    for text, trace in zip(texts, contender.run([text.prompt for text in texts], params, BATCH), strict=True):
+    for text, trace in zip(
+        texts, contender.run([text.prompt for text in texts], params, BATCH), strict=True
+    ):
         task = "demo" if text.task.startswith("demo") else text.task
         totals[task] = totals.get(task, DecodeStats()).merge(trace.stats)
         behind[task] += drafted_behind(trace, contender.built.target.eos_token_ids)
     return {
-        task: {**{name: getattr(total, name) for name in COUNTERS}, "behind_end": behind[task]} for task, total in totals.items()
+        task: {**{name: getattr(total, name) for name in COUNTERS}, "behind_end": behind[task]}
+        for task, total in totals.items()
     }
 
 
@@ -161,19 +230,26 @@ def drafted_behind(trace: Trace, ends: frozenset[int]) -> int:
     """Draft tokens behind one that ends the text, which no rule drafts."""
     count = 0
     for step in trace.steps:
-        first = next((index for index, token in enumerate(step.tokens) if token in ends), len(step.tokens) - 1)
+        first = next(
+            (index for index, token in enumerate(step.tokens) if token in ends),
+            len(step.tokens) - 1,
+        )
         count += len(step.tokens) - 1 - first
     return count
 
 
 def _label(configuration: Configuration) -> str:
     options = configuration.drafter_options
-    return f"{options['stop']} {options['stop_below']:g}" if options else f"k={configuration.num_draft_tokens}"
+    return (
+        f"{options['stop']} {options['stop_below']:g}"
+        if options
+        else f"k={configuration.num_draft_tokens}"
+    )
 
 
 def line_of(rows: Sequence[dict[str, Any]], *, alike: bool = False) -> list[tuple[float, float]]:
-    """(tau, drafted tokens per step) of the fixed lengths among these rows, plain decoding first, by rising tau. `alike`:
-    without what they drafted behind an end."""
+    """(tau, drafted tokens per step) of the fixed lengths among these rows, plain decoding first,
+    by rising tau. `alike`: without what they drafted behind an end."""
     fixed = [row for row in rows if row["configuration"].startswith("k=")]
     found = [(1.0, 0.0)]
     for row in fixed:
@@ -183,7 +259,8 @@ def line_of(rows: Sequence[dict[str, Any]], *, alike: bool = False) -> list[tupl
 
 
 def drafted_at(line: Sequence[tuple[float, float]], tau: float) -> float | None:
-    """Drafted tokens per step of the fixed length that reaches `tau`; None beyond the longest one measured."""
+    """Drafted tokens per step of the fixed length that reaches `tau`; None beyond the longest one
+    measured."""
     for (low, few), (high, many) in pairwise(line):
         if low <= tau <= high and high > low:
             return few + (many - few) * (tau - low) / (high - low)
@@ -191,16 +268,23 @@ def drafted_at(line: Sequence[tuple[float, float]], tau: float) -> float | None:
 
 
 def savings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every rule and threshold among the rows of one task and temperature. `most`: of a rule that wasted no draft token.
-    `alike` is None for rows from before what lies behind an end was counted."""
+    """Of every rule and threshold among the rows of one task and temperature. `most`: of a rule
+    that wasted no draft token. `alike` is None for rows from before what lies behind an end was
+    counted."""
     is_counted = all("behind_end" in row for row in rows)
     lines = {"saved": line_of(rows), "alike": line_of(rows, alike=True) if is_counted else []}
     found = []
     for row in rows:
         if row["configuration"].startswith("k="):
             continue
-        tau, drafted = row["emitted"] / row["steps"], row["drafted"] / row["steps"]
-        one = {"configuration": row["configuration"], "tau": tau, "drafted": drafted, "fixed": drafted_at(lines["saved"], tau)}
+        tau = row["emitted"] / row["steps"]
+        drafted = row["drafted"] / row["steps"]
+        one = {
+            "configuration": row["configuration"],
+            "tau": tau,
+            "drafted": drafted,
+            "fixed": drafted_at(lines["saved"], tau),
+        }
         for name, line in lines.items():
             one[name] = _share(drafted, drafted_at(line, tau))
         one["most"] = _share(row["accepted"] / row["steps"], one["fixed"])

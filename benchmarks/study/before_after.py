@@ -1,8 +1,10 @@
-"""Study `before-after`: heads for the demo target before and after training, against what needs no training, and each other.
+"""Study `before-after`: heads for the demo target before and after training, against what needs no
+training, and each other.
 
-All draft chains of one length, so that nothing but the guesses differs; the best ones also at `LONG`, beyond Medusa's heads.
-Held-out demo problems by grade and GSM8K test questions, T = 0 and 1. `explain` then says what improved where, by kind of text,
-on fewer prompts. `before` is the head as its recipe begins, without a step of training.
+All draft chains of one length, so that nothing but the guesses differs; the best ones also at
+`LONG`, beyond Medusa's heads. Held-out demo problems by grade and GSM8K test questions, T = 0 and
+1. `explain` then says what improved where, by kind of text, on fewer prompts. `before` is the head
+as its recipe begins, without a step of training.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from study.common import DEMO, WORK, Way, counted, demo_answers, read_curve, sav
 from study.prompts import demo_tasks, held_out
 
 TARGET = DEMO / "target"
-SHORT, LONG = 4, 7  # draft tokens; Medusa has 4 heads
+# draft tokens; Medusa has 4 heads
+SHORT = 4
+LONG = 7
 MEASURED_TOKENS = 40
 TASKS = {**demo_tasks(2), "gsm8k": 6}
 EXPLAINED = {**demo_tasks(1), "gsm8k": 3}
@@ -45,13 +49,27 @@ class Contestant:
 
 
 def contestants(heads: Path | None) -> list[Contestant]:
-    """What needs no training, then each head before and after; `heads`: folder of their runs, else the embedded ones."""
+    """What needs no training, then each head before and after; `heads`: folder of their runs, else
+    the embedded ones."""
     found = [
         Contestant("ngram", Way(f"ngram k={SHORT}"), TARGET, is_explained=True),
-        Contestant("early-exit 4 of 8 layers, untrained", Way(f"early-exit k={SHORT} exit_layer=4"), TARGET),
-        Contestant("early-exit 6 of 8 layers, untrained", Way(f"early-exit k={SHORT} exit_layer=6"), TARGET),
-        Contestant("draft-model (embedded)", Way(f"draft-model k={SHORT}", uses_draft=True), DEMO / "draft", is_explained=True),
-        Contestant(f"draft-model (embedded), k={LONG}", Way(f"draft-model k={LONG}", uses_draft=True), DEMO / "draft"),
+        Contestant(
+            "early-exit 4 of 8 layers, untrained", Way(f"early-exit k={SHORT} exit_layer=4"), TARGET
+        ),
+        Contestant(
+            "early-exit 6 of 8 layers, untrained", Way(f"early-exit k={SHORT} exit_layer=6"), TARGET
+        ),
+        Contestant(
+            "draft-model (embedded)",
+            Way(f"draft-model k={SHORT}", uses_draft=True),
+            DEMO / "draft",
+            is_explained=True,
+        ),
+        Contestant(
+            f"draft-model (embedded), k={LONG}",
+            Way(f"draft-model k={LONG}", uses_draft=True),
+            DEMO / "draft",
+        ),
     ]
     for kind, settings in RECIPES.items():
         after = DEMO / "heads" / kind if heads is None else heads / kind / "drafter"
@@ -60,20 +78,38 @@ def contestants(heads: Path | None) -> list[Contestant]:
         found.append(Contestant(f"{kind}, before", way, before, is_explained=True))
         found.append(Contestant(f"{kind}, after", way, after, is_explained=True))
         if kind != "medusa":
-            found.append(Contestant(f"{kind}, after, k={LONG}", Way(f"{kind} k={LONG} head={{folder}}"), after))
+            found.append(
+                Contestant(
+                    f"{kind}, after, k={LONG}", Way(f"{kind} k={LONG} head={{folder}}"), after
+                )
+            )
     return found
 
 
 def run_before_after(heads: Path | None) -> None:
     """Measure and write the result."""
     path = WORK / "before-after.jsonl"
-    plan = {"tasks": TASKS, "explained": EXPLAINED, "tokens": MEASURED_TOKENS, "versions": versions(), "heads": str(heads)}
+    plan = {
+        "tasks": TASKS,
+        "explained": EXPLAINED,
+        "tokens": MEASURED_TOKENS,
+        "versions": versions(),
+        "heads": str(heads),
+    }
     journal = Journal.open(path, plan, resume=path.exists())
     texts = held_out(TASKS, TARGET)
-    measured, regions = [], []
+    measured = []
+    regions = []
     for one in contestants(heads):
         if one.label not in journal:
-            rows = counted(TARGET, one.way, {one.label: one.folder}, texts, max_new_tokens=MEASURED_TOKENS, batch_size=16)
+            rows = counted(
+                TARGET,
+                one.way,
+                {one.label: one.folder},
+                texts,
+                max_new_tokens=MEASURED_TOKENS,
+                batch_size=16,
+            )
             journal.add(one.label, rows)
         measured += journal[one.label]
     for one in [one for one in contestants(heads) if one.is_explained]:
@@ -82,10 +118,31 @@ def run_before_after(heads: Path | None) -> None:
             if key not in journal:
                 journal.add(key, _regions(one, temperature))
             regions.append({"label": one.label, "temperature": temperature, **journal[key]})
-    curves = {kind: read_curve((heads or DEMO / "heads") / kind / "result.json") for kind in RECIPES}
-    notes = [f"{kind}: trained by a run that is not finished, its best so far" for kind in curves if _is_unfinished(heads, kind)]
-    settings = {"k": SHORT, "long_k": LONG, "max_new_tokens": MEASURED_TOKENS, "tasks": TASKS, "explained": EXPLAINED}
-    saved("before-after", {"settings": settings, "curves": curves, "measured": measured, "regions": regions, "notes": notes})
+    curves = {
+        kind: read_curve((heads or DEMO / "heads") / kind / "result.json") for kind in RECIPES
+    }
+    notes = [
+        f"{kind}: trained by a run that is not finished, its best so far"
+        for kind in curves
+        if _is_unfinished(heads, kind)
+    ]
+    settings = {
+        "k": SHORT,
+        "long_k": LONG,
+        "max_new_tokens": MEASURED_TOKENS,
+        "tasks": TASKS,
+        "explained": EXPLAINED,
+    }
+    saved(
+        "before-after",
+        {
+            "settings": settings,
+            "curves": curves,
+            "measured": measured,
+            "regions": regions,
+            "notes": notes,
+        },
+    )
 
 
 def _is_unfinished(heads: Path | None, kind: str) -> bool:
@@ -95,21 +152,32 @@ def _is_unfinished(heads: Path | None, kind: str) -> bool:
 
 def _regions(one: Contestant, temperature: float) -> dict[str, Any]:
     """What `explain` says of each kind of text and part of the answer."""
-    options = {name: str(one.folder) if value == "{folder}" else value for name, value in _parsed(one).drafter_options.items()}
+    options = {
+        name: str(one.folder) if value == "{folder}" else value
+        for name, value in _parsed(one).drafter_options.items()
+    }
     configuration = Configuration(_parsed(one).drafter, SHORT, options)
     draft = str(one.folder) if one.way.uses_draft else None
-    params = SamplingParams(temperature=temperature, max_tokens=MEASURED_TOKENS, seed=None if temperature == 0 else 0)
+    params = SamplingParams(
+        temperature=temperature, max_tokens=MEASURED_TOKENS, seed=None if temperature == 0 else 0
+    )
 
     def questions(runner: Runner) -> list[Question]:
         return [Question(text.prompt, text.id, text.task) for text in held_out(EXPLAINED, TARGET)]
 
     result, journal = explain(
-        Options(str(TARGET), draft=draft, threads=1, runtime="eager"), configuration, questions, params,
-        WORK / "explain.jsonl", max_shown=0,
-    )  # fmt: skip
+        Options(str(TARGET), draft=draft, threads=1, runtime="eager"),
+        configuration,
+        questions,
+        params,
+        WORK / "explain.jsonl",
+        max_shown=0,
+    )
     journal.close()
     kinds = [row.model_dump(include={"name", "tokens", "tested", "kept"}) for row in result.by_kind]
-    sections = [row.model_dump(include={"name", "tokens", "tested", "kept"}) for row in result.by_section]
+    sections = [
+        row.model_dump(include={"name", "tokens", "tested", "kept"}) for row in result.by_section
+    ]
     counts = {"steps": result.steps, "emitted": result.emitted}
     return {"tau": result.tau.model_dump(), **counts, "kinds": kinds, "sections": sections}
 

@@ -1,8 +1,9 @@
-"""Study `domain`: the shared pair's own draft, distilled on word problems only, on Python only, and on both; alpha on each.
+"""Study `domain`: the shared pair's own draft, distilled on word problems only, on Python only, and
+on both; alpha on each.
 
-Prompts to train on: GSM8K's training split and heads of Python files; measured on GSM8K's test split and on heads of files that
-no study trains on. The target answers them all itself, at T = 0 and 1 in turn. (HumanEval's prompts make this target end its text
-at once: nothing to measure.)
+Prompts to train on: GSM8K's training split and heads of Python files; measured on GSM8K's test
+split and on heads of files that no study trains on. The target answers them all itself, at T = 0
+and 1 in turn. (HumanEval's prompts make this target end its text at once: nothing to measure.)
 """
 
 from __future__ import annotations
@@ -29,20 +30,34 @@ def domain_answers() -> dict[str, Path]:
     files = {}
     for domain in DOMAINS:
         prompts = training_prompts(domain, NUM_PROMPTS)
-        files[domain] = answers(f"pair-{domain}", PAIR / "target", PAIR / "draft", prompts, max_new_tokens=MAX_NEW_TOKENS)
+        files[domain] = answers(
+            f"pair-{domain}",
+            PAIR / "target",
+            PAIR / "draft",
+            prompts,
+            max_new_tokens=MAX_NEW_TOKENS,
+        )
     return {**files, "both": joined("pair-both.jsonl", list(files.values()))}
 
 
 def domain_rows() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(counters of the drafts of every domain, their learning curves); measured once for this study and `distil`."""
+    """(counters of the drafts of every domain, their learning curves); measured once for this study
+    and `distil`."""
     path = WORK / "domain.json"
-    folders, curves = {"before": PAIR / "draft"}, dict[str, Any]()
+    folders = {"before": PAIR / "draft"}
+    curves = dict[str, Any]()
     for domain, file in domain_answers().items():
-        folders[domain], result = train(f"domain-{domain}", "draft-model", PAIR / "target", "--responses", f"{file}", *WORDS)
+        folders[domain], result = train(
+            f"domain-{domain}", "draft-model", PAIR / "target", "--responses", f"{file}", *WORDS
+        )
         curves[domain] = curve(result)
     if not path.exists():
         texts = held_out(TASKS, PAIR / "target")
-        path.write_text(json.dumps(counted(PAIR / "target", WAY, folders, texts, max_new_tokens=MEASURED_TOKENS)))
+        path.write_text(
+            json.dumps(
+                counted(PAIR / "target", WAY, folders, texts, max_new_tokens=MEASURED_TOKENS)
+            )
+        )
     return json.loads(path.read_text()), curves
 
 
@@ -50,7 +65,12 @@ def run_domain() -> None:
     """Measure and write the result."""
     measured, curves = domain_rows()
     settings = {
-        "target": "pair-14M/target", "draft": "pair-14M/draft", "prompts_to_train_on": NUM_PROMPTS, "epochs": EPOCHS,
-        "max_new_tokens": MEASURED_TOKENS, "tasks": TASKS, "drafter": WAY.drafter,
-    }  # fmt: skip
+        "target": "pair-14M/target",
+        "draft": "pair-14M/draft",
+        "prompts_to_train_on": NUM_PROMPTS,
+        "epochs": EPOCHS,
+        "max_new_tokens": MEASURED_TOKENS,
+        "tasks": TASKS,
+        "drafter": WAY.drafter,
+    }
     saved("domain", {"settings": settings, "curves": curves, "measured": measured})

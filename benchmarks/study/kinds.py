@@ -1,18 +1,20 @@
 """What a worked solution is doing at each token, by rules on its text: no model, nobody's opinion.
 
-The first that fits wins, character by character; a token has the kind of its first visible character:
+The first that fits wins, character by character; a token has the kind of its first visible
+character:
 
     conclusion      the line that says the final answer: from "####", "the (final) answer is", "answer:" or \\boxed on, and
                     everything behind it
     arithmetic      a calculator's note <<48/2=24>> with the result behind it, and any run of numbers joined by = + - * / x × ÷ ^;
-                    a number may carry a sign of currency or percent, brackets, and up to three words of unit before the next
-                    operator ("16 eggs - 3 eggs = 13")
+                    a number may carry a sign of currency or percent, brackets, and up to three
+                    words of unit before the next operator ("16 eggs - 3 eggs = 13")
     restating       sentences that repeat the question: at least half of their pairs of neighbouring words stand in it
     decomposition   all other sentences: what is to be computed next, and why
 
-Pairs of words are taken without case, punctuation and arithmetic; a sentence with fewer than three repeats nothing. Sentences end
-at . ! ? before a capital, a digit or $, and at the end of a line. A sentence of decomposition may have arithmetic in its middle,
-which is how worked solutions are written. The rules were made on GSM8K; LaTeX is read as words.
+Pairs of words are taken without case, punctuation and arithmetic; a sentence with fewer than three
+repeats nothing. Sentences end at . ! ? before a capital, a digit or $, and at the end of a line. A
+sentence of decomposition may have arithmetic in its middle, which is how worked solutions are
+written. The rules were made on GSM8K; LaTeX is read as words.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-DECOMPOSITION, ARITHMETIC, RESTATING, CONCLUSION = "decomposition", "arithmetic", "restating", "conclusion"
+DECOMPOSITION = "decomposition"
+ARITHMETIC = "arithmetic"
+RESTATING = "restating"
+CONCLUSION = "conclusion"
 KINDS = (DECOMPOSITION, ARITHMETIC, RESTATING, CONCLUSION)
 REPEATED = 0.5  # share of a sentence's pairs of words from which it restates
 FEWEST_PAIRS = 3
@@ -38,13 +43,15 @@ _CONCLUSION = re.compile(
     r"(?:the (?:final )?answer is\b|(?:the )?(?:final )?answer ?:)",
     re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCE = re.compile(r"[^\n]*?(?:(?<!\bMr)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bMrs)[.!?]\s+(?=[A-Z$\d])|\n|\Z)")
+_SENTENCE = re.compile(
+    r"[^\n]*?(?:(?<!\bMr)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bMrs)[.!?]\s+(?=[A-Z$\d])|\n|\Z)"
+)
 _WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*|\d[\d,]*(?:\.\d+)?")
 
 
 def token_kinds(question: str, pieces: Sequence[str]) -> list[str]:
-    """The kind of each token, from the text that each one added (empty: the character comes with a later one, or the text
-    ended)."""
+    """The kind of each token, from the text that each one added (empty: the character comes with a
+    later one, or the text ended)."""
     labels = character_kinds(question, "".join(pieces))
     found = []
     for start, piece in zip(accumulate(map(len, pieces), initial=0), pieces, strict=False):
@@ -69,7 +76,8 @@ def character_kinds(question: str, text: str) -> list[str]:
 
 
 def repetition(sentence: str, known: set[tuple[str, str]]) -> float:
-    """Share of a sentence's pairs of neighbouring words that are among `known`; 0 for too few pairs."""
+    """Share of a sentence's pairs of neighbouring words that are among `known`; 0 for too few
+    pairs."""
     pairs = _pairs(sentence)
     return sum(pair in known for pair in pairs) / len(pairs) if len(pairs) >= FEWEST_PAIRS else 0.0
 
@@ -86,8 +94,10 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _without(text: str, start: int, end: int, spans: Sequence[tuple[int, int]]) -> str:
-    """text[start:end] less the spans; line breaks in their place, over which no words are neighbours."""
-    kept, at = [], start
+    """text[start:end] less the spans; line breaks in their place, over which no words are
+    neighbours."""
+    kept = []
+    at = start
     for first, last in spans:
         if first < end and last > start:
             kept.append(text[at : max(first, at)])

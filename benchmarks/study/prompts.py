@@ -21,7 +21,10 @@ def task_prompts(task: str, count: int) -> list[str]:
     """The first `count` held-out prompts of a task; nobody here trains on them."""
     if task.startswith("demo"):
         grades = {int(task[-1]): 1.0} if task[-1].isdigit() else None
-        return [one.prompt for one in islice(problems(HELD_OUT_SEED, held_out=True, weights=grades), count)]
+        return [
+            one.prompt
+            for one in islice(problems(HELD_OUT_SEED, held_out=True, weights=grades), count)
+        ]
     if task == "gsm8k":
         return [_asked(item["question"]) for item in _lines("gsm8k/test.jsonl", count)]
     if task == "humaneval":

@@ -1,4 +1,5 @@
-"""docs/results/heads.md from the newest result of every study: what was reached, and what limits it. No number is typed here."""
+"""docs/results/heads.md from the newest result of every study: what was reached, and what limits
+it. No number is typed here."""
 
 from __future__ import annotations
 
@@ -35,11 +36,16 @@ def render(out: Path, folder: Path = RESULTS) -> None:
         blocks += section(content)
         blocks.append(Bullets(REMARKS[name]))
         versions = content["versions"]
-        blocks.append(Paragraph(
-            f"{files[-1].name}: outrider {versions['outrider']}, torch {versions['torch']}, {content['hardware']['cpu']}"
-        ))  # fmt: skip
+        blocks.append(
+            Paragraph(
+                f"{files[-1].name}: outrider {versions['outrider']}, torch {versions['torch']}, "
+                f"{content['hardware']['cpu']}"
+            )
+        )
         blocks.append(CodeBlock(content["command"]))
-    out.write_text(to_markdown(Document("What training a drafter gains", "", tuple(blocks))), encoding="utf-8")
+    out.write_text(
+        to_markdown(Document("What training a drafter gains", "", tuple(blocks))), encoding="utf-8"
+    )
     console().print(f"written: {out}")
 
 
@@ -48,11 +54,16 @@ def _distil(content: dict[str, Any]) -> Iterator[Block]:
     for name, one in content["beginnings"].items():
         labels = list(dict.fromkeys(row["label"] for row in one["measured"]))
         yield Heading(name, 3)
-        yield Paragraph(f"{BEGINNINGS[name]} Prompts: {sizes(one['tasks'])}; {content['settings']['drafter']}.")
+        yield Paragraph(
+            f"{BEGINNINGS[name]} Prompts: {sizes(one['tasks'])}; {content['settings']['drafter']}."
+        )
         yield comparison(one["measured"], labels, labels[0])
         lifts = []
         for temperature in (0.0, 1.0):
-            old, new = (alpha(pooled(one["measured"], label=label, temperature=temperature)) for label in labels[:2])
+            old, new = (
+                alpha(pooled(one["measured"], label=label, temperature=temperature))
+                for label in labels[:2]
+            )
             lifts.append((temperature, new / max(old, 1e-9) - 1))
         met = all(lift >= 0.1 for _, lift in lifts)
         changes = " and ".join(f"{lift:+.2%} at T = {temperature:g}" for temperature, lift in lifts)
@@ -65,8 +76,10 @@ def _domain(content: dict[str, Any]) -> Iterator[Block]:
     settings = content["settings"]
     yield Heading("One domain's answers")
     yield Paragraph(
-        f"{settings['target']} and its own draft, distilled ({settings['epochs']} epochs) on the target's answers to "
-        f"{settings['prompts_to_train_on']} prompts of GSM8K only, of Python files only, and of both. Measured on "
+        f"{settings['target']} and its own draft, distilled ({settings['epochs']} epochs) on the "
+        "target's answers to "
+        f"{settings['prompts_to_train_on']} prompts of GSM8K only, of Python files only, and of "
+        "both. Measured on "
         f"{sizes(settings['tasks'])} outside the training texts; {settings['drafter']}."
     )
     labels = list(dict.fromkeys(row["label"] for row in content["measured"]))
@@ -78,9 +91,12 @@ def _traffic(content: dict[str, Any]) -> Iterator[Block]:
     settings = content["settings"]
     yield Heading("Refreshed from traffic")
     yield Paragraph(
-        f"{settings['requests']} completions (MATH problems, T = 0 and 1) recorded by 'outrider serve --log-requests', then "
-        f"'outrider train draft-model --from-traffic LOG --recorded-answers', {settings['epochs']} epochs. Measured on "
-        f"{sizes(settings['tasks'])}: MATH problems that are not in the log, and GSM8K, which is other traffic."
+        f"{settings['requests']} completions (MATH problems, T = 0 and 1) recorded by 'outrider "
+        "serve --log-requests', then "
+        "'outrider train draft-model --from-traffic LOG --recorded-answers', "
+        f"{settings['epochs']} epochs. Measured on "
+        f"{sizes(settings['tasks'])}: MATH problems that are not in the log, and GSM8K, which is "
+        "other traffic."
     )
     yield comparison(content["measured"], ["before", "after"], "before")
     yield from curves(content["curves"])
@@ -125,7 +141,9 @@ REMARKS: dict[str, list[str]] = {  # what the numbers do not show
     "domain": [
         "Training on one domain loses part of the other. Both together keep both, for as many more steps.",
     ],
-    "from-traffic": ["A small log and few prompts. Questions of GSM8K use similar words, so they gain a little, too."],
+    "from-traffic": [
+        "A small log and few prompts. Questions of GSM8K use similar words, so they gain a little, too."
+    ],
 }
 BEGINNINGS = {
     "thinned": "Two of the demo target's own layers, copied. before = those layers without any training.",

@@ -14,8 +14,10 @@ def before_after(content: dict[str, Any]) -> Iterator[Block]:
     settings = content["settings"]
     yield Heading("Heads before and after, against each other")
     yield Paragraph(
-        f"Demo target, chains of k = {settings['k']} draft tokens (Medusa has {settings['k']} heads), held-out prompts: "
-        f"{sizes(settings['tasks'])}; at most {settings['max_new_tokens']} tokens. 'before' is an untrained head."
+        f"Demo target, chains of k = {settings['k']} draft tokens (Medusa has {settings['k']} "
+        "heads), held-out prompts: "
+        f"{sizes(settings['tasks'])}; at most {settings['max_new_tokens']} tokens. 'before' is an "
+        "untrained head."
     )
     labels = list(dict.fromkeys(row["label"] for row in rows))
     columns = [Column("drafter", "left")]
@@ -30,8 +32,11 @@ def before_after(content: dict[str, Any]) -> Iterator[Block]:
             both = pooled(rows, label=label, temperature=temperature)
             line += [f"{tau(demo):.2f}", f"{tau(gsm8k):.2f}", f"{alpha(both):.3f}"]
         lines.append(line)
-    yield Table([*columns, Column("accepted at 1, 2, ... (T=0)", "left")],
-                [[*line, positions(pooled(rows, label=line[0], temperature=0.0))] for line in lines], "All drafters")  # fmt: skip
+    yield Table(
+        [*columns, Column("accepted at 1, 2, ... (T=0)", "left")],
+        [[*line, positions(pooled(rows, label=line[0], temperature=0.0))] for line in lines],
+        "All drafters",
+    )
     for note in content["notes"]:
         yield Paragraph(f"Note: {note}.", "caution")
     yield from _floor_before_after(rows, labels)
@@ -50,18 +55,23 @@ def _floor_before_after(rows: Rows, labels: Sequence[str]) -> Iterator[Block]:
         if label.endswith(", after"):
             won = at(label) > untrained[best]
             yield Paragraph(
-                f"{'Met' if won else 'Missed'}: {label} has tau {at(label):.2f} on demo problems at T = 0. The best drafter "
-                f"without training, {best}, has {untrained[best]:.2f}.", "good" if won else "bad",
-            )  # fmt: skip
+                f"{'Met' if won else 'Missed'}: {label} has tau {at(label):.2f} on demo problems "
+                "at T = 0. The best drafter "
+                f"without training, {best}, has {untrained[best]:.2f}.",
+                "good" if won else "bad",
+            )
 
 
 def _grades(rows: Rows, labels: Sequence[str]) -> Iterator[Block]:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     shown = [label for label in labels if "before" not in label and "k=" not in label]
     lines = [
-        [label, *(f"{tau(pooled(rows, label=label, task=task)):.2f}" for task in tasks)] for label in shown
+        [label, *(f"{tau(pooled(rows, label=label, task=task)):.2f}" for task in tasks)]
+        for label in shown
     ]
-    yield Table([Column("tau, T = 0 and 1 together", "left"), *map(Column, tasks)], lines, "By task")
+    yield Table(
+        [Column("tau, T = 0 and 1 together", "left"), *map(Column, tasks)], lines, "By task"
+    )
 
 
 def _regions(regions: Rows) -> Iterator[Block]:
@@ -71,11 +81,21 @@ def _regions(regions: Rows) -> Iterator[Block]:
         for one in regions:
             by_name = {row["name"]: row for row in one[part]}
             cells = [_share(by_name.get(name)) for name in names]
-            lines.append([f"{one['label']}, T={one['temperature']:g}", f"{one['tau']['value']:.2f}", *cells])
-        title = "What improved where: kept / tested by kind of text" if part == "kinds" else "By part of the answer"
+            lines.append(
+                [f"{one['label']}, T={one['temperature']:g}", f"{one['tau']['value']:.2f}", *cells]
+            )
+        title = (
+            "What improved where: kept / tested by kind of text"
+            if part == "kinds"
+            else "By part of the answer"
+        )
         columns = [Column("drafter", "left"), Column("tau"), *map(Column, names)]
         yield Table(columns, lines, f"{title} (explain; tests in brackets)")
 
 
 def _share(row: dict[str, Any] | None) -> str:
-    return "-" if row is None or not row["tested"] else f"{row['kept'] / row['tested']:.2f} ({row['tested']})"
+    return (
+        "-"
+        if row is None or not row["tested"]
+        else f"{row['kept'] / row['tested']:.2f} ({row['tested']})"
+    )

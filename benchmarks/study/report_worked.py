@@ -1,4 +1,5 @@
-"""docs/results/reasoning.md from the newest result of the study `worked-solutions`. No number is typed here."""
+"""docs/results/reasoning.md from the newest result of the study `worked-solutions`. No number is
+typed here."""
 
 from __future__ import annotations
 
@@ -44,12 +45,23 @@ def page(content: dict[str, Any], source: str) -> str:
     studies = content["studies"]
     blocks: list[Block] = [Paragraph(*answer(studies[0]))]
     blocks += [Heading("How far drafts are kept"), *_kept(studies)]
-    blocks += [Heading("Predicted and measured speedup by length"), *(part for one in studies for part in _lengths(one))]
+    blocks += [
+        Heading("Predicted and measured speedup by length"),
+        *(part for one in studies for part in _lengths(one)),
+    ]
     blocks += [Heading("Why drafts are rejected"), *map(_rejected, studies)]
-    blocks += [Heading("What improves the draft"), *(part for one in studies for part in _ideas(one))]
+    blocks += [
+        Heading("What improves the draft"),
+        *(part for one in studies for part in _ideas(one)),
+    ]
     blocks += [*_same(studies), Heading("One solution by kind of step")]
-    blocks += [Table((Column("kind", "left"), Column("text", "left")), content["example"]), *_method(content, source)]
-    title = f"{content['target']}, {content['problems']} problems of the workload {content['workload']}"
+    blocks += [
+        Table((Column("kind", "left"), Column("text", "left")), content["example"]),
+        *_method(content, source),
+    ]
+    title = (
+        f"{content['target']}, {content['problems']} problems of the workload {content['workload']}"
+    )
     return to_markdown(Document("Worked solutions", title, tuple(blocks)))
 
 
@@ -59,17 +71,21 @@ def answer(study: Study) -> tuple[str, Tone]:
     if best is None:
         return f"{_label(study)}: the best draft length could not be measured.", "caution"
     known = [one for one in study["kinds"][1:] if one["tested"] >= FEW] or study["kinds"][:1]
-    low, high = min(known, key=lambda one: one["alpha"][0]), max(known, key=lambda one: one["alpha"][0])
+    low = min(known, key=lambda one: one["alpha"][0])
+    high = max(known, key=lambda one: one["alpha"][0])
     rejected = low["rejected"] / max(study["kinds"][0]["rejected"], 1)
     better = [one for one in _tried(study) if verdict(one, best) == "pays"]
     text = (
-        f"At T = {study['temperature']:g}, {study['best']} draft tokens a step are {_interval(best['speedup'], 'x')} as fast as "
+        f"At T = {study['temperature']:g}, {study['best']} draft tokens a step are "
+        f"{_interval(best['speedup'], 'x')} as fast as "
         f"plain decoding. The target keeps {study['kinds'][0]['alpha'][0]:.0%} of the draft tokens that it tests: most in "
         f"{high['kind']} ({high['alpha'][0]:.0%}), fewest in {low['kind']} ({low['alpha'][0]:.0%}), with {rejected:.0%} of the "
         f"rejections. Of {len(_tried(study))} other ways to draft, {len(better) or 'none'} "
         f"{'is' if len(better) < 2 else 'are'} clearly faster."
     )
-    return text, "good" if best["speedup"][1] > 1 else "bad" if best["speedup"][2] < 1 else "caution"
+    return text, "good" if best["speedup"][1] > 1 else "bad" if best["speedup"][
+        2
+    ] < 1 else "caution"
 
 
 def verdict(one: dict[str, Any], best: dict[str, Any]) -> str:
@@ -84,39 +100,80 @@ def verdict(one: dict[str, Any], best: dict[str, Any]) -> str:
 def _kept(studies: Sequence[Study]) -> Iterator[Block]:
     for study in studies:
         columns = (
-            Column("kind of step", "left"), Column("tokens"), Column("α", help="draft tokens kept / tested, 95 % over problems"),
-            Column("overlap", help="mean over all tokens of sum min(p, q); greedy: of the distributions at temperature 1"),
-            Column("kept", help="mean draft tokens kept by a step that begins in this kind: the sum of its survival"),
-        )  # fmt: skip
+            Column("kind of step", "left"),
+            Column("tokens"),
+            Column("α", help="draft tokens kept / tested, 95 % over problems"),
+            Column(
+                "overlap",
+                help="mean over all tokens of sum min(p, q); greedy: of the distributions at "
+                "temperature 1",
+            ),
+            Column(
+                "kept",
+                help="mean draft tokens kept by a step that begins in this kind: the sum of its "
+                "survival",
+            ),
+        )
         rows = [
             [
-                one["kind"], f"{one['tokens'] / study['tokens']:.0%}", _interval(one["alpha"]), f"{one['overlap']:.2f}",
+                one["kind"],
+                f"{one['tokens'] / study['tokens']:.0%}",
+                _interval(one["alpha"]),
+                f"{one['overlap']:.2f}",
                 f"{sum(one['survival']):.1f}" if one["starts"] >= FEW else "-",
             ]
             for one in study["kinds"]
-        ]  # fmt: skip
+        ]
         yield Table(columns, rows, f"Draft tokens by kind of step, {_label(study)}")
     for study in studies:
         shown = [one for one in study["kinds"] if one["starts"] >= FEW]
-        yield _plot("Survival by the kind that a step begins with", "P(at least so many are kept)", study, shown, "survival")
+        yield _plot(
+            "Survival by the kind that a step begins with",
+            "P(at least so many are kept)",
+            study,
+            shown,
+            "survival",
+        )
     shown = [one for one in studies[0]["kinds"] if one["tested"] >= FEW]
-    yield _plot("Kept where tested, by position in the draft", "kept / tested", studies[0], shown, "by_position")
+    yield _plot(
+        "Kept where tested, by position in the draft",
+        "kept / tested",
+        studies[0],
+        shown,
+        "by_position",
+    )
 
 
 def _plot(title: str, y: str, study: Study, shown: Sequence[dict[str, Any]], name: str) -> Plot:
     length = max((len(one[name]) for one in shown), default=0)
     series = [Series(one["kind"], one[name] + [None] * (length - len(one[name]))) for one in shown]
-    return Plot(f"{title}, {_label(study)}", "draft tokens", y, [float(n + 1) for n in range(length)], series)
+    return Plot(
+        f"{title}, {_label(study)}",
+        "draft tokens",
+        y,
+        [float(n + 1) for n in range(length)],
+        series,
+    )
 
 
 def _lengths(study: Study) -> Iterator[Block]:
     columns = (
-        Column("γ", help="draft tokens a step"), Column("τ, replay", help="tokens a step in a replay of the recorded texts"),
-        Column("one α", help=f"(1 - α^(γ+1)) / ((1 - α)(γc + 1)), c = {study['c']:.2f}: Leviathan et al. 2211.17192"),
+        Column("γ", help="draft tokens a step"),
+        Column("τ, replay", help="tokens a step in a replay of the recorded texts"),
+        Column(
+            "one α",
+            help=f"(1 - α^(γ+1)) / ((1 - α)(γc + 1)), c = {study['c']:.2f}: Leviathan et al. "
+            "2211.17192",
+        ),
         Column("replay", help="τ of the replay over the measured costs of steps and draft tokens"),
-        Column("measured", help="plain seconds / own seconds after the first step, over the same tokens; 95 % over problems"),
-    )  # fmt: skip
-    rows, errors = [], []
+        Column(
+            "measured",
+            help="plain seconds / own seconds after the first step, over the same tokens; 95 % "
+            "over problems",
+        ),
+    )
+    rows = []
+    errors = []
     for one in study["lengths"]:
         ran = _chain(study, one["num_draft_tokens"])
         forecasts = [one["alpha_speedup"], one["replay_speedup"]]
@@ -125,11 +182,14 @@ def _lengths(study: Study) -> Iterator[Block]:
         measured = "-" if ran is None else _interval(ran["speedup"], "x")
         shown = [f"{one['replay_tau']:.2f}", *(f"{forecast:.2f}x" for forecast in forecasts)]
         rows.append([str(one["num_draft_tokens"]), *shown, measured])
-    marked = frozenset(n for n, one in enumerate(study["lengths"]) if one["num_draft_tokens"] == study["best"])
+    marked = frozenset(
+        n for n, one in enumerate(study["lengths"]) if one["num_draft_tokens"] == study["best"]
+    )
     yield Table(columns, rows, f"Speedup by draft length, {_label(study)}", marked)
     alone, replayed = (max(found) for found in zip(*errors, strict=True))
     yield Paragraph(
-        f"The replay puts the best length at γ = {study['best']}. At worst, of {len(errors)} lengths, the forecasts are off by "
+        f"The replay puts the best length at γ = {study['best']}. At worst, of {len(errors)} "
+        "lengths, the forecasts are off by "
         f"{alone:.0%} (one α) and {replayed:.0%} (replay)."
     )
 
@@ -137,20 +197,32 @@ def _lengths(study: Study) -> Iterator[Block]:
 def _rejected(study: Study) -> Table:
     greedy = study["temperature"] == 0
     why = study["kinds"][0]["why"]
-    names = [name for name in REASONS if name in why] if greedy else sorted(why, key=lambda name: -why[name])
+    names = (
+        [name for name in REASONS if name in why]
+        if greedy
+        else sorted(why, key=lambda name: -why[name])
+    )
     columns = [
-        Column("kind of step", "left"), Column("rejections"), *(Column(name if greedy else f"lost to {name}") for name in names),
+        Column("kind of step", "left"),
+        Column("rejections"),
+        *(Column(name if greedy else f"lost to {name}") for name in names),
         Column("commonest pairs", "left", "draft token → token of the text, and how often"),
-    ]  # fmt: skip
+    ]
     rows = [
         [
-            one["kind"], str(one["rejected"]), *(f"{one['why'].get(name, 0):.0f}" for name in names),
+            one["kind"],
+            str(one["rejected"]),
+            *(f"{one['why'].get(name, 0):.0f}" for name in names),
             ", ".join(f"'{draft}' → '{text}' {count}x" for draft, text, count in one["pairs"]),
         ]
         for one in study["kinds"]
         if one["rejected"]
-    ]  # fmt: skip
-    return Table(columns, rows, f"{'Rejections by reason' if greedy else 'Tokens lost by cause'}, {_label(study)}")
+    ]
+    return Table(
+        columns,
+        rows,
+        f"{'Rejections by reason' if greedy else 'Tokens lost by cause'}, {_label(study)}",
+    )
 
 
 def _ideas(study: Study) -> Iterator[Block]:
@@ -158,10 +230,13 @@ def _ideas(study: Study) -> Iterator[Block]:
     if best is None:
         return
     columns = (
-        Column("configuration", "left"), Column("what changes", "left"), Column("τ", help="tokens / target passes"),
-        Column("drafted"), Column("speedup", help="over plain decoding"),
+        Column("configuration", "left"),
+        Column("what changes", "left"),
+        Column("τ", help="tokens / target passes"),
+        Column("drafted"),
+        Column("speedup", help="over plain decoding"),
         Column("verdict", "left", "by whether the intervals of the speedups overlap"),
-    )  # fmt: skip
+    )
     rows = [
         [one["configuration"], what, *(_numbers(one) if "speedup" in one else "---"), end]
         for one, what, end in [
@@ -180,34 +255,53 @@ def _same(studies: Sequence[Study]) -> Iterator[Block]:
     ran = [one for study in studies for one in study["measured"] if one.get("same_texts")]
     apart = [one for one in ran if one["same_texts"][0] < one["same_texts"][1]]
     yield Heading("Same text")
-    names = ", ".join(f"{one['configuration']} ({one['same_texts'][1] - one['same_texts'][0]})" for one in apart)
+    names = ", ".join(
+        f"{one['configuration']} ({one['same_texts'][1] - one['same_texts'][0]})" for one in apart
+    )
     if not apart:
-        yield Paragraph(f"All greedy texts of {len(ran)} configurations are plain decoding's, token by token.", "good")
+        yield Paragraph(
+            f"All greedy texts of {len(ran)} configurations are plain decoding's, token by token.",
+            "good",
+        )
     elif any(one["exact"] for one in apart):
-        yield Paragraph(f"Greedy texts that are not plain decoding's though exactness was promised, among: {names}.", "bad")
+        yield Paragraph(
+            "Greedy texts that are not plain decoding's though exactness was promised, among: "
+            f"{names}.",
+            "bad",
+        )
     else:
-        yield Paragraph(f"Greedy texts that differ from plain decoding's, of ways exact up to rounding: {names}.", "caution")
+        yield Paragraph(
+            "Greedy texts that differ from plain decoding's, of ways exact up to rounding: "
+            f"{names}.",
+            "caution",
+        )
 
 
 def _method(content: dict[str, Any], source: str) -> Iterator[Block]:
     yield Heading("Method and limits")
     busiest = max(one["other_cpu"] or 0.0 for one in content["studies"])
-    yield Bullets([
-        "rules on the text decide the kinds (benchmarks/study/kinds.py); they see form, not meaning",
-        f"acceptance comes from one recording per temperature, with {content['longest']} draft tokens a step; forecasts use it",
-        "T = 1: texts differ between configurations by design, and so their speeds differ by text, too",
-        f"other processes used up to {busiest:.0%} of the processors during a measured run",
-        f"{source}: {content['date']}, outrider {content['versions']['outrider']}, {content['hardware']['cpu']}, "
-        f"{content['hardware']['threads_used']} threads",
-        *content.get("notes", []),
-    ])  # fmt: skip
+    yield Bullets(
+        [
+            "rules on the text decide the kinds (benchmarks/study/kinds.py); they see form, not meaning",
+            "acceptance comes from one recording per temperature, with "
+            f"{content['longest']} draft tokens a step; forecasts use it",
+            "T = 1: texts differ between configurations by design, and so their speeds differ by text, too",
+            f"other processes used up to {busiest:.0%} of the processors during a measured run",
+            f"{source}: {content['date']}, outrider {content['versions']['outrider']}, {content['hardware']['cpu']}, "
+            f"{content['hardware']['threads_used']} threads",
+            *content.get("notes", []),
+        ]
+    )
     yield Paragraph("This command measures again and rewrites the page:")
     yield CodeBlock(AGAIN, "bash")
 
 
 def _chain(study: Study, length: int) -> dict[str, Any] | None:
     wanted = f"{CHAIN} k={length}"
-    return next((one for one in study["measured"] if one["configuration"] == wanted and "speedup" in one), None)
+    return next(
+        (one for one in study["measured"] if one["configuration"] == wanted and "speedup" in one),
+        None,
+    )
 
 
 def _tried(study: Study) -> list[dict[str, Any]]:

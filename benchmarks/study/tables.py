@@ -33,11 +33,14 @@ def alpha(counts: dict[str, int]) -> float:
 
 def positions(counts: dict[str, int]) -> str:
     """Share of the steps whose j-th draft token was accepted."""
-    return " ".join(f"{counts[name] / max(counts['steps'], 1):.2f}" for name in counts if name.startswith("@"))
+    return " ".join(
+        f"{counts[name] / max(counts['steps'], 1):.2f}" for name in counts if name.startswith("@")
+    )
 
 
 def curves(found: dict[str, Any], what: str = "expected tau") -> Iterator[Block]:
-    """One table of all runs: what was trained, and the held-out expected tau at the start, halfway and at the end."""
+    """One table of all runs: what was trained, and the held-out expected tau at the start, halfway
+    and at the end."""
     runs = [(label, one) for label, one in found.items() if one is not None]
     if not runs:
         return
@@ -47,17 +50,25 @@ def curves(found: dict[str, Any], what: str = "expected tau") -> Iterator[Block]
     for label, one in runs:
         points = one["curve"]
         shown = (points[0], points[len(points) // 2], points[-1])
-        lines.append([
-            label, str(one["num_train"]), str(one["num_train_tokens"]), f"{one['num_trained_parameters'] / 1e6:.2f}M",
-            str(points[-1]["step"]), *(f"{point['tau']:.2f}" for point in shown),
-        ])  # fmt: skip
+        lines.append(
+            [
+                label,
+                str(one["num_train"]),
+                str(one["num_train_tokens"]),
+                f"{one['num_trained_parameters'] / 1e6:.2f}M",
+                str(points[-1]["step"]),
+                *(f"{point['tau']:.2f}" for point in shown),
+            ]
+        )
     yield Table(columns, lines, f"Training: {what} on held-out texts")
 
 
 def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
     """alpha by task and temperature, and what it is against the label `first`."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    groups: dict[str, Any] = {task: task for task in tasks if not is_demo(task) and _is_measured(rows, task)}
+    groups: dict[str, Any] = {
+        task: task for task in tasks if not is_demo(task) and _is_measured(rows, task)
+    }
     if any(map(is_demo, tasks)):
         groups = {"demo": is_demo, **groups}
     columns = [Column("draft", "left")]
@@ -67,8 +78,13 @@ def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
         cells = []
         for task in groups.values():
             for temperature in (0.0, 1.0):
-                now, old = (pooled(rows, label=one, temperature=temperature, task=task) for one in (label, first))
-                change = f", {alpha(now) / max(alpha(old), 1e-9) - 1:+.0%}" if label != first else ""
+                now, old = (
+                    pooled(rows, label=one, temperature=temperature, task=task)
+                    for one in (label, first)
+                )
+                change = (
+                    f", {alpha(now) / max(alpha(old), 1e-9) - 1:+.0%}" if label != first else ""
+                )
                 cells.append(f"{alpha(now):.3f} ({tau(now):.2f}{change})")
         lines.append([label, *cells])
     return Table(columns, lines, f"alpha (tau, alpha against '{first}')")

@@ -1,7 +1,9 @@
-"""Study `from-traffic`: a server records its requests, `outrider train --from-traffic` refreshes its draft model.
+"""Study `from-traffic`: a server records its requests, `outrider train --from-traffic` refreshes
+its draft model.
 
-The traffic is competition mathematics (MATH), asked as users would: completions at temperature 0 and 1 through HTTP. alpha is
-measured on requests of the same kind that are not in the log, and on GSM8K, which is other traffic.
+The traffic is competition mathematics (MATH), asked as users would: completions at temperature 0
+and 1 through HTTP. alpha is measured on requests of the same kind that are not in the log, and on
+GSM8K, which is other traffic.
 """
 
 from __future__ import annotations
@@ -35,10 +37,17 @@ def run_traffic() -> None:
     folders = {"before": PAIR / "draft", "after": after}
     measured = counted(PAIR / "target", WAY, folders, texts, max_new_tokens=MAX_TOKENS)
     settings = {
-        "requests": NUM_REQUESTS, "max_tokens": MAX_TOKENS, "epochs": EPOCHS, "tasks": TASKS, "drafter": WAY.drafter,
+        "requests": NUM_REQUESTS,
+        "max_tokens": MAX_TOKENS,
+        "epochs": EPOCHS,
+        "tasks": TASKS,
+        "drafter": WAY.drafter,
         "answers": "recorded",
-    }  # fmt: skip
-    saved("from-traffic", {"settings": settings, "curves": {"after": curve(result)}, "measured": measured})
+    }
+    saved(
+        "from-traffic",
+        {"settings": settings, "curves": {"after": curve(result)}, "measured": measured},
+    )
 
 
 def record(log: Path) -> Path:
@@ -49,16 +58,40 @@ def record(log: Path) -> Path:
     log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command = [
-        sys.executable, "-m", "outrider", "serve", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--runtime", "eager",
-        "--threads", "1", "--max-num-seqs", str(CLIENTS), "--port", str(port), "--log-requests", str(log),
-        "--no-self-test", "--served-model-name", "pair",
-    ]  # fmt: skip
-    with serving(command, port, "/ready", WORK / "traffic-server.log") as url, httpx.Client(timeout=600) as client:
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        str(PAIR / "target"),
+        "--draft",
+        str(PAIR / "draft"),
+        "--runtime",
+        "eager",
+        "--threads",
+        "1",
+        "--max-num-seqs",
+        str(CLIENTS),
+        "--port",
+        str(port),
+        "--log-requests",
+        str(log),
+        "--no-self-test",
+        "--served-model-name",
+        "pair",
+    ]
+    with (
+        serving(command, port, "/ready", WORK / "traffic-server.log") as url,
+        httpx.Client(timeout=600) as client,
+    ):
 
         def ask(number: int, prompt: str) -> None:
             body: dict[str, Any] = {
-                "model": "pair", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": number % 2, "seed": number,
-            }  # fmt: skip
+                "model": "pair",
+                "prompt": prompt,
+                "max_tokens": MAX_TOKENS,
+                "temperature": number % 2,
+                "seed": number,
+            }
             client.post(f"{url}/v1/completions", json=body).raise_for_status()
 
         with ThreadPoolExecutor(CLIENTS) as pool:

@@ -1,17 +1,19 @@
-"""Study `worked-solutions`: how far drafts are kept on worked solutions, why not further, and what that brings.
+"""Study `worked-solutions`: how far drafts are kept on worked solutions, why not further, and what
+that brings.
 
-For each temperature `explain` decodes the problems with drafts of `LONGEST` tokens and reads both models' distributions at every
-token; `bench` then measures several draft lengths, the one that a replay of these texts puts first among them, and other ways to
-draft.
-Kinds of step follow rules on the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first
-that fits, distributions at temperature 1:
+For each temperature `explain` decodes the problems with drafts of `LONGEST` tokens and reads both
+models' distributions at every token; `bench` then measures several draft lengths, the one that a
+replay of these texts puts first among them, and other ways to draft. Kinds of step follow rules on
+the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first that
+fits, distributions at temperature 1:
 
     near tie        the target gives the draft's token at least half the probability of its own: either would nearly have done
     second guess    the text's token is the draft's second or third guess: a tree has room for it
     doubt           the draft gave its own token less than even odds: a stop rule could have ended the draft before it
     sure            none of these: the draft is confidently wrong, and only a better draft helps
 
-Where tokens are drawn, explain's causes say more: tokens lost, counted for the largest cause at their position.
+Where tokens are drawn, explain's causes say more: tokens lost, counted for the largest cause at
+their position.
 """
 
 from __future__ import annotations
@@ -70,28 +72,54 @@ def run_worked(target: str, draft: str | None, workload: str, problems: int) -> 
         clock = speeds(measured, explained, counted, words)
         studies.append({"temperature": temperature, "best": best, **counts(explained), **clock})
         example = example_of(explained.texts[0])
-    origin = {"target": target, "workload": workload, "problems": problems, "max_new_tokens": MAX_NEW_TOKENS}
-    saved("worked-solutions", {**origin, "longest": LONGEST, "studies": studies, "example": example})
+    origin = {
+        "target": target,
+        "workload": workload,
+        "problems": problems,
+        "max_new_tokens": MAX_NEW_TOKENS,
+    }
+    saved(
+        "worked-solutions", {**origin, "longest": LONGEST, "studies": studies, "example": example}
+    )
     rmtree(JOURNALS)
 
 
-def _explained(options: Options, workload: Workload, temperature: float, problems: int) -> ExplainResult:
+def _explained(
+    options: Options, workload: Workload, temperature: float, problems: int
+) -> ExplainResult:
     def questions(runner: Runner) -> list[Question]:
-        found = prepare(workload, runner.tokenizer, context=runner.context, max_tokens=MAX_NEW_TOKENS, on_bad="skip")
-        return [Question(one.tokens, one.request.id, one.request.task, one.max_tokens) for one in found.prompts[:problems]]
+        found = prepare(
+            workload,
+            runner.tokenizer,
+            context=runner.context,
+            max_tokens=MAX_NEW_TOKENS,
+            on_bad="skip",
+        )
+        return [
+            Question(one.tokens, one.request.id, one.request.task, one.max_tokens)
+            for one in found.prompts[:problems]
+        ]
 
     params = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=0)
     journal = _journal(f"explain-{temperature:g}")
-    chain, resume = Configuration(CHAIN, LONGEST), journal.exists()
+    chain = Configuration(CHAIN, LONGEST)
+    resume = journal.exists()
     return explain(options, chain, questions, params, journal, resume=resume, max_shown=SHOWN)[0]
 
 
-def _measured(options: Options, workload: Workload, temperature: float, problems: int, best: int) -> BenchResult:
-    wanted = [f"{CHAIN} k={length}" for length in sorted({*LENGTHS, best})] + [f"{CHAIN} k=auto:{LONGEST}"]
+def _measured(
+    options: Options, workload: Workload, temperature: float, problems: int, best: int
+) -> BenchResult:
+    wanted = [f"{CHAIN} k={length}" for length in sorted({*LENGTHS, best})] + [
+        f"{CHAIN} k=auto:{LONGEST}"
+    ]
     plan = Plan(
-        tuple(Configuration.parse(text) for text in [*wanted, *ideas(temperature, best)]), (temperature,), prompts=problems,
-        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS), rounds=1,
-    )  # fmt: skip
+        tuple(Configuration.parse(text) for text in [*wanted, *ideas(temperature, best)]),
+        (temperature,),
+        prompts=problems,
+        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS),
+        rounds=1,
+    )
     journal = _journal(f"bench-{temperature:g}")
     return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")[0]
 
@@ -102,7 +130,8 @@ def _journal(name: str) -> Path:
 
 
 def ideas(temperature: float, best: int) -> dict[str, str]:
-    """Configurations that might beat the best chain of the draft model, each with its change in words."""
+    """Configurations that might beat the best chain of the draft model, each with its change in
+    words."""
     found = {
         f"{CHAIN} k={LONGEST} stop=entropy": "stop drafting where the draft is unsure",
         "suffix k=8": "copy from question and answer, no draft model",
@@ -111,7 +140,9 @@ def ideas(temperature: float, best: int) -> dict[str, str]:
         f"{CHAIN} k={LARGE_TREE} tree=sequoia": f"several guesses: a tree of {LARGE_TREE}, its shape planned beforehand",
     }
     if temperature:
-        return found | {f"{CHAIN} k={best} verifier=token": "judge token by token instead of whole blocks"}
+        return found | {
+            f"{CHAIN} k={best} verifier=token": "judge token by token instead of whole blocks"
+        }
     return found | {
         f"{CHAIN} k={SMALL_TREE} tree=best-first": f"a tree of {SMALL_TREE}, grown where the draft is sure",
         f"{CHAIN} k={LARGE_TREE} tree=best-first": f"a tree of {LARGE_TREE}, grown where the draft is sure",
@@ -127,19 +158,29 @@ def counts(result: ExplainResult) -> Line:
     """Totals, and a line for each kind of step that occurs."""
     texts = [list(tokens_of(one, result.is_greedy)) for one in result.texts]
     lines = [_by_kind(name, texts) for name in KINDS]
-    return {"tokens": result.emitted, "texts": result.texts_read, "kinds": [one for one in lines if one["tokens"]]}
+    return {
+        "tokens": result.emitted,
+        "texts": result.texts_read,
+        "kinds": [one for one in lines if one["tokens"]],
+    }
 
 
 def tokens_of(text: TextColumns, greedy: bool) -> Iterator[Line]:
-    """Every token of a solution: its kind, its step's, whether a draft token was tested there and kept, and why not."""
+    """Every token of a solution: its kind, its step's, whether a draft token was tested there and
+    kept, and why not."""
     kinds = token_kinds(text.prompt, text.pieces)
     for n, (kind, fate) in enumerate(zip(kinds, text.fate, strict=True)):
         yield {
-            "kind": kind, "level": text.level[n], "began": kinds[n - text.level[n]], "tested": fate in "ac", "kept": fate == "a",
+            "kind": kind,
+            "level": text.level[n],
+            "began": kinds[n - text.level[n]],
+            "tested": fate in "ac",
+            "kept": fate == "a",
             "overlap": None if (gap := text.disagreement[n]) is None else 1 - gap,
-            "why": _reason(text, n) if greedy else LETTERS["cause"].get(text.cause[n]), "pair": (text.draft[n], text.pieces[n]),
+            "why": _reason(text, n) if greedy else LETTERS["cause"].get(text.cause[n]),
+            "pair": (text.draft[n], text.pieces[n]),
             "weight": fate == "c" if greedy else text.lost[n] or 0.0,
-        }  # fmt: skip
+        }
 
 
 def _reason(text: TextColumns, n: int) -> str:
@@ -162,12 +203,19 @@ def _by_kind(name: str, texts: Sequence[Sequence[Line]]) -> Line:
         why[one["why"]] += one["weight"]
     begun = [one for text in texts for one in text if name in (ALL, one["began"])]
     return {
-        "kind": name, "tokens": sum(map(len, own)), "tested": sum(tested), "kept": sum(kept), "alpha": _share(kept, tested),
-        "overlap": float(np.mean(overlaps)) if overlaps else None, "survival": np.cumprod(_shares(begun)).tolist(),
+        "kind": name,
+        "tokens": sum(map(len, own)),
+        "tested": sum(tested),
+        "kept": sum(kept),
+        "alpha": _share(kept, tested),
+        "overlap": float(np.mean(overlaps)) if overlaps else None,
+        "survival": np.cumprod(_shares(begun)).tolist(),
         "starts": sum(one["tested"] and one["level"] == 0 for one in begun),
         "by_position": _shares([one for text in own for one in text], fewest=10),
-        "rejected": len(rejected), "why": dict(why), "pairs": [[*pair, count] for pair, count in pairs if count > 1],
-    }  # fmt: skip
+        "rejected": len(rejected),
+        "why": dict(why),
+        "pairs": [[*pair, count] for pair, count in pairs if count > 1],
+    }
 
 
 def _share(kept: Sequence[int], tested: Sequence[int]) -> list[float] | None:
@@ -193,7 +241,10 @@ def _shares(tokens: Sequence[Line], fewest: int = 1) -> list[float]:
 
 def example_of(text: TextColumns) -> list[list[str]]:
     """A solution in pieces of one kind each."""
-    runs = groupby(zip(token_kinds(text.prompt, text.pieces), text.pieces, strict=True), key=lambda pair: pair[0])
+    runs = groupby(
+        zip(token_kinds(text.prompt, text.pieces), text.pieces, strict=True),
+        key=lambda pair: pair[0],
+    )
     found = [[kind, "".join(piece for _, piece in group).strip()] for kind, group in runs]
     return [one for one in found if one[1]]
 
@@ -202,19 +253,25 @@ def example_of(text: TextColumns) -> list[list[str]]:
 
 
 def lengths(result: ExplainResult) -> list[Line]:
-    """A replay of the recorded texts with every draft length: tokens a step, and a second, by the times of the run."""
+    """A replay of the recorded texts with every draft length: tokens a step, and a second, by the
+    times of the run."""
     assert result.times is not None
     lines = []
     for length in range(1, LONGEST + 5):
-        steps = sum(expected_steps(_chances(text, result.is_greedy), length) for text in result.texts)
+        steps = sum(
+            expected_steps(_chances(text, result.is_greedy), length) for text in result.texts
+        )
         tau = result.emitted / steps
         seconds = result.times.rest_s + length * result.times.draft_level_s
-        lines.append({"num_draft_tokens": length, "replay_tau": tau, "replay_tokens_per_s": tau / seconds})
+        lines.append(
+            {"num_draft_tokens": length, "replay_tau": tau, "replay_tokens_per_s": tau / seconds}
+        )
     return lines
 
 
 def _chances(text: TextColumns, greedy: bool) -> list[float]:
-    """P(a draft token is kept) at every position, given the text: of the draft's favourite, or of a draw."""
+    """P(a draft token is kept) at every position, given the text: of the draft's favourite, or of a
+    draw."""
     if greedy:
         return [float(rank == 1) for rank in text.rank_token]
     pairs = zip(text.p_token, text.q_token, strict=True)
@@ -222,7 +279,8 @@ def _chances(text: TextColumns, greedy: bool) -> list[float]:
 
 
 def expected_steps(chances: Sequence[float], length: int) -> float:
-    """Steps over a text with chains of `length` tokens, which are kept one by one with these chances."""
+    """Steps over a text with chains of `length` tokens, which are kept one by one with these
+    chances."""
     total = len(chances)
     starts = [1.0] + [0.0] * total  # P(a step starts here)
     for position in range(total):
@@ -235,7 +293,9 @@ def expected_steps(chances: Sequence[float], length: int) -> float:
     return sum(starts[:total])
 
 
-def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]) -> Line:
+def speeds(
+    result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]
+) -> Line:
     """Forecasts of every length beside what was measured, and every configuration that ran."""
     cell = result.cells[0]
     plain = cell.measured(0)
@@ -246,24 +306,40 @@ def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line
     alpha = explained.accepted / max(explained.tested, 1)
     forecasts = [
         {
-            **one, "alpha_speedup": speedup(tau(alpha, one["num_draft_tokens"]), one["num_draft_tokens"], c),
+            **one,
+            "alpha_speedup": speedup(
+                tau(alpha, one["num_draft_tokens"]), one["num_draft_tokens"], c
+            ),
             "replay_speedup": (one["replay_tokens_per_s"] or 0.0) / plain.tokens_per_s.value,
         }
         for one in counted
-    ]  # fmt: skip
+    ]
     measured: list[dict[str, Any]] = []
     for number, info in enumerate(result.configurations[1:], 1):
         found = cell.measured(number)
         if found is None or found.speedup is None:
             failure = info.failure or cell.failures.get(info.label, "not measured")
-            measured.append({"configuration": info.label, "what": words.get(info.label, ""), "failure": failure})
+            measured.append(
+                {"configuration": info.label, "what": words.get(info.label, ""), "failure": failure}
+            )
             continue
-        ends, same = found.speedup, found.identity
-        measured.append({
-            "configuration": info.label, "what": words.get(info.label, ""),
-            "tau": found.tau, "tokens_per_s": found.tokens_per_s and found.tokens_per_s.value, "exact": info.exact,
-            "drafted": found.drafted / found.num_steps,
-            "speedup": [ends.value, ends.low, ends.high],
-            "same_texts": None if same is None else [same.num_identical, same.num_compared],
-        })  # fmt: skip
-    return {"c": c, "lengths": forecasts, "measured": measured, "other_cpu": cell.others.highest if cell.others else None}
+        ends = found.speedup
+        same = found.identity
+        measured.append(
+            {
+                "configuration": info.label,
+                "what": words.get(info.label, ""),
+                "tau": found.tau,
+                "tokens_per_s": found.tokens_per_s and found.tokens_per_s.value,
+                "exact": info.exact,
+                "drafted": found.drafted / found.num_steps,
+                "speedup": [ends.value, ends.low, ends.high],
+                "same_texts": None if same is None else [same.num_identical, same.num_compared],
+            }
+        )
+    return {
+        "c": c,
+        "lengths": forecasts,
+        "measured": measured,
+        "other_cpu": cell.others.highest if cell.others else None,
+    }

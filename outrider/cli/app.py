@@ -1,4 +1,5 @@
-"""The table of verbs, and the one place where an error, a mistyped command line too, becomes a line and an exit code."""
+"""The table of verbs, and the one place where an error, a mistyped command line too, becomes a line
+and an exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from outrider.version import __version__
 
 
 def unknown_option(given: str, known: Iterable[str]) -> str:
-    """What to say about an option that a verb does not have, among the options and arguments `known` that it has."""
+    """What to say about an option that a verb does not have, among the options and arguments
+    `known` that it has."""
     forms = {_bare(name): _form(name) for name in known}
     asked = _bare(given)
     if asked in forms:
@@ -49,11 +51,17 @@ VERBS = (  # a module of `outrider.cli` each, and the function of that name in i
 SERVICE = "service"  # the group of verbs for a deployment in parts
 LOADING = "loading"  # the name of threads that load models for servers and services
 INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
-NEEDED = {"int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false"}
+NEEDED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "bool": "true or false",
+}
 
 
 class Verbs(TyperGroup):
-    """The verbs of the command line. Ctrl-C leaves them as `typer.Abort`: typer would make an exit code without a word."""
+    """The verbs of the command line. Ctrl-C leaves them as `typer.Abort`: typer would make an exit
+    code without a word."""
 
     def make_context(self, *values: Any, **options: Any) -> Any:
         """Reads the arguments."""
@@ -75,7 +83,8 @@ def _interrupts_abort() -> Iterator[None]:
 
 
 def build_app(only: str | None = None) -> typer.Typer:
-    """The whole command line as one typer application; `only`: this verb of it alone, which is read in a third of the time."""
+    """The whole command line as one typer application; `only`: this verb of it alone, which is read
+    in a third of the time."""
     app = typer.Typer(
         name="outrider",
         cls=Verbs,
@@ -113,7 +122,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         return _fail(usage_message(error), error.exit_code)
-    except SystemExit as left:  # typer's way out when the reader of our output has gone: nobody to tell
+    except (
+        SystemExit
+    ) as left:  # typer's way out when the reader of our output has gone: nobody to tell
         return int(left.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
@@ -121,7 +132,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _translated(verb: Any, arguments: Sequence[str]) -> list[str]:
     """The command line with our names for what other engines call by theirs."""
-    options = {name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    options = {
+        name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     takes = {parameter.name for parameter in verb.params if parameter.param_type_name == "argument"}
     return [arguments[0], *ours(arguments[1:], options, takes)]
 
@@ -135,7 +148,8 @@ def main() -> None:
     if any(thread.name == LOADING for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a thread that reads weights cannot be stopped, and Python would abort while it runs
+        # a thread that reads weights cannot be stopped, and Python would abort while it runs
+        os._exit(code)
     sys.exit(code)
 
 
@@ -148,7 +162,12 @@ def _fail(message: str, exit_code: int) -> int:
 def usage_message(error: typer.TyperException) -> str:
     """One line about an error of the parser."""
     context: Any = getattr(error, "ctx", None)
-    known = (_unknown(error, context), _wrong_value(error), _missing_value(error), _too_many(error, context))
+    known = (
+        _unknown(error, context),
+        _wrong_value(error),
+        _missing_value(error),
+        _too_many(error, context),
+    )
     message = next(filter(None, known), error.format_message().rstrip("."))
     where = f"{context.command_path} --help={ALL}" if context else "outrider --help"
     return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."
@@ -158,12 +177,21 @@ def _unknown(error: typer.TyperException, context: Any) -> str | None:
     name = getattr(error, "option_name", None)
     if not name or not error.format_message().startswith("No such option"):
         return None
-    return unknown_option(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
+    return unknown_option(
+        name,
+        [known for parameter in context.command.params for known in parameter.opts]
+        if context
+        else [],
+    )
 
 
 def _missing_value(error: typer.TyperException) -> str | None:
     name = getattr(error, "option_name", None)
-    return f"{name}: a value is needed" if name and "requires an argument" in error.format_message() else None
+    return (
+        f"{name}: a value is needed"
+        if name and "requires an argument" in error.format_message()
+        else None
+    )
 
 
 def _too_many(error: typer.TyperException, context: Any) -> str | None:
@@ -171,7 +199,9 @@ def _too_many(error: typer.TyperException, context: Any) -> str | None:
     _, found, words = error.format_message().partition("Got unexpected extra argument(s) (")
     if not found:
         return None
-    takes_prompt = context is not None and any(parameter.name == "prompt" for parameter in context.command.params)
+    takes_prompt = context is not None and any(
+        parameter.name == "prompt" for parameter in context.command.params
+    )
     hint = ": a prompt of several words needs quotes around it" if takes_prompt else ""
     return f"nothing is expected behind the last argument, got '{words.rstrip(')')}'{hint}"
 
@@ -181,7 +211,11 @@ def _wrong_value(error: typer.TyperException) -> str | None:
     parameter: Any = getattr(error, "param", None)
     if parameter is None or not hasattr(error, "message") or not error.message:
         return None
-    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.human_readable_name
+    name = (
+        parameter.opts[0]
+        if parameter.param_type_name == "option"
+        else parameter.human_readable_name
+    )
     find_errors: Any = getattr(error.__cause__, "errors", None)
     if find_errors is None:
         return f"{name}: {error.message}".rstrip(".")
@@ -192,14 +226,16 @@ def _wrong_value(error: typer.TyperException) -> str | None:
 
 
 def _needed(kind: str, descriptor: Any) -> str | None:
-    """What the value of an option must be, in words; None: pydantic's will do. `kind`: its name of the error."""
+    """What the value of an option must be, in words; None: pydantic's will do. `kind`: its name of
+    the error."""
     if descriptor.choices:
         return f"one of {', '.join(map(str, descriptor.choices))}"
     kind = kind.partition("_")[0]
     if kind in ("greater", "less"):
         kind = "int" if "int" in str(descriptor.annotation) else "float"
     what = NEEDED.get(kind)
-    low, high = descriptor.parameter_info.min, descriptor.parameter_info.max
+    low = descriptor.parameter_info.min
+    high = descriptor.parameter_info.max
     if what is None or kind == "bool" or (low is None and high is None):
         return what
     if low is None or high is None:

@@ -1,4 +1,5 @@
-"""`outrider bench TARGET`: plain against speculative decoding on the same prompts; TARGET may be a server's URL."""
+"""`outrider bench TARGET`: plain against speculative decoding on the same prompts; TARGET may be a
+server's URL."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.lab import INTERRUPTED, OutputOptions, Resume, command_line, deliver, measure, shown_progress
+from outrider.cli.lab import (
+    INTERRUPTED,
+    OutputOptions,
+    Resume,
+    command_line,
+    deliver,
+    measure,
+    shown_progress,
+)
 from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.prompting import AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
@@ -22,7 +31,9 @@ if TYPE_CHECKING:
     from outrider.lab.bench.plan import Plan
     from outrider.lab.server.client import ServerEndpoint
 
-COMPARED, ENOUGH, SERVERS = "What is compared", "When it is enough", "For a server's URL"
+COMPARED = "What is compared"
+ENOUGH = "When it is enough"
+SERVERS = "For a server's URL"
 ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/\S*)?")  # a hub's file has a / before its colon
 
 
@@ -31,31 +42,56 @@ class BenchOptions:
     """Configurations and cells, and when they are measured well enough."""
 
     drafters: list[str] | None = option(
-        None, COMPARED,
-        "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
-        metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix", common=True,
-    )  # fmt: skip
+        None,
+        COMPARED,
+        "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be "
+        "given again.",
+        metavar="LIST",
+        show_default="draft-model where there is a draft, ngram, suffix",
+        common=True,
+    )
     draft_endpoint: str | None = option(
-        None, COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local", common=True
+        None,
+        COMPARED,
+        "Draft service of configurations with drafter 'remote'.",
+        metavar="ADDRESS|local",
+        common=True,
     )
     lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
-    batch_size: str = option("1", COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...", common=True)
+    batch_size: str = option(
+        "1",
+        COMPARED,
+        "Rows at once; several with commas give a curve.",
+        metavar="N,...",
+        common=True,
+    )
     context_lengths: str | None = option(
-        None, COMPARED,
+        None,
+        COMPARED,
         "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
-        metavar="N,...", show_default="prompts as they are", common=True,
-    )  # fmt: skip
+        metavar="N,...",
+        show_default="prompts as they are",
+        common=True,
+    )
     budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.", common=True)
     max_rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
-    max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
+    max_other_cpu: float = option(
+        0.1, ENOUGH, "Repeat a run while others used more than this share of the processors."
+    )
 
-    def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
+    def plan(
+        self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions
+    ) -> Plan:
         """What the options ask to be measured. Raises ConfigError."""
         from outrider.configuration import parse_configurations
         from outrider.lab.bench.plan import Plan, default_configurations
 
         has_draft = machine.draft is not None or target == "demo"
-        named = parse_configurations(self.drafters) if self.drafters else default_configurations(has_draft)
+        named = (
+            parse_configurations(self.drafters)
+            if self.drafters
+            else default_configurations(has_draft)
+        )
         if self.draft_endpoint is not None:
             named = _with_endpoint(named, self.draft_endpoint, is_named=bool(self.drafters))
         return Plan(
@@ -77,13 +113,23 @@ class BenchOptions:
 class ServerOptions:
     """For targets that are the URL of an OpenAI-compatible server."""
 
-    baseline_url: str | None = option(None, SERVERS, "The same model without speculation, to compare with.", common=True)
+    baseline_url: str | None = option(
+        None, SERVERS, "The same model without speculation, to compare with.", common=True
+    )
     concurrency: int = option(1, SERVERS, "Requests in flight.", min=1, common=True)
-    server_model: str | None = option(None, SERVERS, "Which of the server's models.", show_default="the only one")
+    server_model: str | None = option(
+        None, SERVERS, "Which of the server's models.", show_default="the only one"
+    )
     api: Literal["auto", "chat", "completions"] = option("auto", SERVERS, "Which endpoint.")
-    api_key_env: str | None = option(None, SERVERS, "Environment variable with the API key.", metavar="NAME")
+    api_key_env: str | None = option(
+        None, SERVERS, "Environment variable with the API key.", metavar="NAME"
+    )
     baseline_api_key_env: str | None = option(
-        None, SERVERS, "api_key_env of --baseline-url; '' sends it no key.", metavar="NAME", show_default="api_key_env"
+        None,
+        SERVERS,
+        "api_key_env of --baseline-url; '' sends it no key.",
+        metavar="NAME",
+        show_default="api_key_env",
     )
     stall_timeout: float = option(300.0, SERVERS, "Seconds without a sign of life.")
 
@@ -99,7 +145,9 @@ class ServerOptions:
             return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
         plain_key = key if named is None else key_from(named or None)
         return {
-            "plain": ServerEndpoint.parse(self.baseline_url, api_key=plain_key, model=self.server_model),
+            "plain": ServerEndpoint.parse(
+                self.baseline_url, api_key=plain_key, model=self.server_model
+            ),
             "speculative": ServerEndpoint.parse(url, api_key=key, model=self.server_model),
         }
 
@@ -126,21 +174,29 @@ def bench(
         refuse_unused(unused, "when a server is measured: what it runs is set there")
         return _bench_server(target, servers, answers, prompts, output)
     refuse_unused(given(servers), "without a server's URL as the target")
-    plan, workload = options.plan(target, machine, prompts, answers), prompts.load(target)
+    plan = options.plan(target, machine, prompts, answers)
+    workload = prompts.load(target)
     asked = replace(machine.options(target), lossy=options.lossy)
-    run = partial(run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
+    run = partial(
+        run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template
+    )
     return measure("bench", output, run, resume=resume)
 
 
 def _is_server(target: str) -> bool:
-    """Whether a target is a URL. Raises ConfigError for HOST:PORT alone, which is neither that nor a model."""
+    """Whether a target is a URL. Raises ConfigError for HOST:PORT alone, which is neither that nor
+    a model."""
     if ADDRESS.fullmatch(target) and not Path(target).exists():
         raise ConfigError(f"'{target}' looks like a server's address: write http://{target}")
     return target.startswith(("http://", "https://"))
 
 
 def _bench_server(
-    url: str, servers: ServerOptions, answers: AnswerOptions, prompts: ConversationOptions, output: OutputOptions
+    url: str,
+    servers: ServerOptions,
+    answers: AnswerOptions,
+    prompts: ConversationOptions,
+    output: OutputOptions,
 ) -> int:
     """Measure, show, write. The exit code is 1 where a request has no answer."""
     from outrider.lab.server.client import RequestOptions
@@ -148,7 +204,9 @@ def _bench_server(
 
     temperatures = numbers("--temperature", answers.temperature, float)
     if len(temperatures) != 1:
-        raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+        raise ConfigError(
+            "a server is measured at one temperature at a time; give one --temperature"
+        )
     endpoints = servers.endpoints(url)
     options = RequestOptions(
         concurrency=servers.concurrency,
@@ -159,7 +217,9 @@ def _bench_server(
     workload = prompts.load(url)
     try:
         with shown_progress() as progress:
-            result = bench_servers(endpoints, workload, options, prompts=prompts.limit, progress=progress)
+            result = bench_servers(
+                endpoints, workload, options, prompts=prompts.limit, progress=progress
+            )
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
@@ -169,17 +229,24 @@ def _bench_server(
     return 0 if all(server.is_complete for server in result.servers) else 1
 
 
-def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:
-    """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
-    where none of a list asks a service."""
+def _with_endpoint(
+    named: list[Configuration], endpoint: str, *, is_named: bool
+) -> list[Configuration]:
+    """The service's address for configurations that ask one; without a list of drafters, one such
+    in addition. Raises ConfigError where none of a list asks a service."""
     from outrider import build
     from outrider.configuration import Configuration
 
     if not is_named:
         named = [*named, Configuration(build.REMOTE)]
     if not any(one.drafter == build.REMOTE for one in named):
-        raise ConfigError("--draft-endpoint is for drafter 'remote', which is not among --drafters: add it, or leave this out")
+        raise ConfigError(
+            "--draft-endpoint is for drafter 'remote', which is not among --drafters: add it, or "
+            "leave this out"
+        )
     return [
-        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == build.REMOTE else one
+        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options})
+        if one.drafter == build.REMOTE
+        else one
         for one in named
     ]

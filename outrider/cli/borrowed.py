@@ -1,4 +1,5 @@
-"""Options as vLLM and llama.cpp call them, where they mean the same: taken for ours. `outrider/foreign.py` names the others."""
+"""Options as vLLM and llama.cpp call them, where they mean the same: taken for ours.
+`outrider/foreign.py` names the others."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ KEYS = {  # of SPECULATIVE, besides method and model: the option of the drafter
 
 
 def ours(arguments: Sequence[str], options: Collection[str], takes: Collection[str]) -> list[str]:
-    """A verb's arguments with its own names for options. Raises ConfigError for a speculative configuration that is none.
+    """A verb's arguments with its own names for options. Raises ConfigError for a speculative
+    configuration that is none.
 
-    `options`: as the verb calls them; `takes`: its arguments, which have no name on the command line.
+    `options`: as the verb calls them; `takes`: its arguments, which have no name on the command
+    line.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     target: list[str] = []
@@ -42,7 +45,9 @@ def ours(arguments: Sequence[str], options: Collection[str], takes: Collection[s
     words: list[str] = []
     waiting = iter(arguments[:end])
     for argument in waiting:
-        name, equals, value = argument.partition("=") if argument.startswith("--") else (argument, "", "")
+        name, equals, value = (
+            argument.partition("=") if argument.startswith("--") else (argument, "", "")
+        )
         if name in TARGET and "target" in takes and name not in options:
             target.append(value if equals else next(waiting, ""))
         elif name in PROMPT and "prompt" in takes and name not in options:
@@ -61,18 +66,25 @@ def _drafting(text: str) -> list[str]:
     try:
         config = parsed_json(text)
     except ValueError as error:
-        raise ConfigError(f"{SPECULATIVE} takes a JSON object, got '{text[:60]}': {error}") from error
+        raise ConfigError(
+            f"{SPECULATIVE} takes a JSON object, got '{text[:60]}': {error}"
+        ) from error
     if not isinstance(config, dict):
         raise ConfigError(f"{SPECULATIVE} takes a JSON object, got '{text[:60]}'")
     method = config.pop("method", "draft_model")
     if method not in METHODS:
         nearest = did_you_mean(str(method), METHODS)
-        raise ConfigError(f"{SPECULATIVE}: method '{method}' is none of {', '.join(METHODS)}.{nearest}")
+        raise ConfigError(
+            f"{SPECULATIVE}: method '{method}' is none of {', '.join(METHODS)}.{nearest}"
+        )
     model = config.pop("model", None)
     unknown = sorted(config.keys() - KEYS)
     if unknown:
         nearest = did_you_mean(unknown[0], KEYS)
-        raise ConfigError(f"{SPECULATIVE}: '{unknown[0]}' means nothing here.{nearest} See --drafter and 'outrider ls'")
+        raise ConfigError(
+            f"{SPECULATIVE}: '{unknown[0]}' means nothing here.{nearest} See --drafter and "
+            "'outrider ls'"
+        )
     settings = [f"{KEYS[name]}={value}" for name, value in config.items()]
     drafter = ["--drafter", " ".join([METHODS[method], *map(shlex.quote, settings)])]
     return drafter if model is None or method == "ngram" else [*drafter, "--draft", str(model)]

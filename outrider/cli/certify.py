@@ -1,4 +1,5 @@
-"""`outrider certify TARGET`: does this pair, with these settings, say what the target alone would say? Exit code 0 only if so."""
+"""`outrider certify TARGET`: does this pair, with these settings, say what the target alone would
+say? Exit code 0 only if so."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class CertifySampling(SamplingOptions):
 
     max_tokens: int = option(128, SAMPLING, "Max tokens of a greedy answer.", min=1, common=True)  # type: ignore[assignment]
     temperature: float = option(
-        0.0, SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1", common=True
+        0.0,
+        SAMPLING,
+        "Of the sampled sections.",
+        show_default="0: greedy, and the sampled sections at 1",
+        common=True,
     )
     seed: int = option(0, SAMPLING, "Same seed, same certificate.", min=0, common=True)
 
@@ -40,8 +45,16 @@ class EvidenceOptions(PromptOptions):
     otherwise: ClassVar[str] = "embedded"
 
     prompts: str | None = source(otherwise)
-    limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1, common=True)
-    samples: int = option(5000, EVIDENCE, "Draws in each sampled test: more find smaller deviations.", min=1, common=True)
+    limit: int = option(
+        8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1, common=True
+    )
+    samples: int = option(
+        5000,
+        EVIDENCE,
+        "Draws in each sampled test: more find smaller deviations.",
+        min=1,
+        common=True,
+    )
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
         """What the options ask to be certified.
@@ -50,7 +63,9 @@ class EvidenceOptions(PromptOptions):
         """
         from outrider.lab.certify.certify import CertifyPlan
 
-        params = dataclasses.replace(sampling.params(), seed=None, structured_outputs=form.structured_outputs())
+        params = dataclasses.replace(
+            sampling.params(), seed=None, structured_outputs=form.structured_outputs()
+        )
         return CertifyPlan(self.samples, params, sampling.seed)
 
 
@@ -64,7 +79,8 @@ def certify(
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
-    """Test, bit by bit and with stated power, that speculation changes no output. Exit code 0 only if so."""
+    """Test, bit by bit and with stated power, that speculation changes no output. Exit code 0 only
+    if so."""
     check_lab("certify")
     from outrider.build import Options
     from outrider.lab.certify.certify import certify as run_certify
@@ -72,7 +88,8 @@ def certify(
     from outrider.lab.certify.subject import Subject
 
     output.check()
-    plan, workload = evidence.plan(sampling, form), evidence.load(target, evidence.limit)
+    plan = evidence.plan(sampling, form)
+    workload = evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())
 
     def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
@@ -83,4 +100,10 @@ def certify(
         subject.built.decoder.drafter.close()
         return result, journal
 
-    return measure("certify", output, run, resume=resume, finish=lambda result: 0 if result.verdict == "lossless" else 1)
+    return measure(
+        "certify",
+        output,
+        run,
+        resume=resume,
+        finish=lambda result: 0 if result.verdict == "lossless" else 1,
+    )

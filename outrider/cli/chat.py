@@ -1,10 +1,10 @@
 """`outrider chat TARGET`: a conversation through the model's own chat template.
 
-Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed, and an
-error ends the program; at a terminal an error is shown and the conversation goes on without that message.
-There a message of several lines is pasted, or typed with a backslash at each line's end; typed and piped, lines from one
-that begins with \"\"\" to one that ends with it are one message.
-Ctrl-C stops an answer, not the program.
+Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed,
+and an error ends the program; at a terminal an error is shown and the conversation goes on without
+that message. There a message of several lines is pasted, or typed with a backslash at each line's
+end; typed and piped, lines from one that begins with \"\"\" to one that ends with it are one
+message. Ctrl-C stops an answer, not the program.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def chat(
     with session.load_llm(target, model, generation_config) as llm:
         params = sampling.params(defaults=llm.sampling_defaults.values)
         conversation = Conversation(llm, params, system, show_drafts)
-        llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
+        # no template: say so now
+        llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])
         return _talk(conversation)
 
 
@@ -66,7 +67,10 @@ def _talk(conversation: Conversation) -> int:
     """Messages and commands until the input ends."""
     if sys.stdin.isatty():
         edit_lines()
-        session.say('/reset /stats /quit /help · """ around several lines: one message · Ctrl-C stops an answer')
+        session.say(
+            '/reset /stats /quit /help · """ around several lines: one message · Ctrl-C stops an '
+            "answer"
+        )
     while (message := read_message()) is not None:
         if message.is_command and message.text in ("/quit", "/exit"):
             break
@@ -78,7 +82,8 @@ def _talk(conversation: Conversation) -> int:
 
 
 def edit_lines() -> None:
-    """Line editing and recall, where Python has them, and pasted lines as one text, which Python itself turns off."""
+    """Line editing and recall, where Python has them, and pasted lines as one text, which Python
+    itself turns off."""
     with contextlib.suppress(ImportError):
         import readline
 
@@ -95,7 +100,9 @@ class Message(NamedTuple):
 class Conversation:
     """The messages so far and the counters of all answers."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, show_drafts: bool) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, show_drafts: bool
+    ) -> None:
         self._llm = llm
         self._params = params
         self._printer = MarkedText(Console(highlight=False)) if show_drafts else PlainStream()
@@ -106,15 +113,21 @@ class Conversation:
             Console(stderr=True, highlight=False).print(self._printer.legend())
 
     def answer(self, message: str) -> None:
-        """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it got."""
+        """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it
+        got."""
         asked = [*self.history, {"role": "user", "content": checked_text("the message", message)}]
-        completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, self._printer)
+        completion = run_stream(
+            self._llm, self._llm.chat_prompt(asked), self._params, self._printer
+        )
         self.history = [*asked, {"role": "assistant", "content": completion.text}]
         self.stats = self.stats.merge(completion.stats)
         if completion.finish_reason == "abort":
             session.say(stats_line(completion.stats, "abort"))
         elif completion.finish_reason == "length":
-            session.say("\n".join(full_context(completion, self._params)) or _cut_off(len(completion.token_ids)))
+            session.say(
+                "\n".join(full_context(completion, self._params))
+                or _cut_off(len(completion.token_ids))
+            )
 
     def command(self, name: str) -> None:
         """One of COMMANDS, `/quit` excepted."""
@@ -146,7 +159,8 @@ def _answer(conversation: Conversation, message: str) -> None:
 def read_message() -> Message | None:
     """The next message, None at the end of input. Ctrl-C at the prompt only clears the line.
 
-    Raises ConfigError for text that is not UTF-8, and for a pipe that ends in the middle of a message.
+    Raises ConfigError for text that is not UTF-8, and for a pipe that ends in the middle of a
+    message.
     """
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
@@ -163,7 +177,9 @@ def read_message() -> Message | None:
                 sys.stdout.write("\n")
             return None
         except UnicodeDecodeError as error:
-            raise ConfigError(f"standard input is not UTF-8 text (byte {error.start} of a message).") from error
+            raise ConfigError(
+                f"standard input is not UTF-8 text (byte {error.start} of a message)."
+            ) from error
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
@@ -185,5 +201,7 @@ def _quoted(first: str, typed: bool) -> Message:
         except EOFError:
             if typed:
                 raise
-            raise ConfigError(f"standard input ends in a message that {QUOTES} begins: end it with {QUOTES}") from None
+            raise ConfigError(
+                f"standard input ends in a message that {QUOTES} begins: end it with {QUOTES}"
+            ) from None
     return Message(text.removesuffix(QUOTES).strip("\n"))

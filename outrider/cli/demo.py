@@ -1,4 +1,5 @@
-"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then `bench` measures nine drafters on others."""
+"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then `bench` measures
+nine drafters on others."""
 
 from __future__ import annotations
 
@@ -26,15 +27,22 @@ if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
 
 MAX_NEW_TOKENS = 160
-UNLIMITED = math.inf  # seconds, and the relative width of an interval: the number of rounds alone decides when it ends
+# seconds, and the relative width of an interval: the number of rounds alone decides when it ends
+UNLIMITED = math.inf
 CONFIGURATIONS = (
     "draft-model, draft-model k=auto, draft-model k=7 tree=best-first, ngram, suffix, recycling, lookahead, composite, medusa, "
     "eagle3 k=7, block k=7"
 )
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="as many as this process may use")]
-Runtime = Annotated[RuntimeName, listed(MODEL, "How passes run; auto takes the fastest that this machine allows.")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads.", show_default="as many as this process may use")
+]
+Runtime = Annotated[
+    RuntimeName, listed(MODEL, "How passes run; auto takes the fastest that this machine allows.")
+]
 Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
-Limit = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
+Limit = Annotated[
+    int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)
+]
 Rounds = Annotated[int, typer.Option(help="Rounds over the problems.", min=1)]
 
 
@@ -54,7 +62,10 @@ def demo(
         check_lab("the table (--limit 0 skips it)")
     known = len(load_workload("demo").requests)
     if limit > known:
-        raise ConfigError(f"there are {known} held-out problems, got --limit {limit}; --rounds measures them again")
+        raise ConfigError(
+            f"there are {known} held-out problems, got --limit {limit}; --rounds measures them "
+            "again"
+        )
     options = ModelOptions(drafter="draft-model", threads=threads, runtime=runtime)
     llm = session.load_llm("demo", options)
     answers, interrupted = _answer(llm, questions, json)
@@ -68,7 +79,9 @@ def demo(
         interrupted = result.interrupted
     if json:
         measured = None if result is None else result.model_dump(mode="json")
-        sys.stdout.write(to_json({"answers": answers, "bench": measured, "versions": llm.versions}) + "\n")
+        sys.stdout.write(
+            to_json({"answers": answers, "bench": measured, "versions": llm.versions}) + "\n"
+        )
     elif result is not None:
         from outrider.report.bench import brief
         from outrider.report.console import print_document
@@ -89,7 +102,9 @@ def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], b
     for prompt in DEMO_PROMPTS[:count]:
         if not silent:
             console.print(f"\n{prompt}", style="bold", markup=False, end="", soft_wrap=True)
-        completion = run_stream(llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), Printer() if silent else marked)
+        completion = run_stream(
+            llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), Printer() if silent else marked
+        )
         answers.append(_as_dict(prompt, completion))
         if not silent:
             console.print(stats_line(completion.stats), style="dim", soft_wrap=True)
@@ -118,9 +133,12 @@ def _measure(options: ModelOptions, limit: int, rounds: int) -> BenchResult:
     from outrider.sampling.params import SamplingParams
 
     plan = Plan(
-        tuple(parse_configurations([CONFIGURATIONS])), prompts=limit, sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS),
-        rounds=rounds, budget_s=UNLIMITED,
-    )  # fmt: skip
+        tuple(parse_configurations([CONFIGURATIONS])),
+        prompts=limit,
+        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS),
+        rounds=rounds,
+        budget_s=UNLIMITED,
+    )
     models = Options("demo", threads=options.threads, runtime=options.runtime)
     with TemporaryDirectory() as folder, shown_progress() as progress:
         journal = Path(folder) / "demo.jsonl"

@@ -56,7 +56,8 @@ def _runtime() -> dict[str, Any]:
     from outrider.instructions import of_this_cpu
     from outrider.runtime import library
 
-    kind, why_not = of_this_cpu(), library.why_missing()
+    kind = of_this_cpu()
+    why_not = library.why_missing()
     return {
         "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
         "instructions": None if why_not else kind,
@@ -90,7 +91,8 @@ def _show(findings: Mapping[str, Any]) -> None:
     from outrider.report.console import print_blocks
     from outrider.report.document import facts_table
 
-    cores, cache = findings["cores"], findings["cache"]
+    cores = findings["cores"]
+    cache = findings["cache"]
     devices = [
         f"{d['name']}, {amount(d['free_bytes'])} of {amount(d['total_bytes'])} free"
         for d in findings["cuda_devices"]

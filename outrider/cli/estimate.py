@@ -1,4 +1,5 @@
-"""`outrider estimate`: what speculation would bring, from acceptance and costs, without running anything."""
+"""`outrider estimate`: what speculation would bring, from acceptance and costs, without running
+anything."""
 
 from __future__ import annotations
 
@@ -28,42 +29,65 @@ class EstimateOptions:
     alpha: str | None = option(
         None,
         NUMBERS,
-        "Accepted / tested draft tokens: 0.8, or by position 0.9,0.85,0.8; the last one holds for all after it.",
-        metavar="P,...", common=True,
+        "Accepted / tested draft tokens: 0.8, or by position 0.9,0.85,0.8; the last one holds for "
+        "all after it.",
+        metavar="P,...",
+        common=True,
     )
-    c: float | None = option(None, NUMBERS, "Time of a draft token / of a target pass; 0 for look-ups.", common=True)
+    c: float | None = option(
+        None, NUMBERS, "Time of a draft token / of a target pass; 0 for look-ups.", common=True
+    )
     pass_cost: str | None = option(
         None,
         NUMBERS,
         "Time of a pass over N tokens / over one: 5:1.05,9:1.4.",
         metavar="N:COST,...",
-        show_default="all cost the same", common=True,
+        show_default="all cost the same",
+        common=True,
     )
     result: Path | None = option(
-        None, NUMBERS, "A result of bench: its costs and, without --alpha, its acceptance.", metavar="FILE", common=True
+        None,
+        NUMBERS,
+        "A result of bench: its costs and, without --alpha, its acceptance.",
+        metavar="FILE",
+        common=True,
     )
     target: str | None = option(
-        None, MEMORY, "The target: a folder, a .gguf file, a hub id, or demo.", metavar="MODEL", common=True
+        None,
+        MEMORY,
+        "The target: a folder, a .gguf file, a hub id, or demo.",
+        metavar="MODEL",
+        common=True,
     )
     draft: str | None = option(None, MEMORY, "The draft model.", metavar="MODEL", common=True)
 
     def premises(self) -> tuple[list[float], StepCosts, str]:
-        """Acceptance, costs, and where the costs come from. Raises ConfigError for what is missing or given twice."""
+        """Acceptance, costs, and where the costs come from. Raises ConfigError for what is missing
+        or given twice."""
         from outrider.lab.estimate.estimate import costs_of, read_bench
 
         acceptance = None if self.alpha is None else typed.probabilities("--alpha", self.alpha)
         if self.result is not None:
             numbers = {"--c": self.c, "--pass-cost": self.pass_cost}
             refuse_unused(
-                [name for name, given in numbers.items() if given is not None], "with --result, which has the costs"
+                [name for name, given in numbers.items() if given is not None],
+                "with --result, which has the costs",
             )
             chain = read_bench(self.result)
             return acceptance or chain.acceptance, chain.costs, f"{self.result} ({chain.source})"
         if acceptance is None or self.c is None:
-            missing = "how often draft tokens are accepted" if acceptance is None else "what a draft token costs"
+            missing = (
+                "how often draft tokens are accepted"
+                if acceptance is None
+                else "what a draft token costs"
+            )
             raise ConfigError(f"nothing says {missing}: {ENOUGH}")
         passes = typed.by_count("--pass-cost", self.pass_cost) if self.pass_cost else {}
-        widths = f"passes {self.pass_cost}" if passes else "passes that cost the same however many tokens they check"
+        widths = (
+            f"passes {self.pass_cost}"
+            if passes
+            else "passes that cost the same however many tokens they check"
+        )
         return acceptance, costs_of(self.c, passes), f"c {self.c:g} and {widths}"
 
     def memory(self) -> list[ModelSize]:

@@ -1,4 +1,5 @@
-"""`outrider explain TARGET [PROMPT]`: why drafts are rejected, what each cause costs, and what to do about it."""
+"""`outrider explain TARGET [PROMPT]`: why drafts are rejected, what each cause costs, and what to
+do about it."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ MAX_SHOWN = 4000
 
 
 Prompt = Annotated[
-    str | None, typer.Argument(help="One prompt instead of --prompts; - is standard input.", show_default=False)
+    str | None,
+    typer.Argument(
+        help="One prompt instead of --prompts; - is standard input.", show_default=False
+    ),
 ]
-Texts = Annotated[int, listed(OUTPUT, "Max tokens whose text is shown, with the numbers of each.", min=0)]
+Texts = Annotated[
+    int, listed(OUTPUT, "Max tokens whose text is shown, with the numbers of each.", min=0)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,15 @@ def explain(
     asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models)
     questions = partial(_questions, asked=asked, prompts=prompts, max_tokens=max_tokens)
-    run = partial(run_explain, options, configuration, questions, params, workload=asked.name, max_shown=show_tokens)
+    run = partial(
+        run_explain,
+        options,
+        configuration,
+        questions,
+        params,
+        workload=asked.name,
+        max_shown=show_tokens,
+    )
     return measure("explain", output, run, resume=resume)
 
 
@@ -99,9 +113,11 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
     return Workload(OWN_PROMPT, (WorkloadRequest(id=OWN_PROMPT, prompt=read_prompt(prompt)),))
 
 
-def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
-    """The prompts as token ids. One prompt of the user's own is in the chat template where the model has one, and may be cut by
-    the context, as in `generate`; a workload's must fit."""
+def _questions(
+    runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int
+) -> list[Question]:
+    """The prompts as token ids. One prompt of the user's own is in the chat template where the
+    model has one, and may be cut by the context, as in `generate`; a workload's must fit."""
     from outrider.lab.explain.explain import Question
     from outrider.lab.workload.prompts import prepare, to_tokens
     from outrider.messages import template_text
@@ -109,10 +125,19 @@ def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_t
     if asked.name == OWN_PROMPT:
         [request] = asked.requests
         if prompts.chat_template and template_text(runner.tokenizer):
-            request = replace(request, prompt=None, messages=({"role": "user", "content": request.prompt or ""},))
+            request = replace(
+                request, prompt=None, messages=({"role": "user", "content": request.prompt or ""},)
+            )
         return [Question(to_tokens(request, runner.tokenizer), OWN_PROMPT)]
     prepared = prepare(
-        asked, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=prompts.on_bad,
+        asked,
+        runner.tokenizer,
+        context=runner.context,
+        max_tokens=max_tokens,
+        on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,
-    )  # fmt: skip
-    return [Question(one.tokens, one.request.id, one.request.task, one.max_tokens) for one in prepared.prompts]
+    )
+    return [
+        Question(one.tokens, one.request.id, one.request.task, one.max_tokens)
+        for one in prepared.prompts
+    ]

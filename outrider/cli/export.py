@@ -1,4 +1,5 @@
-"""`outrider export FOLDER`: a trained drafter in the layout that vLLM, SGLang, Medusa's code or transformers reads."""
+"""`outrider export FOLDER`: a trained drafter in the layout that vLLM, SGLang, Medusa's code or
+transformers reads."""
 
 from __future__ import annotations
 
@@ -15,11 +16,25 @@ from outrider.cli.verbs import with_groups
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 
-Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
-TargetOption = Annotated[
-    str, typer.Option(help="The target that it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False
+    ),
 ]
-To = Annotated[str, typer.Option(help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False)]
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        help="The target that it drafts for: 'demo', a local folder, or a hub id.",
+        show_default=False,
+    ),
+]
+To = Annotated[
+    str,
+    typer.Option(
+        help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False
+    ),
+]
 Out = Annotated[Path, typer.Option(help="New folder.", show_default=False)]
 Check = Annotated[bool, typer.Option(help="Load it again, compare every tensor and the config.")]
 
@@ -38,14 +53,21 @@ def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check 
         quieten_libraries()
         if to not in exporting.LAYOUTS:
             raise ConfigError(f"--to takes one of {', '.join(exporting.LAYOUTS)}; got '{to}'")
-        exporting.writer_for(folder, to)  # refuses a folder that is no drafter before the target is loaded
-        loaded = exporting.Target.load(str(demo_paths().target) if target == build.DEMO else target, target)
+        # refuses a folder that is no drafter before the target is loaded
+        exporting.writer_for(folder, to)
+        loaded = exporting.Target.load(
+            str(demo_paths().target) if target == build.DEMO else target, target
+        )
         status(f"writing {out}")
         kind = exporting.export(folder, to, out, loaded)
         result = ExportResult(
-            drafter=kind, layout=to, source=str(folder), target=target, command=command_line(),
+            drafter=kind,
+            layout=to,
+            source=str(folder),
+            target=target,
+            command=command_line(),
             checks=exporting.check(folder, kind, out, loaded) if check else [],
-        )  # fmt: skip
+        )
         result.write(out / EXPORT_FILE)
     sys.stdout.write(f"{kind} written to {out} in layout {to}\n")
     if check:

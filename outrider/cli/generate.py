@@ -32,31 +32,44 @@ if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
     from outrider.sampling.params import SamplingParams
 
-Prompt = Annotated[str | None, typer.Argument(help="The prompt; - and none: standard input.", show_default=False)]
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; - and none: standard input.", show_default=False)
+]
 ANSWER = "Answer"
 Stream = Annotated[bool, listed(ANSWER, "Print the answer while it is made, or once it is whole.")]
 ChatTemplate = Annotated[
     bool | None,
     listed(
-        ANSWER, "Wrap the prompt in the model's chat template, or send it as it is.",
+        ANSWER,
+        "Wrap the prompt in the model's chat template, or send it as it is.",
         show_default="the template, where the model has one",
     ),
 ]
 Logprobs = Annotated[
     int | None,
-    listed(ANSWER, "With --json: the target's log-probabilities, this many per token.", show_default=False),
+    listed(
+        ANSWER,
+        "With --json: the target's log-probabilities, this many per token.",
+        show_default=False,
+    ),
 ]
-PREDICTING = "composite parts=draft-model+prediction mode=best"  # where the prediction ends, a draft model continues
+# where the prediction ends, a draft model continues
+PREDICTING = "composite parts=draft-model+prediction mode=best"
 PredictionFile = Annotated[
     Path | None,
     listed(
-        ANSWER, "What the answer is expected to be, like the file to be edited: drafted from where it comes true. The answer "
+        ANSWER,
+        "What the answer is expected to be, like the file to be edited: drafted from where it "
+        "comes true. The answer "
         "does not depend on it. Drafter: prediction, with --draft a composite of both.",
-        metavar="FILE", show_default=False, common=True,
+        metavar="FILE",
+        show_default=False,
+        common=True,
     ),
 ]
 GenerationConfig = Annotated[
-    str | None, listed(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="none, so greedy")
+    str | None,
+    listed(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="none, so greedy"),
 ]
 
 
@@ -83,16 +96,25 @@ def generate(
     structured = form.structured_outputs()
     sampling.params(logprobs)  # refuses what is out of range before anything is loaded
     text = read_prompt(prompt)
-    expected = None if prediction is None else read_text(prediction, f"the prediction '{prediction}'")
+    expected = (
+        None if prediction is None else read_text(prediction, f"the prediction '{prediction}'")
+    )
     if expected is not None:
         model = with_prediction(target, model)
     with session.load_llm(target, model, generation_config or "none") as llm:
-        params = dataclasses.replace(sampling.params(logprobs, llm.sampling_defaults.values), structured_outputs=structured)
+        params = dataclasses.replace(
+            sampling.params(logprobs, llm.sampling_defaults.values), structured_outputs=structured
+        )
         if generation_config is None and (unused := llm.sampling_defaults.unused):
-            sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
+            sys.stderr.write(
+                f"note: {unused}, which is left aside (--generation-config auto takes what is "
+                "supported)\n"
+            )
         is_chat = llm.has_chat_template if chat_template is None else chat_template
         question = llm.chat_prompt([{"role": "user", "content": text}]) if is_chat else text
-        completion = run_stream(llm, question, params, _printer(json or not stream, show_drafts), expected)
+        completion = run_stream(
+            llm, question, params, _printer(json or not stream, show_drafts), expected
+        )
         summary = llm.drafter_summary
     for note in [*full_context(completion, params), *summary]:
         sys.stderr.write(f"note: {note}\n")
@@ -102,31 +124,42 @@ def generate(
         if not stream:
             _print_whole(completion.text)
         seeded = _seeded(completion, params)
-        line = stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless, seeded=seeded)
+        line = stats_line(
+            completion.stats, completion.finish_reason, lossless=completion.lossless, seeded=seeded
+        )
         sys.stderr.write(f"{line}\n")
     return 130 if completion.finish_reason == "abort" else 0
 
 
 def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
-    """The options with a drafter that looks at a prediction, where none was named. Raises ConfigError for one that does not,
-    before any model is read."""
+    """The options with a drafter that looks at a prediction, where none was named. Raises
+    ConfigError for one that does not, before any model is read."""
     from outrider.build import Options, choose
 
     if model.drafter == "auto" and model.settings is None:
-        model = dataclasses.replace(model, drafter="prediction" if model.draft is None else PREDICTING)
+        model = dataclasses.replace(
+            model, drafter="prediction" if model.draft is None else PREDICTING
+        )
     _, parts = choose(Options(target, **model.llm_arguments()))
     if not parts.requirements.prediction:
         raise ConfigError(
-            f"drafter '{parts.drafter_name}' does not look at a prediction: leave --drafter out, or use --drafter prediction, or "
+            f"drafter '{parts.drafter_name}' does not look at a prediction: leave --drafter out, "
+            "or use --drafter prediction, or "
             "composite with it among the parts."
         )
     return model
 
 
 def full_context(completion: Completion, params: SamplingParams) -> list[str]:
-    """A note for an answer that ended because the context was full, before the length that was asked for."""
-    num_prompt, num_output = len(completion.prompt_token_ids), len(completion.token_ids)
-    if completion.finish_reason != "length" or params.max_tokens is None or num_output >= params.max_tokens:
+    """A note for an answer that ended because the context was full, before the length that was
+    asked for."""
+    num_prompt = len(completion.prompt_token_ids)
+    num_output = len(completion.token_ids)
+    if (
+        completion.finish_reason != "length"
+        or params.max_tokens is None
+        or num_output >= params.max_tokens
+    ):
         return []
     return [
         f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens behind "
@@ -144,7 +177,8 @@ def _seeded(completion: Completion, params: SamplingParams) -> str | None:
 def as_object(
     llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool, is_chat: bool
 ) -> dict[str, Any]:
-    """The object `--json` prints. `logprobs` and `origins` (one per token) only where they were asked for."""
+    """The object `--json` prints. `logprobs` and `origins` (one per token) only where they were
+    asked for."""
     found: dict[str, Any] = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
@@ -155,7 +189,9 @@ def as_object(
         "stats": completion.stats.as_dict(),
         "control": llm.control,
         "config": {
-            **llm.config, "chat_template": is_chat, "sampling": {**dataclasses.asdict(params), "seed": completion.seed},
+            **llm.config,
+            "chat_template": is_chat,
+            "sampling": {**dataclasses.asdict(params), "seed": completion.seed},
         },
         "versions": llm.versions,
         **({"drafter_counters": counters} if (counters := llm.drafter_counters) else {}),

@@ -1,7 +1,7 @@
 """What the lab's verbs share: a progress bar with the time left, and where a result goes.
 
-    --out FILE.json  the result             --out FILE.html  the report, one page that needs no network
-    --out FILE.md    the report, as text    --json           the result on standard output, and nothing else there
+--out FILE.json  the result             --out FILE.html  the report, one page that needs no network
+--out FILE.md    the report, as text    --json           the result on standard output, and nothing else there
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.progress import Progress as Bars
 from rich.text import Text
 
@@ -41,10 +49,13 @@ Resume = Annotated[bool, listed(OUTPUT, "Go on with an interrupted run.", common
 Reports = Annotated[
     list[Path] | None,
     listed(
-        OUTPUT, "Write the report as a page to be read offline (.html) or as text (.md); may be given again.",
-        metavar="FILE.{html,md}", show_default=False,
+        OUTPUT,
+        "Write the report as a page to be read offline (.html) or as text (.md); may be given "
+        "again.",
+        metavar="FILE.{html,md}",
+        show_default=False,
     ),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +63,12 @@ class OutputOptions:
     """Options that say where a result and its reports are written."""
 
     out: list[Path] | None = option(
-        None, OUTPUT,
+        None,
+        OUTPUT,
         "Write the result (.json) or its report (.html, .md); may be given again.",
-        metavar="FILE.{json,html,md}", common=True,
-    )  # fmt: skip
+        metavar="FILE.{json,html,md}",
+        common=True,
+    )
     json: Json = False
 
     def files(self, *suffixes: str) -> list[Path]:
@@ -63,12 +76,16 @@ class OutputOptions:
         return [path for path in self.out or [] if path.suffix in suffixes]
 
     def check(self, *suffixes: str) -> None:
-        """Before hours of work: files that could not be written, or with another suffix. Raises ConfigError."""
+        """Before hours of work: files that could not be written, or with another suffix. Raises
+        ConfigError."""
         allowed = suffixes or (".json", *REPORTS)
         for path in self.out or []:
             check_file(path)
             if path.suffix not in allowed:
-                raise ConfigError(f"--out writes {', '.join(allowed[:-1])} or {allowed[-1]}, by the name's end; got '{path}'")
+                raise ConfigError(
+                    f"--out writes {', '.join(allowed[:-1])} or {allowed[-1]}, by the name's end; "
+                    f"got '{path}'"
+                )
 
 
 def deliver(result: Result, output: OutputOptions) -> None:
@@ -105,12 +122,17 @@ def show(document: Document, output: OutputOptions) -> None:
 
 
 def measure(
-    verb: str, output: OutputOptions, run: Callable[..., tuple[R, Journal]], *, resume: bool,
+    verb: str,
+    output: OutputOptions,
+    run: Callable[..., tuple[R, Journal]],
+    *,
+    resume: bool,
     finish: Callable[[R], int] = lambda result: 0,
-) -> int:  # fmt: skip
+) -> int:
     """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
 
-    `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result and the journal in that file.
+    `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result
+    and the journal in that file.
     """
     path = journal_path(output, verb, resume=resume)
     with claimed(path):
@@ -118,11 +140,19 @@ def measure(
 
 
 def _measured(
-    path: Path, output: OutputOptions, run: Callable[..., tuple[R, Journal]], finish: Callable[[R], int], *, resume: bool
+    path: Path,
+    output: OutputOptions,
+    run: Callable[..., tuple[R, Journal]],
+    finish: Callable[[R], int],
+    *,
+    resume: bool,
 ) -> int:
     """The exit code of `measure`, whose run keeps what is finished in `path`."""
     if path.exists() and not resume:
-        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+        sys.stderr.write(
+            f"note: {path} of an interrupted run is begun anew (--resume would have gone on with "
+            "it)\n"
+        )
     quieten_libraries()
     try:
         with shown_progress() as progress:
@@ -138,7 +168,8 @@ def _measured(
 
 
 def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
-    """What an interrupted run leaves: by the name of the result, else of the first report, else in the current folder.
+    """What an interrupted run leaves: by the name of the result, else of the first report, else in
+    the current folder.
 
     A run that is resumed may have had fewer files: it is looked for under all of these names.
     """
@@ -150,7 +181,11 @@ def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
 
 def _interrupted(path: Path) -> int:
     """After Ctrl-C: says what is kept; the exit code."""
-    kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
+    kept = (
+        f"; what is finished is in {path}: the same command with --resume goes on"
+        if path.exists()
+        else ""
+    )
     sys.stderr.write(f"interrupted{kept}\n")
     return INTERRUPTED
 
@@ -164,7 +199,13 @@ def command_line() -> str:
 def shown_progress() -> Iterator[Progress]:
     """A bar on stderr, with the time left; where stderr is no terminal, lines now and then."""
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        _TimeLeft(),
+    )
     with contextlib.redirect_stdout(sys.stderr):
         if not console.is_terminal:
             yield Lines(lambda line: console.print(line, markup=False, soft_wrap=True))
@@ -179,7 +220,10 @@ class _TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         longest = max(task.fields["max_s"] - (task.elapsed or 0.0), 0.0)
         left = longest if task.time_remaining is None else min(task.time_remaining, longest)
-        return Text("-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))), style="progress.remaining")
+        return Text(
+            "-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))),
+            style="progress.remaining",
+        )
 
 
 class Bar(Progress):

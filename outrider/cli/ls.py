@@ -1,4 +1,5 @@
-"""`outrider ls [drafters|verifiers|NAME]`: what is registered, third-party entries included; of one name also its settings."""
+"""`outrider ls [drafters|verifiers|NAME]`: what is registered, third-party entries included; of one
+name also its settings."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 What = Annotated[
     str | None,
-    typer.Argument(help="drafters, verifiers, or the name of one, with its settings; default: all.", show_default=False),
+    typer.Argument(
+        help="drafters, verifiers, or the name of one, with its settings; default: all.",
+        show_default=False,
+    ),
 ]
 FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
@@ -32,11 +36,18 @@ def ls(what: What = None, json: Json = False) -> int:
     from outrider.report.document import facts_table
 
     is_name = what is not None and what not in FACTS
-    registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
+    registries = (
+        _with_entry(str(what))
+        if is_name
+        else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
+    )
     if not json and not is_name:
         print_blocks([overview(kind, registry) for kind, registry in registries.items()])
         return 0
-    found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
+    found = {
+        kind: describe(registry, FACTS[kind], what if is_name else None)
+        for kind, registry in registries.items()
+    }
     if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
@@ -44,7 +55,10 @@ def ls(what: What = None, json: Json = False) -> int:
     for kind, rows in found.items():
         blocks.append(registry_table(kind, rows))
         for row in rows:
-            settings = {name: text.removeprefix(": ") for name, text in row.get("settings", {}).items()}  # an empty default
+            # an empty default
+            settings = {
+                name: text.removeprefix(": ") for name, text in row.get("settings", {}).items()
+            }
             if settings:
                 blocks.append(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
     print_blocks(blocks)
@@ -52,13 +66,21 @@ def ls(what: What = None, json: Json = False) -> int:
 
 
 def overview(kind: str, registry: Registry) -> Table:
-    """Name and summary of every entry; nothing of them is imported. What lacks a package says which extra brings it."""
+    """Name and summary of every entry; nothing of them is imported. What lacks a package says which
+    extra brings it."""
     from outrider.report.document import Column, Table
 
     cells = []
     for name, entry in registry.entries().items():
         lacks = entry.package is not None and find_spec(entry.package) is None
-        cells.append([name, f"the package {entry.package} is not installed{entry.remedy}" if lacks else entry.summary])
+        cells.append(
+            [
+                name,
+                f"the package {entry.package} is not installed{entry.remedy}"
+                if lacks
+                else entry.summary,
+            ]
+        )
     return Table([Column("name", "left"), Column("summary", "left")], cells, kind)
 
 
@@ -68,7 +90,10 @@ def registry_table(kind: str, rows: list[dict[str, Any]]) -> Table:
 
     facts = FACTS[kind]
     columns = [Column(name, "left") for name in ("name", *facts, "summary")]
-    cells = [[row["name"], *(word(row.get(fact)) for fact in facts), row.get("error") or row["summary"]] for row in rows]
+    cells = [
+        [row["name"], *(word(row.get(fact)) for fact in facts), row.get("error") or row["summary"]]
+        for row in rows
+    ]
     return Table(columns, cells, kind)
 
 
@@ -77,13 +102,19 @@ def _with_entry(name: str) -> dict[str, Registry]:
     registries = {kind: _registry(kind) for kind in FACTS}
     having = {kind: registry for kind, registry in registries.items() if name in registry.entries()}
     if not having:
-        known = {*FACTS, *(entry for registry in registries.values() for entry in registry.entries())}
+        known = {
+            *FACTS,
+            *(entry for registry in registries.values() for entry in registry.entries()),
+        }
         raise ConfigError(f"nothing called '{name}' to list.{did_you_mean(name, known)}")
     return having
 
 
-def describe(registry: Registry, facts: tuple[str, ...], only: str | None = None) -> list[dict[str, Any]]:
-    """One dict per entry, or that of one entry alone. What cannot be imported is listed with its `error`."""
+def describe(
+    registry: Registry, facts: tuple[str, ...], only: str | None = None
+) -> list[dict[str, Any]]:
+    """One dict per entry, or that of one entry alone. What cannot be imported is listed with its
+    `error`."""
     rows = []
     for name, entry in registry.entries().items():
         if only not in (None, name):

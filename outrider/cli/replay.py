@@ -1,4 +1,5 @@
-"""`outrider replay WORKLOAD`: how many tokens look-up drafters would have saved on logged answers; no model is run."""
+"""`outrider replay WORKLOAD`: how many tokens look-up drafters would have saved on logged answers;
+no model is run."""
 
 from __future__ import annotations
 
@@ -23,11 +24,18 @@ DRAFTERS = "What is replayed"
 WorkloadName = Annotated[
     str,
     typer.Argument(
-        help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False
+        help="A log: prompts with their answers (docs/workloads.md); several with + between.",
+        show_default=False,
     ),
 ]
 Tokenizer = Annotated[
-    str, listed(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.", common=True)
+    str,
+    listed(
+        LOG,
+        "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are "
+        "read.",
+        common=True,
+    ),
 ]
 
 
@@ -35,28 +43,42 @@ Tokenizer = Annotated[
 class ReplayOptions:
     """How the log is read; what is replayed."""
 
-    limit: int | None = option(None, LOG, "Only this many texts.", min=1, show_default="all", common=True)
+    limit: int | None = option(
+        None, LOG, "Only this many texts.", min=1, show_default="all", common=True
+    )
     data: Path | None = option(None, LOG, "Folder with the files of named workloads.")
-    on_bad: Literal["refuse", "skip"] = option("refuse", LOG, "Bad lines, and requests without an answer.")
+    on_bad: Literal["refuse", "skip"] = option(
+        "refuse", LOG, "Bad lines, and requests without an answer."
+    )
     chat_template: bool = option(
         True, LOG, "Conversations were wrapped in the chat template, or sent as plain text."
     )
-    turns: Literal["first", "all"] = option("first", LOG, "Of ShareGPT conversations: which answers.")
+    turns: Literal["first", "all"] = option(
+        "first", LOG, "Of ShareGPT conversations: which answers."
+    )
     trust_remote_code: bool = option(False, LOG, "Run code that comes with the tokenizer.")
     drafters: list[str] | None = option(
         None,
         DRAFTERS,
-        "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
+        "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given "
+        "again.",
         metavar="LIST",
-        show_default="all that need no model and no option", common=True,
+        show_default="all that need no model and no option",
+        common=True,
     )
     result: Path | None = option(
-        None, DRAFTERS, "A result of bench: the speedup is predicted by what its steps took.", metavar="FILE", common=True
+        None,
+        DRAFTERS,
+        "A result of bench: the speedup is predicted by what its steps took.",
+        metavar="FILE",
+        common=True,
     )
 
 
 @with_groups
-def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions, output: OutputOptions) -> int:
+def replay(
+    workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions, output: OutputOptions
+) -> int:
     """Predict acceptance of look-up drafters from logged answers, without a model."""
     check_lab("replay")
     from outrider.lab.estimate.estimate import read_bench
@@ -77,12 +99,22 @@ def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions,
     if requests.skipped:
         lines = [f"line {line.number}: {line.reason}" for line in requests.skipped]
         notes.append(f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}")
-    target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
+    target = load_text_target(
+        str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code
+    )
     target.name = tokenizer
-    log = read_log(requests, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
+    log = read_log(
+        requests, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template
+    )
     with shown_progress() as progress:
         result = run_replay(
-            configurations, log, target, workload=requests.name, costs=costs, notes=notes, progress=progress
+            configurations,
+            log,
+            target,
+            workload=requests.name,
+            costs=costs,
+            notes=notes,
+            progress=progress,
         )
     result.command = command_line()
     deliver(result, output)

@@ -1,4 +1,5 @@
-"""`outrider report RESULT [OTHER]`: a saved result as a page again, or two of one kind side by side, the old one first."""
+"""`outrider report RESULT [OTHER]`: a saved result as a page again, or two of one kind side by
+side, the old one first."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from outrider.extras import check_lab
 
 ResultFile = Annotated[Path, typer.Argument(help="A result: what --out wrote.", show_default=False)]
 OtherFile = Annotated[
-    Path | None, typer.Argument(help="A newer result of the same kind, to compare with it.", show_default=False)
+    Path | None,
+    typer.Argument(help="A newer result of the same kind, to compare with it.", show_default=False),
 ]
 
 

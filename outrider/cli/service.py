@@ -1,4 +1,5 @@
-"""`outrider service`: the processes of a deployment in parts, one sub-command each (docs/services.md)."""
+"""`outrider service`: the processes of a deployment in parts, one sub-command each
+(docs/services.md)."""
 
 from __future__ import annotations
 
@@ -34,15 +35,19 @@ TOKEN_VARIABLE = "OUTRIDER_SERVICE_TOKEN"
 Drafting = Annotated[
     str | None,
     typer.Argument(
-        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a look-up drafter: the target, as "
+        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a "
+        "look-up drafter: the target, as "
         "--model.",
-        envvar="MODEL", show_default=False, metavar="[MODEL]",
+        envvar="MODEL",
+        show_default=False,
+        metavar="[MODEL]",
     ),
-]  # fmt: skip
+]
 Address = Annotated[
     str,
     typer.Argument(
-        help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH; of a server http://HOST:PORT or https://HOST:PORT.",
+        help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH; of a server http://HOST:PORT or "
+        "https://HOST:PORT.",
         show_default=False,
     ),
 ]
@@ -53,18 +58,35 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", m
 class ListeningOptions:
     """Options of a draft service: its address, its access rules, and how it is monitored."""
 
-    host: str = option("127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.", common=True)
+    host: str = option(
+        "127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.", common=True
+    )
     port: int = option(50051, SERVICE, "0 takes a free one.", common=True)
-    drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
-    metrics_port: int | None = option(None, SERVICE, "Port for Prometheus, /metrics.", show_default="none", common=True)
-    tls_cert: Path | None = option(None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE", common=True)
-    tls_key: Path | None = option(None, SERVICE, "Its private key (PEM).", metavar="FILE", common=True)
+    drain_timeout: float = option(
+        5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM."
+    )
+    metrics_port: int | None = option(
+        None, SERVICE, "Port for Prometheus, /metrics.", show_default="none", common=True
+    )
+    tls_cert: Path | None = option(
+        None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE", common=True
+    )
+    tls_key: Path | None = option(
+        None, SERVICE, "Its private key (PEM).", metavar="FILE", common=True
+    )
     tls_client_ca: Path | None = option(
-        None, SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE"
+        None,
+        SERVICE,
+        "Let in only callers with a certificate of this authority (PEM).",
+        metavar="FILE",
     )
     log_format: Literal["human", "json"] = option("human", WATCHING, "human or json.")
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", WATCHING, "Least severity of log lines.")
-    otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", WATCHING, "Least severity of log lines."
+    )
+    otlp_endpoint: str | None = option(
+        None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL"
+    )
 
     def settings(self) -> ServiceSettings:
         """What the gRPC server takes. Raises ConfigError for impossible values."""
@@ -73,18 +95,30 @@ class ListeningOptions:
 
         token = os.environ.get(TOKEN_VARIABLE)
         access = ServerSecurity(
-            certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
+            certificate=self.tls_cert,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            tokens=() if token is None else (token,),
         )
         if not 0 <= self.drain_timeout < float("inf"):
-            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
+            raise ConfigError(
+                f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}"
+            )
         return ServiceSettings(
-            host=self.host, port=self.port, security=access, metrics_port=self.metrics_port,
+            host=self.host,
+            port=self.port,
+            security=access,
+            metrics_port=self.metrics_port,
             drain_timeout_s=self.drain_timeout,
-        )  # fmt: skip
+        )
 
     def watching(self) -> dict[str, Any]:
         """Fields of a service's settings about how it is monitored."""
-        return {"log_format": self.log_format, "log_level": self.log_level, "otlp_endpoint": self.otlp_endpoint}
+        return {
+            "log_format": self.log_format,
+            "log_level": self.log_level,
+            "otlp_endpoint": self.otlp_endpoint,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +126,49 @@ class CallOptions:
     """How services are called."""
 
     tls_ca: Path | None = option(
-        None, CALLING, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's", common=True
+        None,
+        CALLING,
+        "Who may have signed their certificates (PEM).",
+        metavar="FILE",
+        show_default="the system's",
+        common=True,
     )
-    tls_cert: Path | None = option(None, CALLING, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE", common=True)
-    tls_key: Path | None = option(None, CALLING, "Its private key (PEM).", metavar="FILE", common=True)
-    tls_server_name: str | None = option(None, CALLING, "Name in their certificates, where it is not the address.")
+    tls_cert: Path | None = option(
+        None,
+        CALLING,
+        "Certificate shown to them (PEM), for mutual TLS.",
+        metavar="FILE",
+        common=True,
+    )
+    tls_key: Path | None = option(
+        None, CALLING, "Its private key (PEM).", metavar="FILE", common=True
+    )
+    tls_server_name: str | None = option(
+        None, CALLING, "Name in their certificates, where it is not the address."
+    )
 
     def access(self, token: str | None = None) -> TargetAccess:
         """How servers are called. Raises ConfigError for files that do not fit."""
         from outrider.remote.coordinator.settings import TargetAccess
 
         return TargetAccess(
-            token=token, ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name
+            token=token,
+            ca=self.tls_ca,
+            certificate=self.tls_cert,
+            key=self.tls_key,
+            server_name=self.tls_server_name,
         )
 
     def security(self) -> ClientSecurity:
         """How draft services are called. Raises ConfigError for files that do not fit."""
         from outrider.remote.security import ClientSecurity
 
-        return ClientSecurity(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
+        return ClientSecurity(
+            ca=self.tls_ca,
+            certificate=self.tls_cert,
+            key=self.tls_key,
+            server_name=self.tls_server_name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,37 +176,57 @@ class HostedOptions:
     """Which drafter is hosted."""
 
     drafter: str = option(
-        "auto", DRAFTING, "Who drafts, with its options ('outrider ls drafters'). auto: draft-model.", common=True
+        "auto",
+        DRAFTING,
+        "Who drafts, with its options ('outrider ls drafters'). auto: draft-model.",
+        common=True,
     )
     model: str | None = option(
-        None, MODEL,
+        None,
+        MODEL,
         "The target whose tokens are drafted; only its tokenizer is read.",
-        show_default="the draft model's", common=True,
-    )  # fmt: skip
+        show_default="the draft model's",
+        common=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """What askers may use."""
 
-    max_draft_tokens: int = option(8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS", common=True)
-    batch_size: int = option(32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE", common=True)
-    distribution_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
+    max_draft_tokens: int = option(
+        8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS", common=True
+    )
+    batch_size: int = option(
+        32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE", common=True
+    )
+    distribution_tokens: int = option(
+        64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens."
+    )
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
     max_requests_per_second: float = option(5000.0, LIMITS, "Messages about rows, of one asker.")
-    memory: str = option("2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.", common=True)
-    idle_timeout: float = option(600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten.")
+    memory: str = option(
+        "2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.", common=True
+    )
+    idle_timeout: float = option(
+        600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten."
+    )
 
     def limits(self) -> DraftLimits:
         """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
         from outrider.remote.draft.texts import DraftLimits
 
         return DraftLimits(
-            max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
-            max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
-            max_requests_per_s=self.max_requests_per_second, distribution_tokens=self.distribution_tokens,
-        )  # fmt: skip
+            max_draft_tokens=self.max_draft_tokens,
+            batch_size=self.batch_size,
+            max_rows=self.max_rows,
+            max_instances=self.max_instances,
+            memory_bytes=memory("--memory", self.memory),
+            idle_timeout_s=self.idle_timeout,
+            max_requests_per_s=self.max_requests_per_second,
+            distribution_tokens=self.distribution_tokens,
+        )
 
 
 @with_groups
@@ -169,23 +247,36 @@ def draft(
         raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
     asked = Configuration.parse(hosted.drafter)
     if asked != Configuration(asked.drafter, drafter_options=asked.drafter_options):
-        raise ConfigError("a draft service drafts what targets ask for: leave k and verifier out of --drafter")
+        raise ConfigError(
+            "a draft service drafts what targets ask for: leave k and verifier out of --drafter"
+        )
     options = asked.drafter_options
     drafter = "draft-model" if asked.drafter == "auto" else asked.drafter
-    target, draft_model = hosted.model, machine.draft
+    target = hosted.model
+    draft_model = machine.draft
     if model_or_target is not None and wants_draft(drafter, options):
         draft_model = _one("--draft", draft_model, model_or_target)
     elif model_or_target is not None:
         target = _one("--model", target, model_or_target)
     settings = DraftServiceSettings(
         drafter=HostedDrafterOptions(
-            model=target, draft=draft_model, drafter=drafter, drafter_options=options,
-            max_draft_tokens=limits.max_draft_tokens, dtype=machine.dtype, device=machine.device, threads=machine.threads,
-            runtime=machine.runtime, max_model_len=machine.max_model_len, revision=machine.revision,
+            model=target,
+            draft=draft_model,
+            drafter=drafter,
+            drafter_options=options,
+            max_draft_tokens=limits.max_draft_tokens,
+            dtype=machine.dtype,
+            device=machine.device,
+            threads=machine.threads,
+            runtime=machine.runtime,
+            max_model_len=machine.max_model_len,
+            revision=machine.revision,
             trust_remote_code=machine.trust_remote_code,
         ),
-        limits=limits.limits(), listen=listening.settings(), **listening.watching(),
-    )  # fmt: skip
+        limits=limits.limits(),
+        listen=listening.settings(),
+        **listening.watching(),
+    )
     quieten_libraries()
     run_draft_service(settings, status=say)
     return 0
@@ -203,13 +294,26 @@ class TargetOptions(CallOptions):
     """Which targets answer, how they are reached, and how much is tried."""
 
     target_endpoint: list[str] | None = option(
-        None, TARGETS, "Servers ('outrider serve'), http://HOST:PORT with commas between; may be given again.", metavar="A,B",
-        envvar="TARGET_ENDPOINT", common=True,
-    )  # fmt: skip
-    max_retries: int = option(3, TARGETS, "Targets that a request may lose, no token between, before it ends with an error.")
-    replica_wait: float = option(30.0, TARGETS, "Seconds that a request waits for a target when none answers.")
+        None,
+        TARGETS,
+        "Servers ('outrider serve'), http://HOST:PORT with commas between; may be given again.",
+        metavar="A,B",
+        envvar="TARGET_ENDPOINT",
+        common=True,
+    )
+    max_retries: int = option(
+        3,
+        TARGETS,
+        "Targets that a request may lose, no token between, before it ends with an error.",
+    )
+    replica_wait: float = option(
+        30.0, TARGETS, "Seconds that a request waits for a target when none answers."
+    )
     stall_timeout: float = option(
-        10.0, TARGETS, "Seconds of silence after which a target is given up, with the requests that it brings nothing for."
+        10.0,
+        TARGETS,
+        "Seconds of silence after which a target is given up, with the requests that it brings "
+        "nothing for.",
     )
     max_queue: int = option(256, TARGETS, "Requests that may wait while no target answers.")
 
@@ -226,9 +330,13 @@ def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
 
     settings = CoordinatorSettings(
         targets=parsed_targets(targets.target_endpoint or []),
-        access=targets.access(os.environ.get(TOKEN_VARIABLE) or None), max_retries=targets.max_retries,
-        wait_s=targets.replica_wait, stall_s=targets.stall_timeout, max_queue=targets.max_queue, **listen.given(),
-    )  # fmt: skip
+        access=targets.access(os.environ.get(TOKEN_VARIABLE) or None),
+        max_retries=targets.max_retries,
+        wait_s=targets.replica_wait,
+        stall_s=targets.stall_timeout,
+        max_queue=targets.max_queue,
+        **listen.given(),
+    )
     quieten_libraries()
     run_coordinator(settings, status=say)
     return 0
@@ -236,18 +344,24 @@ def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
 
 @with_groups
 def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
-    """Ask a draft service, or a server, whether it takes requests: exit status 0, or 1 with the reason. Needs no key."""
+    """Ask a draft service, or a server, whether it takes requests: exit status 0, or 1 with the
+    reason. Needs no key."""
     if address.startswith(("http://", "https://")):
         check_installed("a call to a server", "serve")
         from outrider.remote.coordinator.target import ready_s
 
-        typer.echo(f"{address} takes requests, {1e3 * ready_s(address, call.access(), timeout):.3g} ms there and back")
+        typer.echo(
+            f"{address} takes requests, {1e3 * ready_s(address, call.access(), timeout):.3g} ms "
+            "there and back"
+        )
         return 0
     check_installed("a call to a service", "services")
     from outrider.remote.endpoint import Endpoint
     from outrider.remote.probe import check_health
 
-    round_trip_s = asyncio.run(check_health(Endpoint.parse(address, "address"), call.security(), timeout))
+    round_trip_s = asyncio.run(
+        check_health(Endpoint.parse(address, "address"), call.security(), timeout)
+    )
     typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")
     return 0
 
@@ -259,7 +373,8 @@ def service_app() -> typer.Typer:
     """The group of sub-commands, for the table of verbs."""
     app = typer.Typer(
         name="service",
-        help="Run one part of a deployment in parts: a draft service, or a coordinator before several servers.",
+        help="Run one part of a deployment in parts: a draft service, or a coordinator before "
+        "several servers.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -1,4 +1,5 @@
-"""Opening a model for a verb: libraries quietened, progress shown on stderr, nothing of it on stdout."""
+"""Opening a model for a verb: libraries quietened, progress shown on stderr, nothing of it on
+stdout."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def load_llm(target: str, options: ModelOptions, generation_config: str = "none"
         from outrider.llm import LLM
 
         quieten_libraries()
-        llm = LLM(target, **options.llm_arguments(), generation_config=generation_config, status=status)
+        llm = LLM(
+            target, **options.llm_arguments(), generation_config=generation_config, status=status
+        )
     _check_settings(target, options)
     for note in llm.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -35,13 +38,20 @@ def load_llm(target: str, options: ModelOptions, generation_config: str = "none"
 
 def _check_settings(target: str, options: ModelOptions) -> None:
     """Settings for another target work, but what they promise was measured elsewhere."""
-    if options.settings is not None and (made_for := read_settings(options.settings).target) != target:
-        sys.stderr.write(f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for {target}\n")
+    if (
+        options.settings is not None
+        and (made_for := read_settings(options.settings).target) != target
+    ):
+        sys.stderr.write(
+            f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for "
+            f"{target}\n"
+        )
 
 
 @contextlib.contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows what is being done: a spinner on a terminal, lines elsewhere; always on stderr.
+    """A function that shows what is being done: a spinner on a terminal, lines elsewhere; always on
+    stderr.
 
     Whatever a library prints meanwhile goes to stderr too: stdout belongs to the answer.
     """
@@ -65,7 +75,8 @@ def _dim(line: str) -> str:
 
 def quieten_libraries() -> None:
     """Their warnings are for programmers; what a user must know becomes one of our errors."""
-    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read where they are imported
+    # read where they are imported
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if "transformers" in sys.modules:
         from transformers.utils import logging as transformers_logging
 

@@ -1,7 +1,7 @@
 """Printing an answer while it is made, and ending it cleanly when the user presses Ctrl-C.
 
-The first Ctrl-C is noted and acted upon between two steps, so that no state is ever half updated: the stream
-is closed, and what was produced is kept, with its stats. A second Ctrl-C does not wait.
+The first Ctrl-C is noted and acted upon between two steps, so that no state is ever half updated:
+the stream is closed, and what was produced is kept, with its stats. A second Ctrl-C does not wait.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class PlainStream(Printer):
 
 
 class MarkedText(Printer):
-    """Text in which one sees what was drafted: every run of accepted draft tokens between marks, and green where colour works.
+    """Text in which one sees what was drafted: every run of accepted draft tokens between marks,
+    and green where colour works.
 
         ‹James picks 18›eggs‹ in the›morning
 
@@ -70,11 +71,15 @@ class MarkedText(Printer):
 
     def legend(self) -> Text:
         """What the marks mean, in the marks themselves."""
-        return _accepted("drafted and accepted").append("  everything else: written by the target itself", "dim")
+        return _accepted("drafted and accepted").append(
+            "  everything else: written by the target itself", "dim"
+        )
 
     def show(self, chunk: StreamChunk) -> None:
         text = Text()
-        for is_accepted, group in groupby(zip(chunk.pieces, chunk.origins, strict=True), lambda one: one[1] == "accepted"):
+        for is_accepted, group in groupby(
+            zip(chunk.pieces, chunk.origins, strict=True), lambda one: one[1] == "accepted"
+        ):
             run = "".join(piece for piece, _ in group)
             text.append_text(_accepted(run) if is_accepted else Text(printable(run)))
         if text:
@@ -90,13 +95,20 @@ class MarkedText(Printer):
 
 def _accepted(run: str) -> Text:
     before, after = MARKS["accepted"]
-    return Text.assemble((before, MARK), (printable(run), "green"), (after, MARK)) if run else Text()
+    return (
+        Text.assemble((before, MARK), (printable(run), "green"), (after, MARK)) if run else Text()
+    )
 
 
 def run_stream(
-    llm: LLM, prompt: str | list[int], params: SamplingParams, printer: Printer, prediction: str | None = None
+    llm: LLM,
+    prompt: str | list[int],
+    params: SamplingParams,
+    printer: Printer,
+    prediction: str | None = None,
 ) -> Completion:
-    """Generate one answer, shown by `printer` as it comes. After Ctrl-C: what there is, reason 'abort'."""
+    """Generate one answer, shown by `printer` as it comes. After Ctrl-C: what there is, reason
+    'abort'."""
     completion: Completion | None = None
     with CtrlC() as ctrl_c:
         stream: Any = llm.stream(prompt, params, prediction=prediction)
@@ -115,14 +127,16 @@ def run_stream(
 
 
 class CtrlC:
-    """While active, the first Ctrl-C only sets `pressed`; the second raises KeyboardInterrupt as usual."""
+    """While active, the first Ctrl-C only sets `pressed`; the second raises KeyboardInterrupt as
+    usual."""
 
     def __init__(self) -> None:
         self.pressed = False
         self._previous: Any = None
 
     def __enter__(self) -> CtrlC:
-        if threading.current_thread() is threading.main_thread():  # signal handlers exist only there
+        # signal handlers exist only there
+        if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._note)
         return self
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume, command_line, deliver, shown_progress
+from outrider.cli.lab import (
+    INTERRUPTED,
+    OUTPUT,
+    REPORTS,
+    OutputOptions,
+    Resume,
+    command_line,
+    deliver,
+    shown_progress,
+)
 from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
 from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
@@ -26,24 +35,33 @@ if TYPE_CHECKING:
     from outrider.train.measure import MeasurePlan
     from outrider.train.responses import ResponsePlan
 
-TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
+TEXTS = "Texts"
+TRAINING = "Training"
+MEASURING = "Measuring"
 GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
 Kind = Annotated[
     str,
     typer.Argument(
-        help="draft-model, medusa, eagle, eagle3, mtp, block, early-exit or acceptance, with settings: \"eagle3 unrolls=6\" "
+        help="draft-model, medusa, eagle, eagle3, mtp, block, early-exit or acceptance, with "
+        'settings: "eagle3 unrolls=6" '
         "(docs/train.md lists them).",
-        show_default=False, metavar="KIND",
+        show_default=False,
+        metavar="KIND",
     ),
 ]
-TargetOption = Annotated[str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)]
+TargetOption = Annotated[
+    str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)
+]
 Out = Annotated[
     Path,
     listed(
-        OUTPUT, "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes pages.",
-        show_default=False, common=True,
+        OUTPUT,
+        "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes "
+        "pages.",
+        show_default=False,
+        common=True,
     ),
-]  # fmt: skip
+]
 OnlyResponses = Annotated[bool, listed(OUTPUT, "End when the target has answered all prompts.")]
 
 
@@ -52,20 +70,31 @@ class TextOptions:
     """Options that say where training texts come from."""
 
     prompts: str | None = option(
-        None, TEXTS,
-        "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, "
+        None,
+        TEXTS,
+        "Prompts that the target answers: a file, a named workload (docs/workloads.md), several "
+        "with + between, "
         "or demo:N for N problems of the demo's training split.",
-        metavar="FILE_OR_NAME", common=True,
-    )  # fmt: skip
+        metavar="FILE_OR_NAME",
+        common=True,
+    )
     responses: Path | None = option(
         None, TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE"
     )
     from_traffic: str | None = option(
-        None, TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", common=True
+        None,
+        TEXTS,
+        "Recorded requests (an OpenAI log): refresh the drafter of --init.",
+        metavar="LOG",
+        common=True,
     )
-    recorded_answers: bool = option(False, TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.")
+    recorded_answers: bool = option(
+        False, TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew."
+    )
     limit: int | None = option(None, TEXTS, "Most prompts.", min=1, show_default="all", common=True)
-    on_bad: Literal["refuse", "skip"] = option("refuse", TEXTS, "Bad lines, and prompts that do not fit.")
+    on_bad: Literal["refuse", "skip"] = option(
+        "refuse", TEXTS, "Bad lines, and prompts that do not fit."
+    )
     data: Path | None = option(None, TEXTS, "Folder with the files of named workloads.")
     chat_template: bool = option(
         True, TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text."
@@ -78,9 +107,15 @@ class TextOptions:
         match = GENERATED.fullmatch(self.prompts or "")
         prompts = str(_generated(int(match[1]), out)) if match else self.prompts
         return TrainingData(
-            prompts=prompts, responses=self.responses, traffic=self.from_traffic, recorded_answers=self.recorded_answers,
-            limit=self.limit, on_bad=self.on_bad, chat_template=self.chat_template, data=self.data,
-        )  # fmt: skip
+            prompts=prompts,
+            responses=self.responses,
+            traffic=self.from_traffic,
+            recorded_answers=self.recorded_answers,
+            limit=self.limit,
+            on_bad=self.on_bad,
+            chat_template=self.chat_template,
+            data=self.data,
+        )
 
 
 def _generated(count: int, out: Path) -> Path:
@@ -91,7 +126,10 @@ def _generated(count: int, out: Path) -> Path:
     if count < 2:
         raise ConfigError(f"--prompts demo:{count}: at least two prompts are needed")
     if not (out / "config.json").exists():
-        lines = [json.dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
+        lines = [
+            json.dumps({"prompt": prompt, "task": "reasoning"})
+            for prompt in training_prompts(count)
+        ]
         try:
             out.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -104,8 +142,19 @@ def _generated(count: int, out: Path) -> Path:
 class ResponseOptions:
     """How the target answers."""
 
-    drafter: str = option("auto", TEXTS, "Who drafts while the target answers: speed only, the texts are its own.", common=True)
-    temperature: str = option("0,1", SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...", common=True)
+    drafter: str = option(
+        "auto",
+        TEXTS,
+        "Who drafts while the target answers: speed only, the texts are its own.",
+        common=True,
+    )
+    temperature: str = option(
+        "0,1",
+        SAMPLING,
+        "Of the responses; several with commas take turns.",
+        metavar="T,...",
+        common=True,
+    )
     responses_per_prompt: int = option(1, SAMPLING, "Responses to each prompt.", min=1)
     max_tokens: int = option(256, SAMPLING, "Max tokens of a response.", common=True)
     top_k: int = option(0, SAMPLING, TOP_K)
@@ -118,16 +167,27 @@ class ResponseOptions:
         from outrider.train.responses import ResponsePlan
 
         return ResponsePlan(
-            temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
-            max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
-        )  # fmt: skip
+            temperatures=tuple(numbers("--temperature", self.temperature, float)),
+            samples=self.responses_per_prompt,
+            max_tokens=self.max_tokens,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindOptions:
     """What is trained, from where on; how is in `TrainConfig`."""
 
-    init: Path | None = option(None, TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", common=True)
+    init: Path | None = option(
+        None,
+        TRAINING,
+        "Go on from this drafter (draft-model: any model).",
+        metavar="DIR",
+        common=True,
+    )
     feature_cache: str = option(
         "0", TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES"
     )
@@ -149,7 +209,9 @@ class MeasuringOptions:
     """What is measured in the end."""
 
     measure_limit: int = option(16, MEASURING, "Held-out prompts of each task; 0: none.", min=0)
-    measure_temperature: str = option("0,1", MEASURING, "0 is greedy; several with commas.", metavar="T,...")
+    measure_temperature: str = option(
+        "0,1", MEASURING, "0 is greedy; several with commas.", metavar="T,..."
+    )
     measure_tokens: int = option(128, MEASURING, "Max tokens of an answer.", min=1)
 
     def plan(self, seed: int) -> MeasurePlan:
@@ -180,33 +242,51 @@ def train(
     from outrider.configuration import name_and_options
     from outrider.train.run import TrainSpec, run_training
 
-    name, settings = name_and_options(kind, "KIND begins with the name of a kind, like eagle3 or 'eagle3 unrolls=6'")
+    name, settings = name_and_options(
+        kind, "KIND begins with the name of a kind, like eagle3 or 'eagle3 unrolls=6'"
+    )
     if "draft" in settings:
         settings["draft"] = _draft(settings["draft"])
 
     if out.suffix in REPORTS:
-        raise ConfigError(f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' makes pages")
+        raise ConfigError(
+            f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' "
+            "makes pages"
+        )
     check_folder(out)
     asking = [*given(answers), *(["--draft"] if machine.draft is not None else [])]
     if texts.from_traffic is None and texts.prompts is None:
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:
         refuse_unused(asking, "beside --recorded-answers, which asks the target nothing")
-    options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
+    options = replace(
+        machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs
+    )
     if target == build.DEMO:
         options = replace(options, target=str(demo_paths().target))
     spec = TrainSpec(
-        kind=name, options=options, name=target, out=out, material=texts.material(out),
-        responses=answers.plan(training.seed), init=which.start, settings=settings, config=training,
-        feature_cache=memory("--feature-cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
-        resume=resume, only_responses=only_responses,
-    )  # fmt: skip
+        kind=name,
+        options=options,
+        name=target,
+        out=out,
+        material=texts.material(out),
+        responses=answers.plan(training.seed),
+        init=which.start,
+        settings=settings,
+        config=training,
+        feature_cache=memory("--feature-cache", which.feature_cache, or_none=True),
+        measure=measuring.plan(training.seed),
+        resume=resume,
+        only_responses=only_responses,
+    )
     quieten_libraries()
     try:
         with shown_progress() as progress:
             result = run_training(spec, progress, command_line())
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; what is finished is in {out}: the same command with --resume goes on\n")
+        sys.stderr.write(
+            f"interrupted; what is finished is in {out}: the same command with --resume goes on\n"
+        )
         return INTERRUPTED
     if result is not None:
         deliver(result, OutputOptions())

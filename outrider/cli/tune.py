@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from outrider.lab.tune.run import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
 
-SPACE, LOAD = "What is tried", "Load"
+SPACE = "What is tried"
+LOAD = "Load"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +34,24 @@ class TunedModels(MachineOptions):
     """Options for the target and any number of drafts that compete."""
 
     draft: list[str] | None = option(  # type: ignore[assignment]  # several, where other verbs take one
-        None, DRAFTING,
-        "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given again.",
-        metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none", common=True,
-    )  # fmt: skip
+        None,
+        DRAFTING,
+        "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given "
+        "again.",
+        metavar="FOLDER_OR_ID",
+        show_default="what comes with the demo, else none",
+        common=True,
+    )
 
     def options(self, target: str) -> Options:
         """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
         from outrider.build import Options
 
-        values = {field.name: getattr(self, field.name) for field in fields(MachineOptions) if field.name != "draft"}
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(MachineOptions)
+            if field.name != "draft"
+        }
         return Options(target=target, **values)
 
 
@@ -51,20 +60,32 @@ class TuneOptions(AnswerOptions):
     """What is tried, and for which load."""
 
     drafters: str = option(
-        "", SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have", common=True
+        "",
+        SPACE,
+        "Only these, with commas between.",
+        metavar="NAMES",
+        show_default="all that this target can have",
+        common=True,
     )
     trees: bool = option(True, SPACE, "Also drafters that draft trees.")
     own_weights: bool = option(True, SPACE, "Also quantised and early-exit drafts of the target.")
     corpus: str | None = option(None, SPACE, "Text to copy from, for retrieval.", metavar="FILE")
-    finalists: int = option(4, SPACE, "Families whose best member is confirmed by measurement.", min=1)
+    finalists: int = option(
+        4, SPACE, "Families whose best member is confirmed by measurement.", min=1
+    )
     most_share: float = option(
-        0.075, SPACE, "Most of the cost, as a share of running everything on all prompts; a few are run all the same."
+        0.075,
+        SPACE,
+        "Most of the cost, as a share of running everything on all prompts; a few are run all the "
+        "same.",
     )
     batch_size: str = option(
-        "1,4", LOAD,
+        "1,4",
+        LOAD,
         "Requests at a time: the advice is for the first, the schedule for the others, too.",
-        metavar="N,...", common=True,
-    )  # fmt: skip
+        metavar="N,...",
+        common=True,
+    )
     max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", min=8, common=True)
     temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0, common=True)  # type: ignore[assignment]
 
@@ -76,10 +97,19 @@ class TuneOptions(AnswerOptions):
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")
         return TuneRequest(
-            self.params(self.temperature), prompts, loads[0], tuple(loads[1:]), self.finalists,
-            self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
-            self.own_weights, self.corpus, self.most_share, tuple(drafts),
-        )  # fmt: skip
+            self.params(self.temperature),
+            prompts,
+            loads[0],
+            tuple(loads[1:]),
+            self.finalists,
+            self.seed,
+            frozenset(name.strip() for name in self.drafters.split(",") if name.strip()),
+            self.trees,
+            self.own_weights,
+            self.corpus,
+            self.most_share,
+            tuple(drafts),
+        )
 
 
 @with_groups
@@ -91,7 +121,13 @@ def tune(
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
-        listed(OUTPUT, "Write the advice as a file for generate --settings.", metavar="FILE", show_default=False, common=True),
+        listed(
+            OUTPUT,
+            "Write the advice as a file for generate --settings.",
+            metavar="FILE",
+            show_default=False,
+            common=True,
+        ),
     ] = None,
     resume: Resume = False,
 ) -> int:
@@ -104,9 +140,13 @@ def tune(
         check_file(settings_out)
     request = options.request(prompts.limit, machine.draft or [])
     tuned = partial(
-        run_tune, machine.options(target), request, prompts.load(target), on_bad=prompts.on_bad,
+        run_tune,
+        machine.options(target),
+        request,
+        prompts.load(target),
+        on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,
-    )  # fmt: skip
+    )
 
     def run(path: Path, *, resume: bool, progress: Progress) -> tuple[TuneResult, Journal]:
         result, journal = tuned(path, resume=resume, progress=progress)
@@ -124,8 +164,13 @@ def tune(
 
 
 def _serve(target: str, machine: TunedModels, result: TuneResult, settings: Path | None) -> str:
-    """The command that serves the recommendation: by the settings file, or by options where none is written."""
-    how = _drafting(result.settings_file().options) if settings is None else ["--settings", str(settings)]
+    """The command that serves the recommendation: by the settings file, or by options where none is
+    written."""
+    how = (
+        _drafting(result.settings_file().options)
+        if settings is None
+        else ["--settings", str(settings)]
+    )
     return shlex.join(["outrider", "serve", target, *typed(machine, "draft"), *how])
 
 

@@ -1,4 +1,5 @@
-"""What was typed, checked before anything is done: numbers with units as data sheets write them, prompts, files to be written."""
+"""What was typed, checked before anything is done: numbers with units as data sheets write them,
+prompts, files to be written."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from typing import Any
 from outrider.errors import ConfigError, RequestError
 from outrider.wellformed import checked_text
 
-_NUMBER = re.compile(r"\s*(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>.*?)\s*", re.IGNORECASE | re.DOTALL)
+_NUMBER = re.compile(
+    r"\s*(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>.*?)\s*", re.IGNORECASE | re.DOTALL
+)
 MEMORY = {
     "": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10,
     "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
@@ -41,7 +44,9 @@ def by_count(option: str, text: str) -> dict[int, float]:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(count): float(number) for count, number in pairs}
     except ValueError:
-        raise ConfigError(f"{option} takes N:NUMBER pairs with commas between, like 5:1.05,9:1.4; got '{text}'") from None
+        raise ConfigError(
+            f"{option} takes N:NUMBER pairs with commas between, like 5:1.05,9:1.4; got '{text}'"
+        ) from None
 
 
 def numbers(option: str, text: str, kind: type) -> list[Any]:
@@ -71,7 +76,8 @@ def _positive(option: str, text: str, value: float) -> float:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt; none or - is standard input. ConfigError where nothing can be read, RequestError for an empty one."""
+    """The prompt; none or - is standard input. ConfigError where nothing can be read, RequestError
+    for an empty one."""
     text = _read() if argument is None or argument == "-" else argument
     if not text:
         raise RequestError("the prompt is empty: there is nothing to continue.")
@@ -81,7 +87,9 @@ def read_prompt(argument: str | None) -> str:
 def _read() -> str:
     """Text of standard input, without the newline that `echo` puts at its end."""
     if sys.stdin.isatty():
-        raise ConfigError("no prompt: give it as an argument or through standard input (outrider ... < FILE).")
+        raise ConfigError(
+            "no prompt: give it as an argument or through standard input (outrider ... < FILE)."
+        )
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except OSError as error:
@@ -92,7 +100,8 @@ def _read() -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises ConfigError where no file can be written: a folder of that name, no folder for it, no permission."""
+    """Raises ConfigError where no file can be written: a folder of that name, no folder for it, no
+    permission."""
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder; name a file in it")
     folder = path.absolute().parent
@@ -103,8 +112,10 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raises ConfigError where no folder can be made or filled: a file of that name or above it, no permission."""
-    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))  # "/" is always there
+    """Raises ConfigError where no folder can be made or filled: a file of that name or above it, no
+    permission."""
+    # "/" is always there
+    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     if not os.path.isdir(nearest):
         raise ConfigError(f"{nearest} is a file; a folder is needed there. Give another --out")
     if not os.access(nearest, os.W_OK | os.X_OK):

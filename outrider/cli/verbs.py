@@ -1,6 +1,8 @@
-"""How a verb's options reach the command line. Every option is a flag: `max_model_len` is typed `--max-model-len`.
+"""How a verb's options reach the command line. Every option is a flag: `max_model_len` is typed
+`--max-model-len`.
 
-`--help` shows the options that are marked `common` at their field, `--help=all` every one, `--help=sampling` those of one group.
+`--help` shows the options that are marked `common` at their field, `--help=all` every one,
+`--help=sampling` those of one group.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ from outrider.errors import ConfigError, did_you_mean
 
 HELP_OF = "--help-of"  # how the parser gets `--help=GROUP`
 ALL = "all"
-COMPLETING = "_OUTRIDER_COMPLETE"  # the variable by which a shell asks for completions, which are of every option
+# the variable by which a shell asks for completions, which are of every option
+COMPLETING = "_OUTRIDER_COMPLETE"
 
-_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())  # options on this command line, by their fields
+# options on this command line, by their fields
+_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
 
 
 def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
-    """A field of a group of options: its default, the panel of the help that lists it, and its line there. See `listed`."""
+    """A field of a group of options: its default, the panel of the help that lists it, and its line
+    there. See `listed`."""
     return dataclasses.field(default=default, metadata={"option": listed(panel, text, **extra)})
 
 
 def listed(panel: str, text: str, *, common: bool = False, **extra: Any) -> Any:
-    """The annotation of an option that is a parameter of the verb itself. `common`: `--help` shows it."""
+    """The annotation of an option that is a parameter of the verb itself. `common`: `--help` shows
+    it."""
     return typer.Option(help=text, rich_help_panel=panel, hidden=not common, **extra)
 
 
@@ -42,34 +48,51 @@ def written(name: str) -> str:
 
 
 def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options, each as it is typed."""
+    """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options,
+    each as it is typed."""
     hints = get_type_hints(verb, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+    }
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(verb).parameters.items():
         if name in groups:
-            parameters += [_parameter(field.name, kind, field.default) for field, kind in _fields(groups[name])]
+            parameters += [
+                _parameter(field.name, kind, field.default) for field, kind in _fields(groups[name])
+            ]
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
-    parameters.append(inspect.Parameter("help_of", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HelpOf))
-    parameters.append(inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+    parameters.append(
+        inspect.Parameter(
+            "help_of", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HelpOf
+        )
+    )
+    parameters.append(
+        inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    )
 
     def command(*, help_of: str | None, typer_context: typer.Context, **values: Any) -> int | None:
         _GIVEN.set(frozenset(name for name in values if _is_given(typer_context, name)))
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            values[name] = group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
         return verb(**values)
 
-    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__name__ = verb.__name__
+    command.__doc__ = verb.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
 def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
-    """Add a verb to the application. The last line of its help says how to see the options that it leaves out."""
+    """Add a verb to the application. The last line of its help says how to see the options that it
+    leaves out."""
     parameters = inspect.signature(verb).parameters
-    infos = [_info(parameter.annotation) for name, parameter in parameters.items() if name != "help_of"]
+    infos = [
+        _info(parameter.annotation) for name, parameter in parameters.items() if name != "help_of"
+    ]
     hidden = [info for info in infos if info is not None and info.hidden]
     groups = dict.fromkeys(_group(info.rich_help_panel) for info in hidden)
     more = f"{len(hidden)} further options: --help={ALL}, or of one group --help={'|'.join(groups)}"
@@ -82,15 +105,22 @@ def _group(panel: str | None) -> str:
 
 
 def _show(context: typer.Context, wanted: str | None) -> None:
-    """The help with all options, or with those of one group. Raises ConfigError for a group that is none."""
+    """The help with all options, or with those of one group. Raises ConfigError for a group that is
+    none."""
     if wanted is None:
         return
-    options = [one for one in context.command.params if isinstance(one, TyperOption) and HELP_OF not in one.opts]
+    options = [
+        one
+        for one in context.command.params
+        if isinstance(one, TyperOption) and HELP_OF not in one.opts
+    ]
     groups = list(dict.fromkeys(_group(option.rich_help_panel) for option in options))
     asked = wanted.lower()
     if asked not in (ALL, *groups):
         nearest = did_you_mean(asked, [ALL, *groups])
-        raise ConfigError(f"--help={wanted}: no such group of options.{nearest} Groups: {', '.join(groups)}")
+        raise ConfigError(
+            f"--help={wanted}: no such group of options.{nearest} Groups: {', '.join(groups)}"
+        )
     for option in options:
         option.hidden = asked not in (ALL, _group(option.rich_help_panel))
     context.command.epilog = None
@@ -102,12 +132,15 @@ HelpOf = Annotated[str | None, typer.Option(HELP_OF, hidden=True, is_eager=True,
 
 
 def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
-    """Each field with its annotation, made of what `option` or `outrider.settings.setting` says about it."""
+    """Each field with its annotation, made of what `option` or `outrider.settings.setting` says
+    about it."""
     hints = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
         found = field.metadata.get("option")
         if found is None and (text := field.metadata.get("help")) is not None:
-            found = listed("Training", f"{text[:1].upper()}{text[1:]}.", common=field.metadata["common"])
+            found = listed(
+                "Training", f"{text[:1].upper()}{text[1:]}.", common=field.metadata["common"]
+            )
         yield field, hints[field.name] if found is None else Annotated[hints[field.name], found]
 
 
@@ -120,7 +153,8 @@ def _info(annotation: Any) -> OptionInfo | None:
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter for typer: an option under the name that it is typed by. One that may be true has `--no-NAME`, too."""
+    """A parameter for typer: an option under the name that it is typed by. One that may be true has
+    `--no-NAME`, too."""
     info = copy.copy(_info(annotation))
     if info is not None:
         kind = annotation.__origin__
@@ -129,7 +163,9 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
         info.hidden = bool(info.hidden) and COMPLETING not in os.environ
         info.param_decls = (f"{flag}/--no-{flag[2:]}" if is_switch else flag,)
         annotation = Annotated[kind, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def spread_help(arguments: Sequence[str]) -> list[str]:
@@ -145,17 +181,25 @@ def spread_help(arguments: Sequence[str]) -> list[str]:
 def refuse_unused(names: Sequence[str], where: str) -> None:
     """Raises ConfigError where options were given that change nothing."""
     if names:
-        raise ConfigError(f"{', '.join(names)} {'mean' if len(names) > 1 else 'means'} nothing {where}")
+        raise ConfigError(
+            f"{', '.join(names)} {'mean' if len(names) > 1 else 'means'} nothing {where}"
+        )
 
 
 def given(*groups: Any) -> list[str]:
     """Options of these groups that stand on the command line, as they are typed."""
     names = _GIVEN.get()
-    return [written(field.name) for group in groups for field in dataclasses.fields(group) if field.name in names]
+    return [
+        written(field.name)
+        for group in groups
+        for field in dataclasses.fields(group)
+        if field.name in names
+    ]
 
 
 def typed(group: Any, *left_out: str) -> list[str]:
-    """The options of a group that stand on the command line, with their values, word by word; some are left out by name."""
+    """The options of a group that stand on the command line, with their values, word by word; some
+    are left out by name."""
     words = []
     for field in dataclasses.fields(group):
         if field.name in _GIVEN.get() and field.name not in left_out:

@@ -1,8 +1,8 @@
 """The embedded demo pair: a 14M-parameter target and a 1.2M draft that solve graded word problems.
 
-Where the weights are, and six prompts they were not trained on; the workload `demo` has more of them. `tools/demo_models` makes
-the problems and has the recipe that the pair was trained with; `models/README.md` is the model card. Importing this loads neither
-torch nor transformers.
+Where the weights are, and six prompts they were not trained on; the workload `demo` has more of
+them. `tools/demo_models` makes the problems and has the recipe that the pair was trained with;
+`models/README.md` is the model card. Importing this loads neither torch nor transformers.
 """
 
 from pathlib import Path
@@ -19,8 +19,9 @@ class DemoPaths(NamedTuple):
 def demo_paths() -> DemoPaths:
     """The folders of the embedded pair, each readable by transformers' `from_pretrained`.
 
-    In a checkout the first call unpacks the target's weights: beside the packed ones, or in a temporary folder where that place
-    cannot be written. Raises CheckpointError where neither is possible.
+    In a checkout the first call unpacks the target's weights: beside the packed ones, or in a
+    temporary folder where that place cannot be written. Raises CheckpointError where neither is
+    possible.
     """
     models = Path(__file__).parent / "models"
     return DemoPaths(with_weights(models / "target"), models / "draft")

@@ -1,10 +1,12 @@
-"""Weights in two thirds of their size: a bf16 safetensors file as `weights.zip`, unpacked bit for bit on first use.
+"""Weights in two thirds of their size: a bf16 safetensors file as `weights.zip`, unpacked bit for
+bit on first use.
 
-The bytes at even and at odd offsets are two entries of the archive. Odd ones hold sign and exponent of each weight and shrink to
-40 %; even ones look random and are stored as they are. A checkout carries the archive alone, a wheel the file alone.
-Once the pair was trained anew:
+The bytes at even and at odd offsets are two entries of the archive. Odd ones hold sign and exponent
+of each weight and shrink to 40 %; even ones look random and are stored as they are. A checkout
+carries the archive alone, a wheel the file alone. Once the pair was trained anew:
 
-    python -c "import pathlib, outrider.demo.packed as packed; packed.pack(pathlib.Path('outrider/demo/models/target'))"
+    python -c "import pathlib, outrider.demo.packed as packed;
+    packed.pack(pathlib.Path('outrider/demo/models/target'))"
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ from threading import get_ident
 
 from outrider.errors import CheckpointError
 
-PACKED, WEIGHTS = "weights.zip", "model.safetensors"
-EVEN, ODD = "even", "odd"  # entries of the archive
+PACKED = "weights.zip"
+WEIGHTS = "model.safetensors"
+# entries of the archive
+EVEN = "even"
+ODD = "odd"
 
 
 def pack(folder: Path) -> Path:
-    """Write the folder's `weights.zip` from its `model.safetensors`; the same bytes give the same archive."""
-    data, packed = (folder / WEIGHTS).read_bytes(), folder / PACKED
+    """Write the folder's `weights.zip` from its `model.safetensors`; the same bytes give the same
+    archive."""
+    data = (folder / WEIGHTS).read_bytes()
+    packed = folder / PACKED
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(zipfile.ZipInfo(EVEN), data[0::2], zipfile.ZIP_STORED)
         archive.writestr(zipfile.ZipInfo(ODD), data[1::2], zipfile.ZIP_DEFLATED, compresslevel=9)
@@ -35,10 +42,11 @@ def pack(folder: Path) -> Path:
 
 
 def with_weights(folder: Path) -> Path:
-    """This folder, its weights unpacked; where it cannot be written, a temporary one like it, removed when the program ends.
+    """This folder, its weights unpacked; where it cannot be written, a temporary one like it,
+    removed when the program ends.
 
-    A folder without an archive is returned as it is. Raises CheckpointError for a damaged archive, and where neither can be
-    written.
+    A folder without an archive is returned as it is. Raises CheckpointError for a damaged archive,
+    and where neither can be written.
     """
     if not (folder / PACKED).exists():
         return folder  # from a wheel
@@ -60,15 +68,17 @@ def _copy_with_weights(folder: Path) -> Path:
         _unpack(folder / PACKED, copy / WEIGHTS)
     except OSError as error:
         raise CheckpointError(
-            f"'{folder / PACKED}' cannot be unpacked: neither '{folder}' nor a temporary folder takes 28 MB ({error}). "
+            f"'{folder / PACKED}' cannot be unpacked: neither '{folder}' nor a temporary folder "
+            f"takes 28 MB ({error}). "
             "Make room, or let TMPDIR name a folder that can be written."
         ) from error
     return copy
 
 
 def _unpack(packed: Path, weights: Path) -> None:
-    """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that a new archive, or a change to
-    the file, is seen. Processes or threads that unpack at once do not disturb one another. Raises OSError, CheckpointError."""
+    """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that
+    a new archive, or a change to the file, is seen. Processes or threads that unpack at once do not
+    disturb one another. Raises OSError, CheckpointError."""
     made = packed.stat()
     if weights.is_file() and weights.stat().st_mtime_ns == made.st_mtime_ns:
         return
@@ -85,10 +95,12 @@ def _unpack(packed: Path, weights: Path) -> None:
 
 
 def _unpacked(packed: Path) -> bytearray:
-    """All bytes of the original; zipfile checks both entries' CRC-32. Raises CheckpointError where one does not fit."""
+    """All bytes of the original; zipfile checks both entries' CRC-32. Raises CheckpointError where
+    one does not fit."""
     try:
         with zipfile.ZipFile(packed) as archive:
-            even, odd = archive.read(EVEN), archive.read(ODD)
+            even = archive.read(EVEN)
+            odd = archive.read(ODD)
         data = bytearray(len(even) + len(odd))
         data[0::2], data[1::2] = even, odd
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError) as error:

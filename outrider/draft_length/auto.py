@@ -1,11 +1,14 @@
-"""`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second (`goodput.py`).
+"""`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second
+(`goodput.py`).
 
-Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach the server what its draft model
-is worth. All rows share the step, so each gets the number of all rows. Verdicts teach the one that drafted, the clock
-only where all rows of a step have the same drafter.
+Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach
+the server what its draft model is worth. All rows share the step, so each gets the number of all
+rows. Verdicts teach the one that drafted, the clock only where all rows of a step have the same
+drafter.
 
-Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier (`gumbel`). Its distribution
-is the target's regardless: what is chosen depends on earlier steps only.
+Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier
+(`gumbel`). Its distribution is the target's regardless: what is chosen depends on earlier steps
+only.
 """
 
 from __future__ import annotations
@@ -20,20 +23,26 @@ from outrider.draft_length.survival import Phase
 from outrider.rows import Row, Rows
 from outrider.step import StepFacts
 
-PROBED_ROWS = 4  # that are drafted for where drafting does not pay: each may have a long text to be read first
+# that are drafted for where drafting does not pay: each may have a long text to be read first
+PROBED_ROWS = 4
 
 
 class AutoLength:
-    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that name none.
+    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that
+    name none.
 
     `reading`: what reading prompts costs them; None: nothing is known of it."""
 
-    def __init__(self, drafters: Mapping[str, Goodput], reading: ReadingPrice | None = None) -> None:
-        self.drafters, self.reading = dict(drafters), reading
+    def __init__(
+        self, drafters: Mapping[str, Goodput], reading: ReadingPrice | None = None
+    ) -> None:
+        self.drafters = dict(drafters)
+        self.reading = reading
         self._first = next(iter(self.drafters))
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
-        self._sizes: dict[str, int] = {}  # the same: what was chosen for rows without a number of their own
+        # the same: what was chosen for rows without a number of their own
+        self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
 
@@ -42,14 +51,18 @@ class AutoLength:
         if self.reading is not None:
             self.reading.look(rows, self.name_of)
             for name, goodput in self.drafters.items():
-                goodput.reading_s, goodput.unread_s = self.reading.per_token_s(name), self.reading.unread_s(name)
-        self._rows, self._sizes, self._asked = {}, {}, [0] * len(rows)
+                goodput.reading_s = self.reading.per_token_s(name)
+                goodput.unread_s = self.reading.unread_s(name)
+        self._rows = {}
+        self._sizes = {}
+        self._asked = [0] * len(rows)
         self._phases = [Phase.at(len(row.tokens), thinks=row.thinks) for row in rows]
         self._context = sum(len(row.tokens) for row in rows)
         for index, row in enumerate(rows):
             self._rows.setdefault(self.name_of(row), []).append(index)
         for name, indices in self._rows.items():
-            goodput, left = self.drafters[name], len(rows)
+            goodput = self.drafters[name]
+            left = len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
                 counts = Counter(self._phases[index] for index in indices)
                 shares = {phase: count / len(indices) for phase, count in counts.items()}
@@ -64,30 +77,49 @@ class AutoLength:
         return self._asked
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
-        """What is asked for where `ready` can be drafted of it: nothing in rows whose texts are not read yet, and nothing at all
-        for a drafter with so many of them that drafting for the others does not pay."""
+        """What is asked for where `ready` can be drafted of it: nothing in rows whose texts are not
+        read yet, and nothing at all for a drafter with so many of them that drafting for the others
+        does not pay."""
         for name, indices in self._rows.items():
-            asking = [index for index in indices if self._asked[index] and not rows[index].draft_fixed]
+            asking = [
+                index for index in indices if self._asked[index] and not rows[index].draft_fixed
+            ]
             able = [index for index in asking if ready[index]]
-            if len(able) < len(asking) and not self.drafters[name].pays_for(len(able), len(asking), len(rows)):
+            if len(able) < len(asking) and not self.drafters[name].pays_for(
+                len(able), len(asking), len(rows)
+            ):
                 ready = [0 if index in asking else count for index, count in enumerate(ready)]
         return ready
 
     def observe(self, facts: StepFacts) -> None:
         """A step is over."""
-        rows, lists, budgets = facts.rows, facts.verdict.lists, facts.draft.budgets
-        timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
+        rows = facts.rows
+        lists = facts.verdict.lists
+        budgets = facts.draft.budgets
+        # a first step reads the prompt, too
+        timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])
         seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
-            self.drafters[name].learn(ObservedStep(
-                len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices,
-                self._phases, self._context,
-            ))  # fmt: skip
+            self.drafters[name].learn(
+                ObservedStep(
+                    len(rows),
+                    self._sizes.get(name),
+                    facts.asked,
+                    facts.drafted,
+                    lists,
+                    budgets,
+                    seconds,
+                    indices,
+                    self._phases,
+                    self._context,
+                )
+            )
         if self.reading is not None:
             self.reading.ended(rows, self.name_of)
 
     def summary(self) -> dict[str, Any]:
-        """The first drafter's, with the lengths of all; where there are several, each one's own below `by_drafter`."""
+        """The first drafter's, with the lengths of all; where there are several, each one's own
+        below `by_drafter`."""
         each = {name: goodput.summary() for name, goodput in self.drafters.items()}
         if len(each) == 1:
             return each[self._first]

@@ -1,15 +1,19 @@
-"""Seconds of a step by how many nodes it drafts and by how many it asks for, measured while running.
+"""Seconds of a step by how many nodes it drafts and by how many it asks for, measured while
+running.
 
-A Kalman filter over the logarithms of the seconds of all sizes at once. It assumes that a slow minute is slow for every size, so
-a size timed an hour ago stays comparable with the one in use; that each node costs about the same; and that neighbouring sizes
-differ little from that. A clock errs upwards: a time far too long counts as a time a little too long. How much two times of
-one size differ says how noisy the clock is: beside busy processes each time counts for less.
+A Kalman filter over the logarithms of the seconds of all sizes at once. It assumes that a slow
+minute is slow for every size, so a size timed an hour ago stays comparable with the one in use;
+that each node costs about the same; and that neighbouring sizes differ little from that. A clock
+errs upwards: a time far too long counts as a time a little too long. How much two times of one size
+differ says how noisy the clock is: beside busy processes each time counts for less.
 
-Behind longer texts a pass reads more of the cache, and each further node looks at all of it. So two more numbers are learned: how
-all sizes grow with the logarithm of the texts' tokens, and how much more each node does.
+Behind longer texts a pass reads more of the cache, and each further node looks at all of it. So two
+more numbers are learned: how all sizes grow with the logarithm of the texts' tokens, and how much
+more each node does.
 
-Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of the widest row and c(i) the cost
-of a step that drafts i nodes, c(0) that of one which asked and was offered nothing,
+Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of
+the widest row and c(i) the cost of a step that drafts i nodes, c(0) that of one which asked and was
+offered nothing,
 
     E[seconds | n asked] = c(0) + sum over i = 1..n of P(W >= i) (c(i) - c(i - 1))
 """
@@ -26,15 +30,22 @@ import numpy as np
 from outrider.draft_length.survival import DECAY, LONG, NOTHING, FadingMean, Shares
 
 EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offered
-NODE, NODE_DEVIATION = 0.05, 0.2  # of a plain step, that a node costs: mean and deviation before anything was measured;
-# the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7 times LONG (a logarithm of 1)
+# of a plain step, that a node costs: mean and deviation before anything was measured;
+NODE = 0.05
+NODE_DEVIATION = 0.2
+# the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7
+# times LONG (a logarithm of 1)
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
-BUMP = 0.05  # relative deviation of one size from its neighbour, and of the growth of one from the other's
+# relative deviation of one size from its neighbour, and of the growth of one from the other's
+BUMP = 0.05
 NOISE = 0.05  # relative error of a time at least
 DRIFT = 0.02  # relative change of the whole machine from step to step
-RENEWAL = 300  # steps in which sizes may change against one another as much as they may differ at first (texts grow)
+# steps in which sizes may change against one another as much as they may differ at first (texts
+# grow)
+RENEWAL = 300
 ELSEWHERE = 0.01  # share of the first variances that comes back with times from another hour
-SPOILT = 1.0  # of the logarithm, that a time may be too short: beyond it, earlier times were of something else
+# of the logarithm, that a time may be too short: beyond it, earlier times were of something else
+SPOILT = 1.0
 MAX_ERROR = 3.0  # standard deviations that a time may be too long
 
 
@@ -45,28 +56,43 @@ class LengthCosts:
         sizes = np.arange(max_nodes + 2.0)
         sizes[EMPTY_DRAFT] = 0
         count = len(sizes)
-        # a size's logarithm: its own number and, times the texts' length, the last two, growth and growth per node
-        self._own, self._growth = np.eye(count, count + 2), np.zeros((count, count + 2))
+        # a size's logarithm: its own number and, times the texts' length, the last two, growth and
+        # growth per node
+        self._own = np.eye(count, count + 2)
+        self._growth = np.zeros((count, count + 2))
         self._growth[:, count], self._growth[:, count + 1] = 1, sizes
         slope = NODE_DEVIATION * sizes / (1 + NODE * sizes)
         shape = BUMP**2 * np.minimum.outer(sizes, sizes)
         shape[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
-        self._shape, self._level = (self._own.T @ part @ self._own for part in (shape, np.ones((count, count))))
-        self._prior = LEVEL_DEVIATION**2 * self._level + self._own.T @ np.outer(slope, slope) @ self._own + self._shape
+        self._shape, self._level = (
+            self._own.T @ part @ self._own for part in (shape, np.ones((count, count)))
+        )
+        self._prior = (
+            LEVEL_DEVIATION**2 * self._level
+            + self._own.T @ np.outer(slope, slope) @ self._own
+            + self._shape
+        )
         self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2])
-        self._known, self._spread = np.append(np.log1p(NODE * sizes), [0.0, 0.0]), self._prior
-        self._max_nodes, self._timed_at = max_nodes, 0
+        self._known = np.append(np.log1p(NODE * sizes), [0.0, 0.0])
+        self._spread = self._prior
+        self._max_nodes = max_nodes
+        self._timed_at = 0
         self._noise = FadingMean()  # variance of one time
-        self._latest: dict[int, tuple[float, int]] = {}  # its logarithm, and how many it was the median of, by size
-        self._offered = Shares()  # position i: steps with W > i among those that asked for more than i
+        # its logarithm, and how many it was the median of, by size
+        self._latest: dict[int, tuple[float, int]] = {}
+        # position i: steps with W > i among those that asked for more than i
+        self._offered = Shares()
         self.times: Counter[int] = Counter()  # by size
 
-    def observe(self, size: int, seconds: float, now: int = 0, count: int = 1, context: float = 0.0) -> None:
-        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) behind texts of `context` tokens in all, or the median
-        of `count` alike. `now`: steps so far."""
+    def observe(
+        self, size: int, seconds: float, now: int = 0, count: int = 1, context: float = 0.0
+    ) -> None:
+        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) behind texts of `context`
+        tokens in all, or the median of `count` alike. `now`: steps so far."""
         if size > self._max_nodes:
             return
-        steps, self._timed_at = now - self._timed_at, now
+        steps = now - self._timed_at
+        self._timed_at = now
         self.times[size] += count
         self._spread = self._spread + steps * (DRIFT**2 * self._level + self._shape / RENEWAL)
         reading = self._readings(context)[size]
@@ -82,7 +108,8 @@ class LengthCosts:
         self._spread -= np.outer(column, column / total)
 
     def _learn_noise(self, size: int, log_s: float, count: int) -> None:
-        """Compare a time with the latest one of the same size, whatever the filter expected of either."""
+        """Compare a time with the latest one of the same size, whatever the filter expected of
+        either."""
         before, count_before = self._latest.get(size, (log_s, 0))
         self._latest[size] = log_s, count
         if count_before:
@@ -95,20 +122,23 @@ class LengthCosts:
         return max(NOISE**2, self._noise.mean(NOISE**2, NOTHING))
 
     def observe_offers(self, steps: Sequence[tuple[int, int]]) -> None:
-        """Takes in steps that asked for drafts: nodes asked for and nodes drafted in the widest row. All count as if they
-        came last."""
+        """Takes in steps that asked for drafts: nodes asked for and nodes drafted in the widest
+        row. All count as if they came last."""
         self._offered.fade(len(steps))
         for asked, width in steps:
             self._offered.add(asked, [1.0] * min(width, asked))
 
     def unsettle(self) -> None:
-        """What is known is from another hour, in which the machine may have been faster and nodes cheaper."""
+        """What is known is from another hour, in which the machine may have been faster and nodes
+        cheaper."""
         self._spread = self._spread + ELSEWHERE * self._prior
 
     def copy(self) -> LengthCosts:
         """A first guess for another number of rows: nodes compare as they do here."""
         other = LengthCosts(self._max_nodes)
-        other._known, other._timed_at, other.times = self._known, self._timed_at, Counter(self.times)
+        other._known = self._known
+        other._timed_at = self._timed_at
+        other.times = Counter(self.times)
         other._noise = replace(self._noise)
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2 * self._level
         return other
@@ -118,15 +148,21 @@ class LengthCosts:
         return self._own + math.log1p(context / LONG) * self._growth
 
     def drafted(self, context: float = 0.0) -> list[float]:
-        """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step never costs more than another."""
+        """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step never
+        costs more than another."""
         seconds: list[float] = np.exp(self._readings(context) @ self._known).tolist()
         return [min(seconds), *seconds[1:]]
 
     def asked(self, context: float = 0.0) -> list[float]:
         """Seconds by nodes asked for, 0 to `max_nodes`."""
         plain, *drafting, empty = self.drafted(context)
-        costs, before, reached, total = [plain], empty, 1.0, empty
-        for cost, (wide, tried) in zip(drafting, self._offered.counts(self._max_nodes), strict=True):
+        costs = [plain]
+        before = empty
+        reached = 1.0
+        total = empty
+        for cost, (wide, tried) in zip(
+            drafting, self._offered.counts(self._max_nodes), strict=True
+        ):
             reached = min(wide / tried, reached) if tried else reached
             total += reached * (cost - before)
             costs.append(total)

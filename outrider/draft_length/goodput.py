@@ -1,14 +1,17 @@
 """How many nodes bring the most tokens per second with one drafter, none included.
 
-    goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step that asks for n
+    goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step
+    that asks for n
 
-(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`, `costs.py`. All rows get the same n,
-since a target pass is as wide as its widest row. Thoughts and answers, short texts and long ones are easy or hard to guess each
-in their own way, so what is kept of drafts is measured for each `Phase`; a step's estimate is their mean by its rows.
+(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`,
+`costs.py`. All rows get the same n, since a target pass is as wide as its widest row. Thoughts and
+answers, short texts and long ones are easy or hard to guess each in their own way, so what is kept
+of drafts is measured for each `Phase`; a step's estimate is their mean by its rows.
 
-Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change. Learning and deciding between them
-takes half a millisecond each time, a tenth of a short step. Now and then a plan ends with a probe: of a larger length, of a
-plain step where drafting pays little, of one node in a few rows where it does not pay.
+Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change.
+Learning and deciding between them takes half a millisecond each time, a tenth of a short step. Now
+and then a plan ends with a probe: of a larger length, of a plain step where drafting pays little,
+of one node in a few rows where it does not pay.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from outrider.draft_length.survival import ByPhase, KeptNodes, Phase
 from outrider.types import VerdictLists
 
 MAX_PLAN = 16
-MIN_GAP = 4  # steps from a change to a probe; each probe that changes nothing doubles the time to the next one
+# steps from a change to a probe; each probe that changes nothing doubles the time to the next one
+MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
 FILE_COUNT = 10  # times that a median from a file counts for
@@ -45,9 +49,11 @@ class ObservedStep(NamedTuple):
     context: int  # tokens of all its rows' texts
 
     def kept_budgets(self, row: int) -> list[int] | None:
-        """How much must be asked for to get each of the row's kept nodes; None: the drafter does not say."""
+        """How much must be asked for to get each of the row's kept nodes; None: the drafter does
+        not say."""
         known = None if self.budgets is None else self.budgets[row]
-        path, accepted = self.verdict.path[row], self.verdict.num_accepted[row]
+        path = self.verdict.path[row]
+        accepted = self.verdict.num_accepted[row]
         return None if known is None else [known[node] for node in path[:accepted]]
 
 
@@ -68,10 +74,12 @@ class Crowd:
 
 
 class Goodput:
-    """Chooses lengths up to `max_nodes`. One lives as long as the decoder, so what it learns from one request serves the next."""
+    """Chooses lengths up to `max_nodes`. One lives as long as the decoder, so what it learns from
+    one request serves the next."""
 
     def __init__(self, max_nodes: int, *, trees: bool) -> None:
-        self.max_nodes, self._trees = max_nodes, trees
+        self.max_nodes = max_nodes
+        self._trees = trees
         self._kept = ByPhase(KeptNodes)
         self._shares: Mapping[Phase, float] = {Phase(): 1.0}  # of the present step's rows
         self._expected = self._expect()
@@ -83,8 +91,8 @@ class Goodput:
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
     def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
-        """Nodes that the coming step asks for, for each of so many rows, whose texts have `context` tokens in all. `shares`: of
-        this drafter's rows, by their phase."""
+        """Nodes that the coming step asks for, for each of so many rows, whose texts have `context`
+        tokens in all. `shares`: of this drafter's rows, by their phase."""
         crowd = self._crowd(num_rows)
         crowd.context = context
         if shares != self._shares:  # what was planned was for other rows
@@ -92,7 +100,11 @@ class Goodput:
             self._shares = shares
             self._expected = self._expect()
             for each in self._crowds.values():
-                each.due, each.planned, each.plan = each.due + len(each.plan), each.planned - len(each.plan), []
+                each.due, each.planned, each.plan = (
+                    each.due + len(each.plan),
+                    each.planned - len(each.plan),
+                    [],
+                )
         if not crowd.plan:
             self._decide(crowd, num_rows)
         return crowd.plan.pop()
@@ -113,55 +125,75 @@ class Goodput:
         return self._crowd(num_rows).settled
 
     def goodput(self, num_rows: int) -> list[float] | None:
-        """Tokens per second of steps that ask for 0, 1, ... `max_nodes`; None before anything was timed."""
+        """Tokens per second of steps that ask for 0, 1, ... `max_nodes`; None before anything was
+        timed."""
         crowd = self._crowd(num_rows)
         if not crowd.costs.times:
             return None
         tokens = [num_rows * (1 + kept) for kept in self._expected]
         reading = [0.0, *(count * self.reading_s for count in tokens[1:])]
         steps = crowd.costs.asked(crowd.context)
-        return [count / (step + more) for count, step, more in zip(tokens, steps, reading, strict=True)]
+        return [
+            count / (step + more) for count, step, more in zip(tokens, steps, reading, strict=True)
+        ]
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
-        """Whether drafting pays in a step in which only so many of the rows that asked can be drafted for. A probe need not."""
-        rates, size = self.goodput(num_rows), self.settled(num_rows)
+        """Whether drafting pays in a step in which only so many of the rows that asked can be
+        drafted for. A probe need not."""
+        rates = self.goodput(num_rows)
+        size = self.settled(num_rows)
         if rates is None or not size:
             return True
         kept = self._expected[size]
         return (1 + kept * num_ready / num_asked) / (1 + kept) * rates[size] >= rates[0]
 
     def summary(self) -> dict[str, Any]:
-        """What was measured and chosen, and by how much the best fixed length is predicted to beat the mix (regret)."""
+        """What was measured and chosen, and by how much the best fixed length is predicted to beat
+        the mix (regret)."""
         self._learn()
         total: Counter[int] = sum((crowd.chosen for crowd in self._crowds.values()), Counter())
-        known = [rows for rows, crowd in sorted(self._crowds.items()) if crowd.chosen and crowd.costs.times]
+        known = [
+            rows
+            for rows, crowd in sorted(self._crowds.items())
+            if crowd.chosen and crowd.costs.times
+        ]
         by_rows = {rows: self._report(rows, self._crowds[rows]) for rows in known}
         return {"chosen": dict(sorted(total.items())), "by_rows": by_rows}
 
     def _report(self, num_rows: int, crowd: Crowd) -> dict[str, Any]:
-        rates, seconds = self.goodput(num_rows), crowd.costs.drafted(crowd.context)
+        rates = self.goodput(num_rows)
+        seconds = crowd.costs.drafted(crowd.context)
         assert rates is not None, "something was timed"
         tokens = {size: count * (1 + self._expected[size]) for size, count in crowd.chosen.items()}
         spent = sum(count / rates[size] for size, count in tokens.items())
         best = rates.index(max(rates))
         return {
             "chosen": dict(sorted(crowd.chosen.items())),
-            "seconds": {size: seconds[size] for size in sorted(crowd.costs.times) if size != EMPTY_DRAFT},
-            "tokens_per_s": dict(enumerate(rates)), "best_fixed": best,
+            "seconds": {
+                size: seconds[size] for size in sorted(crowd.costs.times) if size != EMPTY_DRAFT
+            },
+            "tokens_per_s": dict(enumerate(rates)),
+            "best_fixed": best,
             "regret": 1 - sum(tokens.values()) / spent / rates[best],
-        }  # fmt: skip
+        }
 
     # ---------------------------------------------------------------- learning
 
     def _learn(self) -> None:
         """Take in the steps that wait."""
-        steps, self._waiting = self._waiting, []
+        steps = self._waiting
+        self._waiting = []
         if not steps:
             return
-        self.lessons, self._now = self.lessons + 1, self._now + len(steps)
+        self.lessons = self.lessons + 1
+        self._now = self._now + len(steps)
         for num_rows in {step.num_rows for step in steps}:
-            self._learn_costs(self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows])
-        present = Counter(phase for step in steps for phase in {step.phases[row] for row in step.rows})
+            self._learn_costs(
+                self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows]
+            )
+        present = Counter(
+            phase for step in steps for phase in {step.phases[row] for row in step.rows}
+        )
         for phase, count in present.items():
             self._kept.of(phase).fade(count)
         for step in steps:
@@ -174,19 +206,31 @@ class Goodput:
 
     def _expect(self) -> list[float]:
         """Kept nodes by nodes asked for: the mean of the present step's rows."""
-        each = [(share, self._kept.of(phase).expected(self.max_nodes)) for phase, share in self._shares.items()]
-        return [sum(share * curve[size] for share, curve in each) for size in range(self.max_nodes + 1)]
+        each = [
+            (share, self._kept.of(phase).expected(self.max_nodes))
+            for phase, share in self._shares.items()
+        ]
+        return [
+            sum(share * curve[size] for share, curve in each) for size in range(self.max_nodes + 1)
+        ]
 
     def _learn_costs(self, crowd: Crowd, steps: Sequence[ObservedStep]) -> None:
         """Steps that drafted alike are one time, their median, that counts for as many."""
         crowd.chosen.update(step.size for step in steps if step.size is not None)
-        asking = [([step.asked[row] for row in step.rows], [step.drafted[row] for row in step.rows]) for step in steps]
-        crowd.costs.observe_offers([(max(asked), max(drafted)) for asked, drafted in asking if any(asked)])
+        asking = [
+            ([step.asked[row] for row in step.rows], [step.drafted[row] for row in step.rows])
+            for step in steps
+        ]
+        crowd.costs.observe_offers(
+            [(max(asked), max(drafted)) for asked, drafted in asking if any(asked)]
+        )
         alike: dict[int, list[tuple[float, int]]] = {}
         for step in steps:
             if step.seconds is not None:
                 size = max(step.drafted)
-                alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append((step.seconds, step.context))
+                alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(
+                    (step.seconds, step.context)
+                )
         for size, times in alike.items():
             seconds, contexts = zip(*times, strict=True)
             crowd.costs.observe(size, median(seconds), self._now, len(times), fmean(contexts))
@@ -206,7 +250,8 @@ class Goodput:
                 best = 0
         if best != crowd.settled:
             crowd.pace = max(1, crowd.pace // 4) if best else MIN_GAP
-        crowd.settled, crowd.plan = best, [best] * crowd.pace
+        crowd.settled = best
+        crowd.plan = [best] * crowd.pace
         crowd.due -= crowd.pace
         if crowd.due <= 0:
             crowd.plan[0] = probe = self._probe(crowd, rates)
@@ -216,16 +261,20 @@ class Goodput:
 
     def _probe(self, crowd: Crowd, rates: Sequence[float] | None) -> int:
         """A larger length; or a plain step, where it was timed less and may be nearly as good."""
-        larger, times = min(crowd.settled + max(1, crowd.settled // 4), self.max_nodes), crowd.costs.times
+        larger = min(crowd.settled + max(1, crowd.settled // 4), self.max_nodes)
+        times = crowd.costs.times
         is_close = rates is None or rates[crowd.settled] < CLOSE * rates[0]
         return 0 if not times[0] or (is_close and times[0] < times[larger]) else larger
 
     def _crowd(self, num_rows: int) -> Crowd:
-        """Crowds that differ little are one. One that was never timed compares sizes as the nearest one does."""
+        """Crowds that differ little are one. One that was never timed compares sizes as the nearest
+        one does."""
         near = num_rows - num_rows % (1 << max(0, num_rows.bit_length() - 4))
         crowd = self._crowds.get(near)
         if crowd is None:  # making one takes longer than a step's other arithmetic
-            crowd = self._crowds[near] = Crowd(LengthCosts(self.max_nodes), settled=max(1, self.max_nodes // 3))
+            crowd = self._crowds[near] = Crowd(
+                LengthCosts(self.max_nodes), settled=max(1, self.max_nodes // 3)
+            )
         if not crowd.costs.times:
             timed = [rows for rows, other in self._crowds.items() if other.costs.times]
             nearest = min(timed, key=lambda rows: abs(rows - near), default=None)

@@ -1,5 +1,6 @@
-"""`--num-draft-tokens`: a number fixes the draft length, `auto` frees it, `auto:12` frees it up to 12, and `1:5,4:3,16:0` fixes
-it by load: 5 from one row on, 3 from four rows on, none from sixteen."""
+"""`--num-draft-tokens`: a number fixes the draft length, `auto` frees it, `auto:12` frees it up to
+12, and `1:5,4:3,16:0` fixes it by load: 5 from one row on, 3 from four rows on, none from sixteen.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ class DraftLength:
 
     max_nodes: int
     is_auto: bool = False
-    by_rows: tuple[tuple[int, int], ...] = ()  # (rows, nodes from so many rows on), the first at 1 row; empty: always `max_nodes`
+    # (rows, nodes from so many rows on), the first at 1 row; empty: always `max_nodes`
+    by_rows: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, asked: int | str | None, default: int) -> DraftLength:
-        """`default` stands for None, and bounds a bare `auto` when it is larger than AUTO_MAX_DRAFT_TOKENS."""
+        """`default` stands for None, and bounds a bare `auto` when it is larger than
+        AUTO_MAX_DRAFT_TOKENS."""
         if asked is None:
             return cls(default)
         word, _, bound = str(asked).partition(":")
@@ -31,24 +34,35 @@ class DraftLength:
         if bound and word.isdecimal():
             return cls._of_table(str(asked))
         number = (bound or str(max(default, AUTO_MAX_DRAFT_TOKENS))) if is_auto else str(asked)
-        if not NUMBER.fullmatch(number.removeprefix("-")) or (is_auto and ":" in str(asked) and not bound):
+        if not NUMBER.fullmatch(number.removeprefix("-")) or (
+            is_auto and ":" in str(asked) and not bound
+        ):
             raise ConfigError(_not_a_length(str(asked)))
         if not 1 <= int(number) <= MAX_DRAFT_TOKENS:
             plain = "; drafter 'none' drafts nothing" if int(number) == 0 else ""
-            raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}{plain}")
+            raise ConfigError(
+                f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}{plain}"
+            )
         return cls(int(number), is_auto)
 
     @classmethod
     def _of_table(cls, text: str) -> DraftLength:
         pairs = [part.split(":") for part in text.split(",")]
-        if not all(len(pair) == 2 and NUMBER.fullmatch(pair[0]) and NUMBER.fullmatch(pair[1]) for pair in pairs):
+        if not all(
+            len(pair) == 2 and NUMBER.fullmatch(pair[0]) and NUMBER.fullmatch(pair[1])
+            for pair in pairs
+        ):
             raise ConfigError(_not_a_length(text))
         table = tuple((int(rows), int(nodes)) for rows, nodes in pairs)
-        starts, max_nodes = [rows for rows, _ in table], max(nodes for _, nodes in table)
+        starts = [rows for rows, _ in table]
+        max_nodes = max(nodes for _, nodes in table)
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ConfigError(_not_a_length(text))
         if not 1 <= max_nodes <= MAX_DRAFT_TOKENS:
-            raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS} at some load, got '{text}'")
+            raise ConfigError(
+                f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS} at some load, got "
+                f"'{text}'"
+            )
         return cls(max_nodes, by_rows=table)
 
     def up_to(self, rows: int) -> DraftLength:

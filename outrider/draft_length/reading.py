@@ -1,7 +1,9 @@
-"""What it costs that a draft model reads every prompt it is to continue; without drafts nobody would.
+"""What it costs that a draft model reads every prompt it is to continue; without drafts nobody
+would.
 
-No step's own price has that, so it is put on the emitted tokens: (tokens to read per token emitted, over the latest texts) x
-(seconds to read a token). Both factors are the same whether drafting pays at present or not.
+No step's own price has that, so it is put on the emitted tokens: (tokens to read per token emitted,
+over the latest texts) x (seconds to read a token). Both factors are the same whether drafting pays
+at present or not.
 """
 
 from __future__ import annotations
@@ -19,15 +21,21 @@ class ReadingPrice:
 
     def __init__(self, unread: Callable[[Rows], list[int]]) -> None:
         self._count = unread
-        self._joined: dict[int, int] = {}  # by request: tokens its drafter had to read when it joined
+        # by request: tokens its drafter had to read when it joined
+        self._joined: dict[int, int] = {}
         self._unread: dict[str, int] = {}  # at present, by drafter
-        self._pace = FadingMean()  # seconds per token read; one drafter of a server reads texts at most
+        # seconds per token read; one drafter of a server reads texts at most
+        self._pace = FadingMean()
         self._texts: dict[str, FadingMean] = {}  # tokens to read per token emitted, by drafter
 
     def look(self, rows: Rows, name_of: Callable[[Row], str]) -> None:
         """Count what is unread before a step. Rows that nothing is ever drafted for do not count."""
-        drafting = [pair for pair in zip(rows, self._count(rows), strict=True) if pair[0].draft_bound != 0]
-        self._joined = {row.request: self._joined.get(row.request, count) for row, count in drafting}
+        drafting = [
+            pair for pair in zip(rows, self._count(rows), strict=True) if pair[0].draft_bound != 0
+        ]
+        self._joined = {
+            row.request: self._joined.get(row.request, count) for row, count in drafting
+        }
         self._unread = {}
         for row, count in drafting:
             self._unread[name_of(row)] = self._unread.get(name_of(row), 0) + count
@@ -50,7 +58,8 @@ class ReadingPrice:
         return 0.0 if text is None else self._token_s * text.mean(0.0, 0.0)
 
     def unread_s(self, name: str) -> float:
-        """Seconds to read all that a drafter must read before it can draft for every one of its rows."""
+        """Seconds to read all that a drafter must read before it can draft for every one of its
+        rows."""
         return self._token_s * self._unread.get(name, 0)
 
     @property

@@ -1,8 +1,9 @@
 """How many draft nodes will be kept, estimated while running from verdicts alone.
 
-A node's share is how often it was kept among the steps that asked for it. A node that was rarely asked for leans on the node
-before it. Everything fades with every step, also what is not seen at present: a length given up long ago gets another chance.
-Only counts of earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
+A node's share is how often it was kept among the steps that asked for it. A node that was rarely
+asked for leans on the node before it. Everything fades with every step, also what is not seen at
+present: a length given up long ago gets another chance. Only counts of earlier steps enter, never
+the value of a token that is about to be proposed (non-anticipation).
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
-PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen, and the tokens it counts for; fading, too
+# conditional acceptance before anything was seen, and the tokens it counts for; fading, too
+PRIOR = 0.7
+PRIOR_WEIGHT = 2.0
 NODE_LEAN = 5.0  # kept nodes that the guess from the node before counts for
-MIN_SHARE = 0.1  # share of steps in which the node before counts as kept: rarer ones would make a guess of too much weight
+# share of steps in which the node before counts as kept: rarer ones would make a guess of too much
+# weight
+MIN_SHARE = 0.1
 NOTHING = 1e-6  # weight of a prior that has faded
-LONG = 1024  # tokens of a text, prompt included: each doubling from here on has estimates of its own
+# tokens of a text, prompt included: each doubling from here on has estimates of its own
+LONG = 1024
 
 
 @dataclass
@@ -53,7 +59,8 @@ class Shares:
         self.tried = [factor * value for value in self.tried]
 
     def add(self, num_tried: int, kept: Iterable[float]) -> None:
-        """So many positions were tried; `kept` says for the first of them whether, or how often, each was kept."""
+        """So many positions were tried; `kept` says for the first of them whether, or how often,
+        each was kept."""
         missing = [0.0] * (num_tried - len(self.tried))
         self.kept += missing
         self.tried += missing
@@ -69,7 +76,8 @@ class Shares:
 
 
 class KeptNodes:
-    """Expected kept nodes of a chain or tree by how many are asked for: the sum of its nodes' shares."""
+    """Expected kept nodes of a chain or tree by how many are asked for: the sum of its nodes'
+    shares."""
 
     def __init__(self) -> None:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
@@ -79,22 +87,28 @@ class KeptNodes:
         self._nodes.fade(steps)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:
-        """One row asked for so many nodes and `accepted` were kept. `budgets`: how much must be asked for to get each of these;
-        None: unknown, then kept nodes grow like the logarithm of the tree."""
+        """One row asked for so many nodes and `accepted` were kept. `budgets`: how much must be
+        asked for to get each of these; None: unknown, then kept nodes grow like the logarithm of
+        the tree."""
         if budgets is None:
             share = accepted / math.log(asked + 1)
-            self._nodes.add(asked, [share * math.log((node + 1) / node) for node in range(1, asked + 1)])
+            self._nodes.add(
+                asked, [share * math.log((node + 1) / node) for node in range(1, asked + 1)]
+            )
         else:
             self._nodes.add(asked, [budgets.count(node) for node in range(1, asked + 1)])
 
     def expected(self, max_nodes: int) -> list[float]:
-        """Kept nodes where 0, 1, ... `max_nodes` are asked for. From node to node the share falls as it did before, but no faster
-        than in a tree whose kept nodes grow like the logarithm."""
-        share, ratio, sums = 1.0, PRIOR, [0.0]
+        """Kept nodes where 0, 1, ... `max_nodes` are asked for. From node to node the share falls
+        as it did before, but no faster than in a tree whose kept nodes grow like the logarithm."""
+        share = 1.0
+        ratio = PRIOR
+        sums = [0.0]
         for node, (kept, tried) in enumerate(self._nodes.counts(max_nodes)):
             weight = NODE_LEAN / max(share, MIN_SHARE) if node else NOTHING
             guess = max(ratio, node / (node + 1)) * share
-            before, share = share, (kept + weight * guess) / (tried + weight)
+            before = share
+            share = (kept + weight * guess) / (tried + weight)
             ratio = min(share / before, 1.0) if before else 0.0
             sums.append(sums[-1] + share)
         return sums
@@ -120,9 +134,12 @@ class ByPhase(Generic[T]):
         self._known: dict[Phase, T] = {}
 
     def of(self, phase: Phase) -> T:
-        """What is known of a phase: at first as much as of the nearest length of text that was seen."""
+        """What is known of a phase: at first as much as of the nearest length of text that was
+        seen."""
         if phase not in self._known:
             seen = [other for other in self._known if other.thinks == phase.thinks]
-            nearest = min(seen, key=lambda other: abs(other.doublings - phase.doublings), default=None)
+            nearest = min(
+                seen, key=lambda other: abs(other.doublings - phase.doublings), default=None
+            )
             self._known[phase] = self._new() if nearest is None else deepcopy(self._known[nearest])
         return self._known[phase]

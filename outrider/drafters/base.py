@@ -6,11 +6,12 @@
     commit(rows, draft, verdict, output)   the step is over: forget rejected tokens, learn from emitted ones
     stop(index)                 the row at `index` leaves; the last row takes its place, in every `PerRow` of the drafter, too
 
-A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack` (rows that leave and come
-back), `text_caches` (texts that begin alike).
+A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack`
+(rows that leave and come back), `text_caches` (texts that begin alike).
 
-A drafter decides what to propose from the committed text and its own distributions, never from the value of the token it would
-propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to be lossless with every verifier.
+A drafter decides what to propose from the committed text and its own distributions, never from the
+value of the token it would propose (non-anticipation): that, and honest `Draft.probs`, is all it
+takes to be lossless with every verifier.
 """
 
 from __future__ import annotations
@@ -34,10 +35,21 @@ if TYPE_CHECKING:
     from outrider.kv import KVCache
     from outrider.models.lm import LM
 
-# With the pending token a pass of 8 or 16 tokens, whole tiles of most kernels (ours for bf16 on CPU have no step there).
-SMALL_TREE, LARGE_TREE = 7, 15
+# With the pending token a pass of 8 or 16 tokens, whole tiles of most kernels (ours for bf16 on CPU
+# have no step there).
+SMALL_TREE = 7
+LARGE_TREE = 15
 
-UNHEARD = frozenset({"needs_draft", "needs_head", "needs_module", "drafts_trees", "wants_draft", "default_num_draft_tokens"})
+UNHEARD = frozenset(
+    {
+        "needs_draft",
+        "needs_head",
+        "needs_module",
+        "drafts_trees",
+        "wants_draft",
+        "default_num_draft_tokens",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,10 @@ class DraftSetup:
     draft: LoadedModel | None  # the model given with --draft
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
-    head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters that require one
-    status: Callable[[str], None] = lambda line: None  # called with what takes long while it happens
+    # folder of the trained head (`Settings.head`, or --draft), for drafters that require one
+    head: str | None = None
+    # called with what takes long while it happens
+    status: Callable[[str], None] = lambda line: None
 
 
 class Drafter(ABC):
@@ -58,12 +72,15 @@ class Drafter(ABC):
     name = ""  # in the table, once it is built by that name
     needs: ClassVar[str] = "nothing"  # in words, for `outrider ls NAME`
     requires: ClassVar[Requirements] = Requirements()  # whatever the settings are
-    repeatable: ClassVar[bool] = True  # the same texts in the same order get the same drafts: no clock decides, no network
+    # the same texts in the same order get the same drafts: no clock decides, no network
+    repeatable: ClassVar[bool] = True
     trained: ClassVar[bool] = False  # whether it needs training for this target
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
-    learns: ClassVar[bool] = False  # knows what the committed tokens do not give back: a seeded text may depend on it
+    # knows what the committed tokens do not give back: a seeded text may depend on it
+    learns: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
-    keeps_costs: ClassVar[bool] = True  # what a step takes today is what it takes tomorrow on the same machine
+    # what a step takes today is what it takes tomorrow on the same machine
+    keeps_costs: ClassVar[bool] = True
     Settings: ClassVar[type] = NoSettings
 
     def __init_subclass__(cls) -> None:
@@ -71,8 +88,10 @@ class Drafter(ABC):
         super().__init_subclass__()
         if unheard := sorted(UNHEARD & vars(cls).keys()):
             raise ConfigError(
-                f"drafter class {cls.__name__} has {', '.join(unheard)}, which nobody asks for: give it `requires = "
-                "Requirements(...)`, or a class method `requirements(settings)` (docs/add-a-drafter.md)"
+                f"drafter class {cls.__name__} has {', '.join(unheard)}, which nobody asks for: "
+                "give it `requires = "
+                "Requirements(...)`, or a class method `requirements(settings)` "
+                "(docs/add-a-drafter.md)"
             )
 
     @property
@@ -82,8 +101,8 @@ class Drafter(ABC):
 
     @property
     def counters(self) -> dict[str, float]:
-        """What it counts besides drafts, for /metrics: name -> a number that only grows; 'NAME/REASON' for one of several
-        reasons. From any thread."""
+        """What it counts besides drafts, for /metrics: name -> a number that only grows;
+        'NAME/REASON' for one of several reasons. From any thread."""
         return {}
 
     @property
@@ -93,7 +112,8 @@ class Drafter(ABC):
 
     @property
     def signals(self) -> tuple[int, ...]:
-        """The target's hidden states it wants from every pass, by the keys of `models/signals.py`. Fixed once built."""
+        """The target's hidden states it wants from every pass, by the keys of `models/signals.py`.
+        Fixed once built."""
         return ()
 
     @property
@@ -103,20 +123,21 @@ class Drafter(ABC):
 
     @property
     def prefers_shared_noise(self) -> bool:
-        """Whether sampled rows get more or cheaper drafts if shared noise (`gumbel`) verifies them than if nodes are drawn."""
+        """Whether sampled rows get more or cheaper drafts if shared noise (`gumbel`) verifies them
+        than if nodes are drawn."""
         return False
 
     @property
     def model(self) -> LM | None:
-        """The model whose distribution this drafter guesses from, in the target's token ids: given the text so far, its logits
-        under the row's sampling options are the distribution behind the next guess. None where there is no such model
-        (`lab/explain`)."""
+        """The model whose distribution this drafter guesses from, in the target's token ids: given
+        the text so far, its logits under the row's sampling options are the distribution behind the
+        next guess. None where there is no such model (`lab/explain`)."""
         return None
 
     @classmethod
     def requirements(cls, settings: Any) -> Requirements:
-        """What it requires under these settings, its default draft length among it. Raises what building with them would raise
-        without a model."""
+        """What it requires under these settings, its default draft length among it. Raises what
+        building with them would raise without a model."""
         heads = ((cls, settings.head),) if cls.requires.head and settings.head else ()
         return replace(cls.requires, heads=heads, trees=cls.shape == "tree")
 
@@ -127,8 +148,9 @@ class Drafter(ABC):
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
-        """What this head (a folder) takes in memory, from its files' headers. Raises CheckpointError when it does not fit the
-        target; asked before any weight of the target is read. Bytes are 0 where a drafter cannot tell."""
+        """What this head (a folder) takes in memory, from its files' headers. Raises
+        CheckpointError when it does not fit the target; asked before any weight of the target is
+        read. Bytes are 0 where a drafter cannot tell."""
         return ModelMemory(head, 0, 0)
 
     @classmethod
@@ -137,7 +159,8 @@ class Drafter(ABC):
         return cls()
 
     def join(self, rows: Rows, row: Row) -> None:
-        """`row` joins `rows` and this drafter. Raises what either raises, and then neither has anything of it."""
+        """`row` joins `rows` and this drafter. Raises what either raises, and then neither has
+        anything of it."""
         index = rows.add(row)
         try:
             self.start(row)
@@ -150,8 +173,8 @@ class Drafter(ABC):
         """A row joins the batch as its last one."""
 
     def undo_start(self, num_rows: int) -> None:
-        """Take back what a `start` that raised has left behind the first `num_rows` rows. This clears attributes of type
-        `PerRow` and caches; drafters that keep more extend it."""
+        """Take back what a `start` that raised has left behind the first `num_rows` rows. This
+        clears attributes of type `PerRow` and caches; drafters that keep more extend it."""
         for state in vars(self).values():
             if isinstance(state, PerRow):
                 del state[num_rows:]
@@ -160,17 +183,20 @@ class Drafter(ABC):
                 cache.swap_remove(num_rows)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:  # noqa: B027
-        """The target was fed positions start .. start + T of the row at `index`; `hidden` has (T, H) for each of `signals`.
+        """The target was fed positions start .. start + T of the row at `index`; `hidden` has (T,
+        H) for each of `signals`.
 
-        Chunks come in order, before the row's first `propose`. They may begin behind position 0: where keys and values came
-        from a store, no pass was made and there is nothing to read.
+        Chunks come in order, before the row's first `propose`. They may begin behind position 0:
+        where keys and values came from a store, no pass was made and there is nothing to read.
         """
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
-        """Before a `propose` that may ask for gamma[b] nodes: a model of its own reads what it lacks of those rows, in chunks and
-        in turns, about `budget` tokens in all. Returns `gamma`, 0 for the rows that are not read to their end yet.
+        """Before a `propose` that may ask for gamma[b] nodes: a model of its own reads what it
+        lacks of those rows, in chunks and in turns, about `budget` tokens in all. Returns `gamma`,
+        0 for the rows that are not read to their end yet.
 
-        For callers with neighbours to think of (the engine); without it, `propose` reads all that is missing.
+        For callers with neighbours to think of (the engine); without it, `propose` reads all that
+        is missing.
         """
         return gamma
 
@@ -185,19 +211,22 @@ class Drafter(ABC):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:  # noqa: B027
         """Called after `rows` took the verdict on `draft`; `output` is the target's pass over it.
 
-        Afterwards all state of a row equals a fresh start on its tokens (what is learned across rows excepted, `learns`).
+        Afterwards all state of a row equals a fresh start on its tokens (what is learned across
+        rows excepted, `learns`).
         """
 
     def credit(self, index: int) -> Callable[[list[int], int], None] | None:
-        """A function that tells a row's latest proposal which of its nodes were kept; None: only texts teach this drafter.
+        """A function that tells a row's latest proposal which of its nodes were kept; None: only
+        texts teach this drafter.
 
-        A draft service calls it, since it learns about a proposal after the next one: with the kept nodes, and how many levels
-        are known by then.
+        A draft service calls it, since it learns about a proposal after the next one: with the kept
+        nodes, and how many levels are known by then.
         """
         return None
 
     def stop(self, index: int) -> None:
-        """The row at `index` leaves by swap-remove, and with it what the drafter's attributes of type `PerRow` have of it.
+        """The row at `index` leaves by swap-remove, and with it what the drafter's attributes of
+        type `PerRow` have of it.
 
         Drafters that keep more, like a cache of their own, extend this.
         """
@@ -206,7 +235,8 @@ class Drafter(ABC):
                 state.swap_remove(index)
 
     def pack(self, index: int) -> Any:
-        """Its state of the row at `index` that would otherwise have to be read again, for `unpack`; None: nothing is kept."""
+        """Its state of the row at `index` that would otherwise have to be read again, for `unpack`;
+        None: nothing is kept."""
         return None
 
     def unpack(self, state: Any) -> None:  # noqa: B027
@@ -214,13 +244,15 @@ class Drafter(ABC):
 
     @property
     def text_caches(self) -> list[KVCache]:
-        """Its own keys and values of the rows' texts: row by row, position by position, made from nothing but the text so far. A
-        caller may fill in the beginning of a row that has just started, from what it kept of another (`KVCache.read`, `put`)."""
+        """Its own keys and values of the rows' texts: row by row, position by position, made from
+        nothing but the text so far. A caller may fill in the beginning of a row that has just
+        started, from what it kept of another (`KVCache.read`, `put`)."""
         return []
 
     @property
     def caches(self) -> list[KVCache]:
-        """All keys and values that it writes: broken numbers in them must go, for masked positions enter products, too."""
+        """All keys and values that it writes: broken numbers in them must go, for masked positions
+        enter products, too."""
         return self.text_caches
 
     def close(self) -> None:  # noqa: B027
@@ -228,7 +260,8 @@ class Drafter(ABC):
 
 
 def start_all(drafters: Iterable[Drafter], row: Row, num_rows: int) -> None:
-    """`row` joins all of these drafters, which have `num_rows` rows. Where one raises it leaves the others again."""
+    """`row` joins all of these drafters, which have `num_rows` rows. Where one raises it leaves the
+    others again."""
     started: list[Drafter] = []
     for drafter in drafters:
         try:

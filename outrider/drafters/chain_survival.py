@@ -1,6 +1,8 @@
-"""Expected kept tokens of one drafter's chains, row by row: what a composite's part is worth, and where a service drafts ahead.
+"""Expected kept tokens of one drafter's chains, row by row: what a composite's part is worth, and
+where a service drafts ahead.
 
-Only counts of earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
+Only counts of earlier steps enter, never the value of a token that is about to be proposed
+(non-anticipation).
 """
 
 from __future__ import annotations
@@ -8,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, ByPhase, FadingMean, Phase, Shares
+from outrider.draft_length.survival import (
+    NOTHING,
+    PRIOR,
+    PRIOR_WEIGHT,
+    ByPhase,
+    FadingMean,
+    Phase,
+    Shares,
+)
 
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 CHAIN_LEAN = 3.0  # tokens of the next shallower depth that a depth's record is mixed with
@@ -25,10 +35,11 @@ class _Average:
 
 @dataclass
 class ChainSurvival:
-    """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
+    """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ...
+    c_i.
 
-    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `begin_step`
-    says which rows have which.
+    `row` is any number that names a row while it lives. Short texts and long ones have averages of
+    their own, once `begin_step` says which rows have which.
     """
 
     _rows: dict[int, FadingMean] = field(default_factory=dict)
@@ -56,9 +67,13 @@ class ChainSurvival:
     def curve(self, length: int, row: int | None = None) -> list[float]:
         """S(1) .. S(length) of a row; None: of the average one."""
         scale = 1.0 if row is None else self._luck(row)
-        survival, conditional, weight, curve = 1.0, PRIOR, NOTHING, []
+        survival = 1.0
+        conditional = PRIOR
+        weight = NOTHING
+        curve = []
         for kept, tried in self._average(row).depths.counts(length):
-            conditional, weight = (kept + weight * conditional) / (tried + weight), CHAIN_LEAN
+            conditional = (kept + weight * conditional) / (tried + weight)
+            weight = CHAIN_LEAN
             survival *= min(conditional * scale, 1.0)
             curve.append(survival)
         return curve
@@ -70,7 +85,11 @@ class ChainSurvival:
     def _luck(self, row: int) -> float:
         """This row's acceptance over everybody's."""
         average = self._average(row).all.mean(PRIOR, NOTHING)
-        return self._rows.get(row, FadingMean()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
+        return (
+            self._rows.get(row, FadingMean()).mean(average, ROW_WEIGHT) / average
+            if average > 0
+            else 1.0
+        )
 
     def _average(self, row: int | None) -> _Average:
         return self._averages.of(Phase() if row is None else self._phases.get(row, Phase()))

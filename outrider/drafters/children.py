@@ -1,4 +1,5 @@
-"""The children of a tree's nodes, from the distributions behind them: the likeliest tokens, or drawn ones."""
+"""The children of a tree's nodes, from the distributions behind them: the likeliest tokens, or
+drawn ones."""
 
 from __future__ import annotations
 
@@ -26,37 +27,52 @@ def likeliest(probs: Tensor, counts: list[int]) -> list[list[Child]]:
 
 
 def ranked_by_scores(rows: Rows) -> list[bool]:
-    """Per row, whether the softmax of the scores ranks its candidates: no penalty, bias, ban or filter."""
+    """Per row, whether the softmax of the scores ranks its candidates: no penalty, bias, ban or
+    filter."""
     return [row.constraint is None and row.params.is_softmax for row in rows]
 
 
 def raced_scores(
-    rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], depths: Tensor, known: Tensor | None = None
+    rows: Rows,
+    scores: Tensor,
+    columns: Sequence[Sequence[int]],
+    depths: Tensor,
+    known: Tensor | None = None,
 ) -> Tensor:
-    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of racing rows; `depths` (B, M): of their nodes.
+    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of racing rows; `depths`
+    (B, M): of their nodes.
 
     `known` (V',): ids of the tokens that are scored, None: all, in order.
     """
     racing = [(row, column) for row in rows.racing_rows for column in columns[row]]
     if not racing:
         return scores
-    width, begins, deep = min(scores.shape[2], rows.vocab_size), rows.positions.tolist(), depths.tolist()
+    width = min(scores.shape[2], rows.vocab_size)
+    begins = rows.positions.tolist()
+    deep = depths.tolist()
     heat = rows.soft_sampling.options[:, 0].tolist()
     positions: list[list[int]] = [[] for _ in columns]
     for row, column in racing:
         positions[row].append(begins[row] + deep[row][column])
     scores = scores.to(torch.float32, copy=True)
-    for (row, column), noise in zip(racing, rows.rng.noise(positions, rows.vocab_size), strict=True):
+    for (row, column), noise in zip(
+        racing, rows.rng.noise(positions, rows.vocab_size), strict=True
+    ):
         own = noise[:width] if known is None else noise[known.to(noise.device)]
         scores[row, column, : len(own)].add_(own.to(scores.device), alpha=heat[row])
     return scores
 
 
 def likeliest_scores(
-    top_tokens: TopTokens, rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], counts: Sequence[Sequence[int]],
+    top_tokens: TopTokens,
+    rows: Rows,
+    scores: Tensor,
+    columns: Sequence[Sequence[int]],
+    counts: Sequence[Sequence[int]],
     known: Tensor | None = None,
-) -> list[list[list[Child]]] | None:  # fmt: skip
-    """`likeliest` in the softmax of scores (B, M, V') in these columns of each row; None where scores are no numbers.
+) -> list[list[list[Child]]] | None:
+    """`likeliest` in the softmax of scores (B, M, V') in these columns of each row; None where
+    scores are no numbers.
 
     `known` (V',): ids of the tokens that are scored, None: all, in order.
     """
@@ -65,7 +81,8 @@ def likeliest_scores(
     asked = [(row, column) for row, line in enumerate(columns) for column in line]
     if not asked:
         return [[] for _ in counts]
-    outputs, temperatures = [row * scores.shape[1] + column for row, column in asked], [soft[row][0] for row, _ in asked]
+    outputs = [row * scores.shape[1] + column for row, column in asked]
+    temperatures = [soft[row][0] for row, _ in asked]
     max_candidates = min(max(count for line in counts for count in line), width)
     found = top_tokens.shares(scores, outputs, max_candidates, width, temperatures)
     if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
@@ -73,34 +90,52 @@ def likeliest_scores(
     tokens = torch.from_numpy(found.tokens)
     ids = (tokens if known is None else known[tokens.to(known.device)]).tolist()
     lines = iter(zip(ids, found.shares.tolist(), strict=True))
-    return [[[*map(Child, *(part[:count] for part in next(lines)))] for count in line] for line in counts]
+    return [
+        [[*map(Child, *(part[:count] for part in next(lines)))] for count in line]
+        for line in counts
+    ]
 
 
 def raced(rows: Rows, probs: Tensor, depths: Tensor) -> Tensor:
-    """The distributions (B, M, V) with those of racing rows as the target's own noise ranks their tokens; `depths` (B, M or 1):
-    of the nodes behind which they are."""
-    racing, scores = torch.tensor(rows.racing_rows, dtype=torch.int64, device=probs.device), probs.to(torch.float64, copy=True)
-    noise = rows.rng.select(rows.racing_rows).gumbel(rows.positions[racing, None] + depths[racing], probs.shape[2])
+    """The distributions (B, M, V) with those of racing rows as the target's own noise ranks their
+    tokens; `depths` (B, M or 1): of the nodes behind which they are."""
+    racing = torch.tensor(rows.racing_rows, dtype=torch.int64, device=probs.device)
+    scores = probs.to(torch.float64, copy=True)
+    noise = rows.rng.select(rows.racing_rows).gumbel(
+        rows.positions[racing, None] + depths[racing], probs.shape[2]
+    )
     scores[racing] = (scores[racing].log() + noise).softmax(-1)
     return scores
 
 
 def draw(
-    rows: Rows, probs: Tensor, trees: Sequence[RowTree], columns: Sequence[Sequence[int]], found: list[list[list[Child]]], *,
+    rows: Rows,
+    probs: Tensor,
+    trees: Sequence[RowTree],
+    columns: Sequence[Sequence[int]],
+    found: list[list[list[Child]]],
+    *,
     replacement: bool,
-) -> None:  # fmt: skip
-    """Append drawn children to `found[row][which]` of sampled rows, one draw for all rows at a time, each keyed by its node's
-    number. probs (B, M, V); `columns`: the columns of each row's wanted outputs."""
-    turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its column of `probs`)
+) -> None:
+    """Append drawn children to `found[row][which]` of sampled rows, one draw for all rows at a
+    time, each keyed by its node's number. probs (B, M, V); `columns`: the columns of each row's
+    wanted outputs."""
+    # per row, per child: (which wanted output, its column of `probs`)
+    turns: list[list[tuple[int, int]]] = []
     for tree, own in zip(trees, columns, strict=True):
         wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
-        turns.append([(i, column) for i, ((_, count), column) in enumerate(wanted) for _ in range(count)])
+        turns.append(
+            [(i, column) for i, ((_, count), column) in enumerate(wanted) for _ in range(count)]
+        )
     if not any(turns):
         return
     rest = probs.clone()
     nobody = torch.ones_like(rest[0, 0])
     for turn in range(max(map(len, turns))):
-        lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
+        lines = [
+            rest[index, mine[turn][1]] if turn < len(mine) else nobody
+            for index, mine in enumerate(turns)
+        ]
         weights = torch.stack(lines)
         possible = weights.sum(dim=-1) > 0
         weights = torch.where(possible[:, None], weights, nobody)

@@ -1,16 +1,21 @@
-"""Several drafters at once: their guesses in one tree, or each step the one that pays most, row by row.
+"""Several drafters at once: their guesses in one tree, or each step the one that pays most, row by
+row.
 
     merge    every part drafts; the node budget goes where a node is likeliest to be kept (suffix branch + model chain in one
-             tree, verified by traversal), and what a free part cannot fill goes on to the next, the model last. A part is
-             worth the nodes it adds: what an earlier part has as well costs nothing and counts for nothing
+             tree, verified by traversal), and what a free part cannot fill goes on to the next, the
+             model last. A part is worth the nodes it adds: what an earlier part has as well costs
+             nothing and counts for nothing
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
-             beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all.
-             Parts of chains give chains, which any target and verifier takes
+             beat theirs. Arctic and SAM decide this by match length; here it is one calibrated
+             survival estimate for all. Parts of chains give chains, which any target and verifier
+             takes
 
-What a part is worth is measured from its own verdicts (`outrider/drafters/chain_survival.py`), what a model costs by the clock.
-A free part that is passed over is measured all the same, by what the text then says, and a row tries a model again that it has
-long not asked (`outrider/drafters/composite_part.py`). So each row moves to the part that is better by now, as its text grows.
-At most one part may draw tokens from distributions, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
+What a part is worth is measured from its own verdicts (`outrider/drafters/chain_survival.py`), what
+a model costs by the clock. A free part that is passed over is measured all the same, by what the
+text then says, and a row tries a model again that it has long not asked
+(`outrider/drafters/composite_part.py`). So each row moves to the part that is better by now, as its
+text grows. At most one part may draw tokens from distributions, a model or a trained head; its
+nodes come first (`outrider/trees/merge.py`).
 """
 
 from __future__ import annotations
@@ -60,9 +65,11 @@ class CompositeDrafter(Drafter):
     Settings = CompositeSettings
 
     def __init__(self, parts: list[Part], mode: str) -> None:
-        self.parts = sorted(parts, key=lambda part: not part.is_model)  # drawn nodes come first in the tree
+        # drawn nodes come first in the tree
+        self.parts = sorted(parts, key=lambda part: not part.is_model)
         self._mode = mode
-        self._numbers = PerRow[int]()  # of the rows, in the batch's order: what survival estimates know them by
+        # of the rows, in the batch's order: what survival estimates know them by
+        self._numbers = PerRow[int]()
         self._started = count()
         self._merged: Merged | None = None
         self._pass_seconds = 0.0  # of the target, as seen between a proposal and its verdict
@@ -70,48 +77,73 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def part_classes(cls, settings: CompositeSettings) -> dict[str, tuple[type[Drafter], Any]]:
-        """Name -> (class, its settings). Raises ConfigError for an unknown part or option, and for parts that do not fit."""
+        """Name -> (class, its settings). Raises ConfigError for an unknown part or option, and for
+        parts that do not fit."""
         options = settings.options_by_part()
         found: dict[str, tuple[type[Drafter], Any]] = {}
         for name in settings.names():
             kind = DRAFTERS.load(name)
-            found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
+            found[name] = (
+                kind,
+                parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'"),
+            )
         if strange := [name for name, (kind, _) in found.items() if not kind.keeps_costs]:
             raise ConfigError(
-                f"a composite cannot contain '{strange[0]}': have the service host the composite, like 'outrider service draft "
-                "--drafter \"composite parts=suffix+ngram\" --model TARGET'"
+                f"a composite cannot contain '{strange[0]}': have the service host the composite, "
+                "like 'outrider service draft "
+                '--drafter "composite parts=suffix+ngram" --model TARGET\''
             )
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:
-            raise ConfigError(f"a composite takes one model or head at most, got {' and '.join(models)}")
+            raise ConfigError(
+                f"a composite takes one model or head at most, got {' and '.join(models)}"
+            )
         for name in models:
             kind, own = found[name]
             if kind.requirements(own).trees:
-                raise ConfigError(f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the options")
+                raise ConfigError(
+                    f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the "
+                    "options"
+                )
         return found
 
     @classmethod
     def requirements(cls, settings: CompositeSettings) -> Requirements:
-        """What all parts together require. Asked before any model is read: the moment to refuse parts that do not fit."""
-        each = {name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()}
+        """What all parts together require. Asked before any model is read: the moment to refuse
+        parts that do not fit."""
+        each = {
+            name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()
+        }
         chains = settings.mode == "best" and not any(one.trees for one in each.values())
         return Requirements(
-            draft=any(one.draft for one in each.values()), module=any(one.module for one in each.values()),
-            head=any(one.head for one in each.values()), heads=tuple(head for one in each.values() for head in one.heads),
+            draft=any(one.draft for one in each.values()),
+            module=any(one.module for one in each.values()),
+            head=any(one.head for one in each.values()),
+            heads=tuple(head for one in each.values() for head in one.heads),
             head_part=next((name for name, one in each.items() if one.head), None),
-            prediction=any(one.prediction for one in each.values()), loop=any(one.loop for one in each.values()),
-            trees=not chains, num_draft_tokens=SMALL_TREE, shares_nodes=True,
-        )  # fmt: skip
+            prediction=any(one.prediction for one in each.values()),
+            loop=any(one.loop for one in each.values()),
+            trees=not chains,
+            num_draft_tokens=SMALL_TREE,
+            shares_nodes=True,
+        )
 
     @classmethod
     def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
         own = f"{part}.head={folder}"
-        return {**options, "options": f"{options['options']};{own}" if options.get("options") else own}
+        return {
+            **options,
+            "options": f"{options['options']};{own}" if options.get("options") else own,
+        }
 
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
         parts = [
-            Part(name, kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)), _is_model(kind, own))
+            Part(
+                name,
+                kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)),
+                _is_model(kind, own),
+            )
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
         for part in parts:
@@ -132,7 +164,9 @@ class CompositeDrafter(Drafter):
 
     @property
     def model(self) -> LM | None:
-        return next((part.drafter.model for part in self.parts if part.drafter.model is not None), None)
+        return next(
+            (part.drafter.model for part in self.parts if part.drafter.model is not None), None
+        )
 
     def start(self, row: Row) -> None:
         start_all([part.drafter for part in self.parts], row, len(self._numbers))
@@ -141,7 +175,9 @@ class CompositeDrafter(Drafter):
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for part in self.parts:
             if part.drafter.signals:
-                part.drafter.read(index, start, {layer: hidden[layer] for layer in part.drafter.signals})
+                part.drafter.read(
+                    index, start, {layer: hidden[layer] for layer in part.drafter.signals}
+                )
 
     def stop(self, index: int) -> None:
         super().stop(index)
@@ -154,7 +190,11 @@ class CompositeDrafter(Drafter):
 
     def pack(self, index: int) -> dict[str, Any] | None:
         states = {part.name: part.drafter.pack(index) for part in self.parts}
-        return states if all(states[part.name] is not None or not part.drafter.signals for part in self.parts) else None
+        return (
+            states
+            if all(states[part.name] is not None or not part.drafter.signals for part in self.parts)
+            else None
+        )
 
     def unpack(self, state: dict[str, Any]) -> None:
         for part in self.parts:
@@ -173,14 +213,22 @@ class CompositeDrafter(Drafter):
         """While a part still reads a row's text the others draft for it."""
         for part in self.parts:
             ready = part.drafter.prepare(rows, gamma, budget)
-            part.waiting = frozenset(index for index, count in enumerate(gamma) if count and not ready[index])
+            part.waiting = frozenset(
+                index for index, count in enumerate(gamma) if count and not ready[index]
+            )
         return gamma
 
     def unread(self, rows: Rows) -> list[int]:
-        return [sum(counts) for counts in zip(*(part.drafter.unread(rows) for part in self.parts), strict=True)]
+        return [
+            sum(counts)
+            for counts in zip(*(part.drafter.unread(rows) for part in self.parts), strict=True)
+        ]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        phases = {number: Phase.at(len(row.tokens), thinks=False) for number, row in zip(self._numbers, rows, strict=True)}
+        phases = {
+            number: Phase.at(len(row.tokens), thinks=False)
+            for number, row in zip(self._numbers, rows, strict=True)
+        }
         for part in self.parts:
             part.survival.begin_step(phases)
             part.choose_tries()
@@ -189,7 +237,11 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.waiting = frozenset()
             part.count_unused(self._numbers, gamma)
-        self._merged = merge_drafts(drafts) if any(draft.parents is not None for draft in drafts) or turns else _beside(drafts)
+        self._merged = (
+            merge_drafts(drafts)
+            if any(draft.parents is not None for draft in drafts) or turns
+            else _beside(drafts)
+        )
         if turns:
             self._merged.draft.budgets = self._budgets(turns, self._merged)
         self._proposed_at = time.perf_counter()
@@ -198,15 +250,22 @@ class CompositeDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
-        for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
+        for index, (path, kept) in enumerate(
+            zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
+        ):
             self._learn(self._offers(index), path[:kept])
-            emitted = [*(draft.lists[0][index][node] for node in path[:kept]), verdict.lists.next_token[index]]
+            emitted = [
+                *(draft.lists[0][index][node] for node in path[:kept]),
+                verdict.lists.next_token[index],
+            ]
             for part in self.parts:
                 part.learn(index, self._numbers[index], emitted)
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
-            seen = part_output(part.draft, nodes, output) if part.drafter.requires.logits else output
+            seen = (
+                part_output(part.draft, nodes, output) if part.drafter.requires.logits else output
+            )
             part.drafter.commit(rows, part.draft, own, seen)
 
     def credit(self, index: int) -> Callable[[list[int], int], None]:
@@ -216,7 +275,8 @@ class CompositeDrafter(Drafter):
     def _offers(self, index: int) -> list[_Offer]:
         """What each part adds to one row's draft: nodes that no earlier part has as well."""
         assert self._merged is not None
-        levels, number = self._merged.draft.levels[index], self._numbers[index]
+        levels = self._merged.draft.levels[index]
+        number = self._numbers[index]
         taken: set[int] = set()
         offers = []
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
@@ -227,16 +287,22 @@ class CompositeDrafter(Drafter):
 
     @staticmethod
     def _learn(offers: list[_Offer], path: list[int], known: int | None = None) -> None:
-        """The text went along the nodes of `path`. `known`: how many levels this is known for, None for all."""
+        """The text went along the nodes of `path`. `known`: how many levels this is known for, None
+        for all."""
         for offer in offers:
-            tested = {node: level for node, level in offer.levels.items() if known is None or level <= known}
+            tested = {
+                node: level
+                for node, level in offer.levels.items()
+                if known is None or level <= known
+            }
             if offered := len(set(tested.values())):
                 offer.part.survival.observe(offer.number, offered, len(tested.keys() & set(path)))
 
     # ---------------------------------------------------------------- who gets how many nodes
 
     def _merge(self, rows: Rows, gamma: list[int], turns: list[list[str]]) -> list[Draft]:
-        """Every part drafts its share; the free ones first, so that what they leave over goes to the model."""
+        """Every part drafts its share; the free ones first, so that what they leave over goes to
+        the model."""
         spare = [0] * len(gamma)
         drafts: list[Draft] = []
         for part in reversed(self.parts):
@@ -251,7 +317,8 @@ class CompositeDrafter(Drafter):
         return drafts[::-1]
 
     def _turns(self, gamma: Sequence[int]) -> list[list[str]]:
-        """Per row, whose turn it is with its first, second, ... node: of the part whose next token is likeliest to be kept."""
+        """Per row, whose turn it is with its first, second, ... node: of the part whose next token
+        is likeliest to be kept."""
         turns: list[list[str]] = []
         for index, (number, budget) in enumerate(zip(self._numbers, gamma, strict=True)):
             ready = [part for part in self.parts if index not in part.waiting]
@@ -267,31 +334,45 @@ class CompositeDrafter(Drafter):
         return turns
 
     def _budgets(self, turns: list[list[str]], merged: Merged) -> list[list[int]]:
-        """See `Draft.budgets`: which turn brought each node, where a part that has no more leaves its turn to the next one."""
+        """See `Draft.budgets`: which turn brought each node, where a part that has no more leaves
+        its turn to the next one."""
         names = [part.name for part in reversed(self.parts)]
         budgets = []
         for row, line in enumerate(turns):
             found = [len(line)] * merged.draft.num_nodes
-            left = {part.name: iter(nodes[row]) for part, nodes in zip(self.parts, merged.node_maps, strict=True)}
+            left = {
+                part.name: iter(nodes[row])
+                for part, nodes in zip(self.parts, merged.node_maps, strict=True)
+            }
             for asked, name in enumerate(line, 1):
                 heirs = (left[heir] for heir in names[names.index(name) :])
-                node = next((node for nodes in heirs if (node := next(nodes, None)) is not None), None)
+                node = next(
+                    (node for nodes in heirs if (node := next(nodes, None)) is not None), None
+                )
                 if node is not None:
                     found[node] = min(found[node], asked)
             budgets.append(found)
         return budgets
 
     def _best(self, rows: Rows, gamma: list[int]) -> list[Draft]:
-        """The free parts draft at once; of each row, only the draft of the part with the best rate stays."""
-        offered = {part.name: self._timed(part, rows, part.ready(gamma)) for part in self.parts if not part.is_model}
+        """The free parts draft at once; of each row, only the draft of the part with the best rate
+        stays."""
+        offered = {
+            part.name: self._timed(part, rows, part.ready(gamma))
+            for part in self.parts
+            if not part.is_model
+        }
         budgets = {part.name: part.ready(gamma) for part in self.parts if part.is_model}
         chosen = [
-            self._favourite(number, {
-                **{name: budget[index] for name, budget in budgets.items()},
-                **{name: depth(draft, index) for name, draft in offered.items()},
-            })
+            self._favourite(
+                number,
+                {
+                    **{name: budget[index] for name, budget in budgets.items()},
+                    **{name: depth(draft, index) for name, draft in offered.items()},
+                },
+            )
             for index, number in enumerate(self._numbers)
-        ]  # fmt: skip
+        ]
         drafts = []
         for part in self.parts:
             mine = [name == part.name for name in chosen]
@@ -304,7 +385,8 @@ class CompositeDrafter(Drafter):
         return drafts
 
     def _favourite(self, number: int, offered: dict[str, int]) -> str:
-        """The part that drafts for one row; `offered`: levels of a free part's draft, tokens that a model would be asked for."""
+        """The part that drafts for one row; `offered`: levels of a free part's draft, tokens that a
+        model would be asked for."""
         rates = {}
         for part in self.parts:
             length = offered[part.name]
@@ -317,16 +399,20 @@ class CompositeDrafter(Drafter):
         """Expected tokens per second of this row if `part` drafts `num_tokens`."""
         tokens = 1 + part.survival.expected(num_tokens, number)
         if not any(part.is_model for part in self.parts):
-            return tokens  # nobody's drafts cost anything, so no clock decides: the same texts get the same drafts
+            # nobody's drafts cost anything, so no clock decides: the same texts get the same drafts
+            return tokens
         return tokens / (max(self._pass_seconds, 1e-9) + num_tokens * part.seconds_per_token)
 
     def _timed(self, part: Part, rows: Rows, budget: list[int]) -> Draft:
         began = time.perf_counter()
         draft = proposed(part.drafter, rows, budget)
         longest = max(draft.lists[1])
-        first_step = any(row.stats.steps == 0 for row in rows)  # a draft model then reads the prompt
+        # a draft model then reads the prompt
+        first_step = any(row.stats.steps == 0 for row in rows)
         if part.is_model and longest and not first_step:
-            part.seconds_per_token = _smoothed(part.seconds_per_token, (time.perf_counter() - began) / longest)
+            part.seconds_per_token = _smoothed(
+                part.seconds_per_token, (time.perf_counter() - began) / longest
+            )
         return draft
 
 
@@ -338,8 +424,14 @@ def _is_model(kind: type[Drafter], settings: Any) -> bool:
 def _beside(drafts: Sequence[Draft]) -> Merged:
     """Chains of which each row has one at most."""
     lengths = [draft.lists[1] for draft in drafts]
-    owners = [max(range(len(drafts)), key=lambda part: counts[part]) for counts in zip(*lengths, strict=True)]
-    return Merged(side_by_side(drafts, owners), [[list(range(count)) for count in counts] for counts in lengths])
+    owners = [
+        max(range(len(drafts)), key=lambda part: counts[part])
+        for counts in zip(*lengths, strict=True)
+    ]
+    return Merged(
+        side_by_side(drafts, owners),
+        [[list(range(count)) for count in counts] for counts in lengths],
+    )
 
 
 def _smoothed(mean: float, value: float) -> float:

@@ -20,44 +20,62 @@ class Part:
 
     name: str
     drafter: Drafter
-    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from distributions
+    # it runs a model or a trained head: its time counts, and it may draw from distributions
+    is_model: bool
     survival: ChainSurvival = field(default_factory=ChainSurvival)
     draft: Draft | None = None  # of this step
-    guess: Draft | None = None  # of this step, with what it would draft for rows that another part drafts for
+    # of this step, with what it would draft for rows that another part drafts for
+    guess: Draft | None = None
     seconds_per_token: float = 0.0
-    unused: dict[int, int] = field(default_factory=dict)  # by number of a row: steps since it had a node of this part
-    tried: frozenset[int] = frozenset()  # numbers of the rows that asked it in this step to see what it is worth by now
-    waiting: frozenset[int] = frozenset()  # rows of this step whose texts it has not read to their end
+    # by number of a row: steps since it had a node of this part
+    unused: dict[int, int] = field(default_factory=dict)
+    # numbers of the rows that asked it in this step to see what it is worth by now
+    tried: frozenset[int] = frozenset()
+    # rows of this step whose texts it has not read to their end
+    waiting: frozenset[int] = frozenset()
 
     def ready(self, budget: list[int]) -> list[int]:
         """Nodes per row, none for rows that wait."""
         return [0 if index in self.waiting else count for index, count in enumerate(budget)]
 
     def choose_tries(self) -> None:
-        """A model is asked again by rows that have long not asked it: once one of them is due, by all that are half as late."""
+        """A model is asked again by rows that have long not asked it: once one of them is due, by
+        all that are half as late."""
         due = self.is_model and max(self.unused.values(), default=0) >= TRY_AFTER
-        self.tried = frozenset(number for number, steps in self.unused.items() if due and 2 * steps >= TRY_AFTER)
+        self.tried = frozenset(
+            number for number, steps in self.unused.items() if due and 2 * steps >= TRY_AFTER
+        )
 
     def count_unused(self, numbers: Sequence[int], gamma: Sequence[int]) -> None:
         """Count a step for each row that asked for nodes and got none of this part."""
         assert self.draft is not None, "a step without a draft"
         steps = zip(numbers, gamma, self.draft.lists[1], strict=True)
-        self.unused = {number: 0 if drafted else self.unused.get(number, 0) + (asked > 0) for number, asked, drafted in steps}
+        self.unused = {
+            number: 0 if drafted else self.unused.get(number, 0) + (asked > 0)
+            for number, asked, drafted in steps
+        }
 
     def submit(self, draft: Draft, rows: Sequence[bool]) -> None:
         """Offer this step's draft to these rows only; for the others it is a guess."""
         self.guess = self.draft = draft
         if not all(rows):
-            self.draft = replace(draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device))
+            self.draft = replace(
+                draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device)
+            )
 
     def learn(self, index: int, number: int, emitted: Sequence[int]) -> None:
         """Compare what this part guessed for a row with the tokens that the row emitted.
 
-        A guess that was passed over is judged by them. A model that was tried and mostly right is tried again at once.
+        A guess that was passed over is judged by them. A model that was tried and mostly right is
+        tried again at once.
         """
         assert self.guess is not None, "commit without propose"
         assert self.draft is not None, "commit without propose"
-        if number in self.tried and (length := self.draft.lists[1][index]) and 2 * _agreed(self.draft, index, emitted) > length:
+        if (
+            number in self.tried
+            and (length := self.draft.lists[1][index])
+            and 2 * _agreed(self.draft, index, emitted) > length
+        ):
             self.unused[number] = TRY_AFTER
         if self.guess.lists[1][index] and not self.draft.lists[1][index]:
             tested = min(depth(self.guess, index), len(emitted))
@@ -71,7 +89,9 @@ def depth(draft: Draft, index: int) -> int:
 
 def _agreed(draft: Draft, index: int, emitted: Sequence[int]) -> int:
     """How many of these tokens, from the first one on, one row's draft has on a path."""
-    tokens, children, node = draft.lists[0][index], draft.children[index], -1
+    tokens = draft.lists[0][index]
+    children = draft.children[index]
+    node = -1
     for level, token in enumerate(emitted):
         node = next((child for child in children[node + 1] if tokens[child] == token), -1)
         if node < 0:

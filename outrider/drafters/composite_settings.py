@@ -19,18 +19,25 @@ class CompositeSettings:
     """Which drafters, and how they share a step."""
 
     parts: str = setting("draft-model,suffix", f"drafters, with commas: {SOURCES}")
-    mode: Literal["merge", "best"] = setting("merge", "one tree of all, or the best part of each row")
+    mode: Literal["merge", "best"] = setting(
+        "merge", "one tree of all, or the best part of each row"
+    )
     options: str = setting("", "settings of parts, like suffix.max_depth=32;eagle3.head=FOLDER")
 
     def __post_init__(self) -> None:
         names = self.names()
         if len(names) < 2 or len(set(names)) < len(names) or not all(names):
-            raise ConfigError(f"a composite needs at least two different drafters, like suffix,ngram; got '{self.parts}'")
+            raise ConfigError(
+                "a composite needs at least two different drafters, like suffix,ngram; got "
+                f"'{self.parts}'"
+            )
         if "composite" in names or "none" in names:
             raise ConfigError("a composite cannot contain 'composite' or 'none'")
         for name in self.options_by_part():
             if name not in names:
-                raise ConfigError(f"options name '{name}', which is not among the parts {self.parts}")
+                raise ConfigError(
+                    f"options name '{name}', which is not among the parts {self.parts}"
+                )
 
     def names(self) -> list[str]:
         return [name.strip() for name in self.parts.split(",")]
@@ -42,6 +49,8 @@ class CompositeSettings:
             path, equals, value = item.partition("=")
             name, dot, option = path.partition(".")
             if not (equals and dot):
-                raise ConfigError(f"options are PART.NAME=VALUE with semicolons between, got '{item}'")
+                raise ConfigError(
+                    f"options are PART.NAME=VALUE with semicolons between, got '{item}'"
+                )
             found.setdefault(name, {})[option] = value
         return found

@@ -1,4 +1,5 @@
-"""No drafter: every step is one token, plain decoding through the very same loop. The baseline of every comparison."""
+"""No drafter: every step is one token, plain decoding through the very same loop. The baseline of
+every comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rows being decoded, and the one `Decoder` they share: joining, leaving, stepping, and finding who broke a step."""
+"""The rows being decoded, and the one `Decoder` they share: joining, leaving, stepping, and finding
+who broke a step."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Batch:
     """Lives in the engine's thread."""
 
     def __init__(self, drafter_pool: DrafterPool, heartbeat: Heartbeat) -> None:
-        self._drafter_pool, self._heartbeat = drafter_pool, heartbeat
+        self._drafter_pool = drafter_pool
+        self._heartbeat = heartbeat
         self.built = self._build()
         self._facts: StepFacts | None = None  # of the latest step
         self._running: dict[int, ActiveRequest] = {}  # by number, which is the row's `request`
@@ -78,12 +80,13 @@ class Batch:
 
     def take_failed(self) -> list[tuple[ActiveRequest, Exception]]:
         """Requests that cannot go on and have left the batch, since this was asked last."""
-        failed, self._failed = self._failed, []
+        failed = self._failed
+        self._failed = []
         return failed
 
     def join(self, active: ActiveRequest) -> None:
-        """With the keys, values and hidden states it brings. One that a drafter, which may be anybody's code, cannot take leaves
-        again (`take_failed`)."""
+        """With the keys, values and hidden states it brings. One that a drafter, which may be
+        anybody's code, cannot take leaves again (`take_failed`)."""
         try:
             self._join(active)
         except Exception as error:
@@ -93,10 +96,14 @@ class Batch:
             self._failed.append((active, error))
 
     def _join(self, active: ActiveRequest) -> None:
-        parked, active.parked = active.parked, None
-        state, active.draft_state = active.draft_state, None
-        parts, active.draft_parts = active.draft_parts, []
-        signals, active.signals = active.signals, []
+        parked = active.parked
+        active.parked = None
+        state = active.draft_state
+        active.draft_state = None
+        parts = active.draft_parts
+        active.draft_parts = []
+        signals = active.signals
+        active.signals = []
         self._drafter_pool.choose(self.decoder.drafter, active.drafter)
         self.decoder.add(active.row)
         active.row.num_learned = 0
@@ -114,9 +121,11 @@ class Batch:
             drafter.read(index, start, hidden)
 
     def park(self, active: ActiveRequest, *, anew: bool = False) -> None:
-        """Out of the batch, to come back as it was. `anew`: what its drafter knew of it is not to be trusted. What a drafter must
-        read again (hidden states) only a pass gives: then the request comes back through its prompt."""
-        index, drafter = self._index(active), self.decoder.drafter
+        """Out of the batch, to come back as it was. `anew`: what its drafter knew of it is not to
+        be trusted. What a drafter must read again (hidden states) only a pass gives: then the
+        request comes back through its prompt."""
+        index = self._index(active)
+        drafter = self.decoder.drafter
         active.draft_state = None if anew else drafter.pack(index)
         if not drafter.signals or active.draft_state is not None:
             active.parked = self.kv.pack(index)
@@ -124,8 +133,8 @@ class Batch:
         self._remove(active, index)
 
     def leave(self, active: ActiveRequest, pool: Pool, drafts: DraftPages) -> None:
-        """For good. What it read and wrote stays known, where decoding writes the bits that reading would; a draft's keys may
-        have any."""
+        """For good. What it read and wrote stays known, where decoding writes the bits that reading
+        would; a draft's keys may have any."""
         index = self._index(active)
         if pool.page < PREFILL_CHUNK:
             pool.save(active.row.tokens, self.kv, index, self.kv.lengths[index])
@@ -133,7 +142,8 @@ class Batch:
         self._remove(active, index)
 
     def step(self, drafts: DraftPages) -> Stepped:
-        """One step of all rows. What a draft with windows has read is kept at once: later it holds the ends of texts alone."""
+        """One step of all rows. What a draft with windows has read is kept at once: later it holds
+        the ends of texts alone."""
         rows = self.decoder.rows
         requests = [self._running[row.request] for row in rows]
         stats = rows[0].stats
@@ -145,7 +155,8 @@ class Batch:
         for index in self._draft_prefill.fed if drafts.forget else ():
             drafts.save(rows[index].tokens, self.decoder.drafter.text_caches, index)
         seconds = {phase: len(requests) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
-        facts, self._facts = self._facts, None
+        facts = self._facts
+        self._facts = None
         return Stepped(requests, taken, seconds, facts)
 
     def observe(self, facts: StepFacts) -> None:
@@ -166,14 +177,22 @@ class Batch:
         return built
 
     def _one_by_one(self, requests: list[ActiveRequest], error: Exception) -> Stepped:
-        """Repeat a failed step for every row alone: a row that fails alone caused the failure, the others continue. A step that
-        failed after its verdict may have ended rows; these emit nothing more.
+        """Repeat a failed step for every row alone: a row that fails alone caused the failure, the
+        others continue. A step that failed after its verdict may have ended rows; these emit
+        nothing more.
         """
-        log.warning("a step of %d rows failed: looking for the request to blame", len(requests), exc_info=error)
+        log.warning(
+            "a step of %d rows failed: looking for the request to blame",
+            len(requests),
+            exc_info=error,
+        )
         for active in requests:
             self.park(active, anew=True)
         self.reset()
-        over, going = ([active for active in requests if bool(active.row.finish_reason) is ended] for ended in (True, False))
+        over, going = (
+            [active for active in requests if bool(active.row.finish_reason) is ended]
+            for ended in (True, False)
+        )
         if len(requests) == 1 and going:
             self._failed.append((requests[0], error))
             return Stepped([])
@@ -200,4 +219,6 @@ class Batch:
         del self._running[active.number]
 
     def _index(self, active: ActiveRequest) -> int:
-        return next(index for index, row in enumerate(self.decoder.rows) if row.request == active.number)
+        return next(
+            index for index, row in enumerate(self.decoder.rows) if row.request == active.number
+        )

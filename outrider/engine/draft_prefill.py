@@ -1,4 +1,5 @@
-"""Drafters of a server read new texts at a measured pace: before every step's draft, one piece of them."""
+"""Drafters of a server read new texts at a measured pace: before every step's draft, one piece of
+them."""
 
 from __future__ import annotations
 
@@ -13,23 +14,32 @@ from outrider.step import Control, StepFacts
 
 
 class DraftPrefill:
-    """A `Control` around the one that chooses lengths: a row whose text the drafter has not read to its end gets no draft.
+    """A `Control` around the one that chooses lengths: a row whose text the drafter has not read to
+    its end gets no draft.
 
     An `AutoLength` learns what reading costs.
     """
 
     def __init__(self, drafter: Drafter, control: Control) -> None:
         self.control = control
-        self._drafter, self._auto = drafter, control if isinstance(control, AutoLength) else None
+        self._drafter = drafter
+        self._auto = control if isinstance(control, AutoLength) else None
         self.fed: list[int] = []  # rows that the latest step read some of
 
     def choose(self, rows: Rows) -> list[int]:
-        """What the control asks for, after one more piece of what is missing has been read; 0 where more of it is."""
+        """What the control asks for, after one more piece of what is missing has been read; 0 where
+        more of it is."""
         asked = self.control.choose(rows)
-        unread, began = self._drafter.unread(rows), time.perf_counter()
+        unread = self._drafter.unread(rows)
+        began = time.perf_counter()
         ready = self._drafter.prepare(rows, asked, PREFILL_CHUNK)
-        seconds, left = time.perf_counter() - began, self._drafter.unread(rows)
-        self.fed = [index for index, (before, now) in enumerate(zip(unread, left, strict=True)) if now < before]
+        seconds = time.perf_counter() - began
+        left = self._drafter.unread(rows)
+        self.fed = [
+            index
+            for index, (before, now) in enumerate(zip(unread, left, strict=True))
+            if now < before
+        ]
         if self._auto is None or self._auto.reading is None:
             return ready
         self._auto.reading.timed(sum(unread) - sum(left), seconds)

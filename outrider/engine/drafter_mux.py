@@ -1,8 +1,10 @@
-"""Several drafters in one batch, each drafting for the rows that asked for it, `prediction` for rows that carry one.
+"""Several drafters in one batch, each drafting for the rows that asked for it, `prediction` for
+rows that carry one.
 
-Every drafter sees every row (so its state is right whenever a row is its own), but is asked for nodes only where the row
-is its own. The drafts are put side by side into one: row by row, whole, never merged within a row. While one drafter owns all
-rows and no other needs to see them, it is asked alone, and this costs nothing.
+Every drafter sees every row (so its state is right whenever a row is its own), but is asked for
+nodes only where the row is its own. The drafts are put side by side into one: row by row, whole,
+never merged within a row. While one drafter owns all rows and no other needs to see them, it is
+asked alone, and this costs nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +25,23 @@ FOLLOWER = "prediction"  # the drafter of rows that carry one; it needs to see n
 
 
 class DrafterMux(Drafter):
-    """`drafters`: by name, `usual` for rows that name none; among them FOLLOWER where rows may carry a prediction."""
+    """`drafters`: by name, `usual` for rows that name none; among them FOLLOWER where rows may
+    carry a prediction."""
 
     shape = "chain or tree"
 
     def __init__(self, drafters: Mapping[str, Drafter], usual: str) -> None:
         self._drafters = dict(drafters)
         self._owners = PerRow[str]()  # per row
-        self._drafts: dict[str, Draft] = {}  # of this step, one a drafter that was asked; none where one was asked alone
+        # of this step, one a drafter that was asked; none where one was asked alone
+        self._drafts: dict[str, Draft] = {}
         self.next_owner = usual  # of the row that starts next
 
     @property
     def signals(self) -> tuple[int, ...]:
-        return tuple(sorted({layer for drafter in self._drafters.values() for layer in drafter.signals}))
+        return tuple(
+            sorted({layer for drafter in self._drafters.values() for layer in drafter.signals})
+        )
 
     @property
     def runs_modules(self) -> bool:
@@ -47,7 +53,11 @@ class DrafterMux(Drafter):
 
     @property
     def counters(self) -> dict[str, float]:
-        return {name: value for drafter in self._drafters.values() for name, value in drafter.counters.items()}
+        return {
+            name: value
+            for drafter in self._drafters.values()
+            for name, value in drafter.counters.items()
+        }
 
     @property
     def summary(self) -> list[str]:
@@ -55,7 +65,9 @@ class DrafterMux(Drafter):
 
     def start(self, row: Row) -> None:
         start_all(self._drafters.values(), row, len(self._owners))
-        self._owners.append(FOLLOWER if row.prediction and FOLLOWER in self._drafters else self.next_owner)
+        self._owners.append(
+            FOLLOWER if row.prediction and FOLLOWER in self._drafters else self.next_owner
+        )
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for drafter in self._drafters.values():
@@ -63,7 +75,10 @@ class DrafterMux(Drafter):
                 drafter.read(index, start, hidden)
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
-        each = [drafter.prepare(rows, self._own(gamma, name), budget) for name, drafter in self._drafters.items()]
+        each = [
+            drafter.prepare(rows, self._own(gamma, name), budget)
+            for name, drafter in self._drafters.items()
+        ]
         return [max(counts) for counts in zip(*each, strict=True)]  # a row is asked for by one
 
     def unread(self, rows: Rows) -> list[int]:
@@ -75,9 +90,13 @@ class DrafterMux(Drafter):
         if len(asked) == 1:
             (alone,) = asked.values()
             return proposed(alone, rows, gamma)
-        self._drafts = {name: proposed(drafter, rows, self._own(gamma, name)) for name, drafter in asked.items()}
+        self._drafts = {
+            name: proposed(drafter, rows, self._own(gamma, name)) for name, drafter in asked.items()
+        }
         names = list(self._drafts)
-        return side_by_side(list(self._drafts.values()), [names.index(owner) for owner in self._owners])
+        return side_by_side(
+            list(self._drafts.values()), [names.index(owner) for owner in self._owners]
+        )
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if not self._drafts:
@@ -123,13 +142,22 @@ class DrafterMux(Drafter):
 
     def _asked(self) -> dict[str, Drafter]:
         """The drafters that take part in a step."""
-        return {name: one for name, one in self._drafters.items() if name != FOLLOWER or FOLLOWER in self._owners}
+        return {
+            name: one
+            for name, one in self._drafters.items()
+            if name != FOLLOWER or FOLLOWER in self._owners
+        }
 
 
 def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict) -> Verdict:
-    """The verdict as the drafter of `own` sees it: its rows' as it is; in the others it drafted nothing and the text went on."""
-    lists, tokens = verdict.lists, draft.lists[0]
-    paths, counts, next_tokens, complete = [], [], [], []
+    """The verdict as the drafter of `own` sees it: its rows' as it is; in the others it drafted
+    nothing and the text went on."""
+    lists = verdict.lists
+    tokens = draft.lists[0]
+    paths = []
+    counts = []
+    next_tokens = []
+    complete = []
     for row, is_mine in enumerate(mine):
         kept = lists.path[row][: lists.num_accepted[row]]
         first = tokens[row][kept[0]] if kept else lists.next_token[row]
@@ -137,4 +165,6 @@ def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict
         counts.append(len(kept) if is_mine else 0)
         next_tokens.append(lists.next_token[row] if is_mine else first)
         complete.append(lists.all_accepted[row] if is_mine else True)
-    return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device)
+    return Verdict.of_lists(
+        VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device
+    )

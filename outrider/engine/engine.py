@@ -9,9 +9,10 @@
     loop.py       that thread, which alone touches models, caches and rows: turn after turn
     scheduler.py  where requests stand, and how they move as memory allows
 
-A request's text does not depend on what runs beside it: rows do not know their neighbours (`Decoder`), a preempted row
-comes back with the keys it left with, and a seeded sampled row is drafter-invariant unless it asked not to be, so that a
-load-aware draft length cannot show. A request that breaks a step is found and ended alone (`Batch.step`).
+A request's text does not depend on what runs beside it: rows do not know their neighbours
+(`Decoder`), a preempted row comes back with the keys it left with, and a seeded sampled row is
+drafter-invariant unless it asked not to be, so that a load-aware draft length cannot show. A
+request that breaks a step is found and ended alone (`Batch.step`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,19 @@ from outrider.engine.observer import EngineSnapshot, Observer
 from outrider.engine.request import ActiveRequest, EngineSettings, Listener, Request
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.warmup import calibrate, facts_of
-from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
+from outrider.errors import (
+    CapabilityError,
+    ConfigError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 from outrider.kv.cache import BLOCK
-from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.loading.generation_config import (
+    SamplingDefaults,
+    checked_choice,
+    sampling_defaults,
+)
 from outrider.models.source import resolve
 from outrider.parts import Parts, choose_parts
 from outrider.runtime import checked
@@ -43,12 +54,18 @@ class Engine:
     """Continuous batching, as other threads see it. `make_engine` builds one from options."""
 
     def __init__(
-        self, name: str, drafter_pool: DrafterPool, settings: EngineSettings, observer: Observer | None = None,
+        self,
+        name: str,
+        drafter_pool: DrafterPool,
+        settings: EngineSettings,
+        observer: Observer | None = None,
         sampling_defaults: SamplingDefaults | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
-        self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
-        self._drafter_pool, self._settings = drafter_pool, settings
+        # of requests that leave their sampling open
+        self.sampling_defaults = sampling_defaults or SamplingDefaults()
+        self._drafter_pool = drafter_pool
+        self._settings = settings
         observer = observer or Observer()
         self._mailbox = Mailbox()
         self._scheduler = Scheduler(drafter_pool, settings, observer, self._mailbox.heartbeat)
@@ -63,7 +80,8 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Tokens a request may hold, prompt and answer: the model's limit, or what there is memory for."""
+        """Tokens a request may hold, prompt and answer: the model's limit, or what there is memory
+        for."""
         return min(self._batch.built.context, self._scheduler.longest)
 
     @property
@@ -98,18 +116,33 @@ class Engine:
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """All that decides how well and how fast it drafts, files of weights included; None where that may change unseen."""
-        built, parts = self._batch.built, list(self._drafter_pool.parts.values())
+        """All that decides how well and how fast it drafts, files of weights included; None where
+        that may change unseen."""
+        built = self._batch.built
+        parts = list(self._drafter_pool.parts.values())
         models = [model for model in (built.target, built.draft) if model is not None]
         keys = [
-            None if model.source is None else checked.key_of(model.source, model.card.commit, model.lm.dtype) for model in models
+            None
+            if model.source is None
+            else checked.key_of(model.source, model.card.commit, model.lm.dtype)
+            for model in models
         ]
         if None in keys or not all(one.drafter.keeps_costs for one in parts):
             return None
-        folders = [one.requirements.head_folder for one in parts if one.requirements.head_folder is not None]
+        folders = [
+            one.requirements.head_folder
+            for one in parts
+            if one.requirements.head_folder is not None
+        ]
         heads = [checked.files_of(resolve(folder)) for folder in folders]
         steps = [facts_of(built.options, built.target, built.draft, one) for one in parts]
-        return {"models": keys, "heads": heads, "steps": steps, "context": self.context, "settings": repr(self._settings)}
+        return {
+            "models": keys,
+            "heads": heads,
+            "steps": steps,
+            "context": self.context,
+            "settings": repr(self._settings),
+        }
 
     @property
     def lossless(self) -> bool:
@@ -119,46 +152,61 @@ class Engine:
     def calibrate(self, status: Callable[[str], None] = lambda line: None) -> None:
         """Time steps of many kinds for a load-aware control, before `start`; a few seconds."""
         assert self._thread is None, "before the engine starts"
-        rows = min(self._settings.max_num_seqs, max(1, self._scheduler.kv_budget.positions // BLOCK // 2))
+        rows = min(
+            self._settings.max_num_seqs, max(1, self._scheduler.kv_budget.positions // BLOCK // 2)
+        )
         calibrate(self._batch, self._drafter_pool, rows, status)
 
     def start(self) -> None:
         """Begin to work."""
         assert self._thread is None, "an engine starts once"
-        self._thread = threading.Thread(target=self._loop.run, name=f"engine-{self.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run, name=f"engine-{self.name}", daemon=True
+        )
         self._thread.start()
 
     def check_room(self, count: int) -> None:
-        """To be asked before so many requests are made that belong together. Raises RequestError for more than may ever wait,
-        QueueFullError for more than may wait beside those that do."""
-        limit, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
+        """To be asked before so many requests are made that belong together. Raises RequestError
+        for more than may ever wait, QueueFullError for more than may wait beside those that do."""
+        limit = self._settings.max_queue
+        waiting = self._num_waiting()
+        ran_s = self._loop.ran_s
         if count > limit:
             raise RequestError(
-                f"{count} answers are asked for at once, and at most {limit} requests may wait here (--max-queue): "
+                f"{count} answers are asked for at once, and at most {limit} requests may wait "
+                "here (--max-queue): "
                 "ask for fewer, or in several requests"
             )
         if waiting + count > limit:
             seconds = sum(ran_s) / len(ran_s) * (waiting + count) / self._settings.max_num_seqs
             raise QueueFullError(
-                f"{waiting} requests are waiting of {limit} that may, too many for {count} more; try again later",
+                f"{waiting} requests are waiting of {limit} that may, too many for {count} more; "
+                "try again later",
                 min(max(seconds, 1), 60),
             )
 
     def prepare(self, params: SamplingParams) -> None:
-        """Find the tokens of bad words, which may take seconds, so that `submit` need not: from any thread.
+        """Find the tokens of bad words, which may take seconds, so that `submit` need not: from any
+        thread.
 
         Raises ConfigError for words that this model's vocabulary cannot write.
         """
         bad_words(self._batch.built, params)
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError
-        when too many wait, UnavailableError when the engine ends; then `listener` is never called."""
+        """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot
+        be honoured, QueueFullError when too many wait, UnavailableError when the engine ends; then
+        `listener` is never called."""
         drafter, verifier = self._drafter_pool.rules_of(request)
         row = new_row(
-            self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context,
+            self._batch.built,
+            0,
+            request.prompt,
+            request.params,
+            with_text=True,
+            context=self.context,
             constraint=request.constraint,
-        )  # fmt: skip
+        )
         resume(row, request.committed, self.vocab_size)
         row.verifier = verifier
         self._drafter_pool.instruct(row, request, self.context)
@@ -169,7 +217,14 @@ class Engine:
             self._arrivals += 1
             row.request = self._arrivals
             active = ActiveRequest(
-                request, listener, row, self._arrivals, drafter, rule.lossless, reproducible, shown=len(request.committed)
+                request,
+                listener,
+                row,
+                self._arrivals,
+                drafter,
+                rule.lossless,
+                reproducible,
+                shown=len(request.committed),
             )
             self._mailbox.enter(active)
             self._mailbox.put(lambda: self._loop.enqueue(active))
@@ -194,27 +249,44 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The engine as it is now. Numbers may be one step old."""
-        mailbox, scheduler, pool = self._mailbox, self._scheduler, self._scheduler.pool
+        mailbox = self._mailbox
+        scheduler = self._scheduler
+        pool = self._scheduler.pool
         return EngineSnapshot(
-            running=len(self._batch), waiting=self._num_waiting(), prefilling=len(scheduler.prefiller),
-            kv_tokens=scheduler.kv_budget.used, kv_capacity=scheduler.kv_budget.positions,
-            prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
-            preemptions=scheduler.preemptions, steps=self._loop.steps, draining=mailbox.draining or mailbox.stopping,
+            running=len(self._batch),
+            waiting=self._num_waiting(),
+            prefilling=len(scheduler.prefiller),
+            kv_tokens=scheduler.kv_budget.used,
+            kv_capacity=scheduler.kv_budget.positions,
+            prefix_pages=pool.used,
+            prefix_capacity=pool.num_pages,
+            prefix_queries=pool.queries,
+            prefix_hits=pool.hits,
+            preemptions=scheduler.preemptions,
+            steps=self._loop.steps,
+            draining=mailbox.draining or mailbox.stopping,
             failed=mailbox.failed,
-            turn_age_s=mailbox.heartbeat.age_s, control=self._loop.control,
+            turn_age_s=mailbox.heartbeat.age_s,
+            control=self._loop.control,
             drafter=self._batch.decoder.drafter.counters,
-        )  # fmt: skip
+        )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when an idle engine holds anything: rows, prompts, pages that are nobody's."""
+        """Raise AssertionError when an idle engine holds anything: rows, prompts, pages that are
+        nobody's."""
         assert not len(self._mailbox), f"{len(self._mailbox)} requests are alive: not idle"
         self._scheduler.check_integrity()
 
     def _refuse(self, request: Request) -> None:
         if self._mailbox.is_closed:
-            raise UnavailableError(f"'{self.name}' takes no new requests: {self._mailbox.failed or 'it is shutting down'}")
+            raise UnavailableError(
+                f"'{self.name}' takes no new requests: "
+                f"{self._mailbox.failed or 'it is shutting down'}"
+            )
         if self._mailbox.find(request.id) is not None:
-            raise RequestError(f"a request with id '{request.id}' is running already; ids must be unique")
+            raise RequestError(
+                f"a request with id '{request.id}' is running already; ids must be unique"
+            )
         self.check_room(1)
 
     def _num_waiting(self) -> int:
@@ -222,14 +294,20 @@ class Engine:
 
 
 def make_engine(
-    options: Options, settings: EngineSettings | None = None, *, extra_drafters: Sequence[str] = (),
-    allow_lossy: Sequence[str] = (), observer: Observer | None = None, name: str | None = None, generation_config: str = "auto",
+    options: Options,
+    settings: EngineSettings | None = None,
+    *,
+    extra_drafters: Sequence[str] = (),
+    allow_lossy: Sequence[str] = (),
+    observer: Observer | None = None,
+    name: str | None = None,
+    generation_config: str = "auto",
     status: Callable[[str], None] = lambda line: None,
-) -> Engine:  # fmt: skip
+) -> Engine:
     """Load models and parts, and time steps where the draft length is chosen by load.
 
-    `extra_drafters`: more that requests may name; `allow_lossy`: lossy verifiers they may ask for; `generation_config`: where
-    sampling defaults come from.
+    `extra_drafters`: more that requests may name; `allow_lossy`: lossy verifiers they may ask for;
+    `generation_config`: where sampling defaults come from.
 
     Raises what `outrider.build.build` raises.
     """
@@ -239,10 +317,13 @@ def make_engine(
     options, main = choose(options)
     parts = {main.drafter_name: main}
     for extra in extra_drafters:
-        own = named_drafter(replace(options, drafter=extra, drafter_options={}, draft=None), None).drafter_options
+        own = named_drafter(
+            replace(options, drafter=extra, drafter_options={}, draft=None), None
+        ).drafter_options
         parts.setdefault(extra, choose_parts(extra, own, "auto", {}, None, lossy=False))
     _check_drafters(options, parts, allow_lossy)
-    needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))  # alone it may have a longer loop
+    # alone it may have a longer loop
+    needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))
     models = load_models(options, needs, status)
     drafter_pool = DrafterPool(models, parts, allow_lossy)
     defaults = sampling_defaults(generation_config, models.target, models.context)
@@ -251,22 +332,29 @@ def make_engine(
     return engine
 
 
-def _check_drafters(options: Options, parts: Mapping[str, Parts], allow_lossy: Sequence[str]) -> None:
-    """What can be refused before any model is read. `parts`: the server's own drafter first. Raises ConfigError for a drafter
-    that lacks what only the first one can be given, CapabilityError where the verifier that was asked for does not take all."""
+def _check_drafters(
+    options: Options, parts: Mapping[str, Parts], allow_lossy: Sequence[str]
+) -> None:
+    """What can be refused before any model is read. `parts`: the server's own drafter first. Raises
+    ConfigError for a drafter that lacks what only the first one can be given, CapabilityError where
+    the verifier that was asked for does not take all."""
     for name in allow_lossy:
         lossy_verifier(name)
     (first, main), *others = parts.items()
     for name, one in others:
         lacks_draft = one.requirements.draft and options.draft is None and options.target != DEMO
-        lacks_head = one.requirements.head and not (one.requirements.head_in_target or one.requirements.head_folder)
+        lacks_head = one.requirements.head and not (
+            one.requirements.head_in_target or one.requirements.head_folder
+        )
         if lacks_head or lacks_draft:
             what = "a draft model" if lacks_draft else "a trained head"
             raise ConfigError(
-                f"extra drafter '{name}' needs {what}, which only a server's first drafter can be given: "
+                f"extra drafter '{name}' needs {what}, which only a server's first drafter can be "
+                "given: "
                 f"--drafter {name} --draft FOLDER, with '{first}' as the extra one"
             )
         if one.requirements.trees and main.verifier.shape != "tree" and options.verifier != "auto":
             raise CapabilityError(
-                f"verifier '{options.verifier}' takes chains, but extra drafter '{name}' drafts trees: leave one of them out"
+                f"verifier '{options.verifier}' takes chains, but extra drafter '{name}' drafts "
+                "trees: leave one of them out"
             )

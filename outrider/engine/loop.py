@@ -1,10 +1,10 @@
 """The engine's thread: turn after turn, until it is stopped.
 
-A turn: take commands, end late requests, start requests as memory allows, read one chunk of one prompt, make one step of all
-rows, and deliver its tokens. With nothing to do the thread sleeps.
+A turn: take commands, end late requests, start requests as memory allows, read one chunk of one
+prompt, make one step of all rows, and deliver its tokens. With nothing to do the thread sleeps.
 
-Every request ends in `_end`, once. One that breaks a step or its prompt ends alone (`Batch.step` finds it); when code of ours
-breaks between steps all end, and the engine goes on.
+Every request ends in `_end`, once. One that breaks a step or its prompt ends alone (`Batch.step`
+finds it); when code of ours breaks between steps all end, and the engine goes on.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ class EngineLoop:
     """
 
     def __init__(self, mailbox: Mailbox, scheduler: Scheduler, observer: Observer) -> None:
-        self._mailbox, self._scheduler, self._observer = mailbox, scheduler, observer
+        self._mailbox = mailbox
+        self._scheduler = scheduler
+        self._observer = observer
         self.steps = 0
-        self.control: dict[str, Any] = {}  # the control's summary, made in this thread, which changes what it is of
-        self.ran_s: deque[float] = deque([1.0], maxlen=LATEST)  # seconds in the batch, of the latest requests
+        # the control's summary, made in this thread, which changes what it is of
+        self.control: dict[str, Any] = {}
+        # seconds in the batch, of the latest requests
+        self.ran_s: deque[float] = deque([1.0], maxlen=LATEST)
         self._summarised_s = 0.0
 
     def run(self) -> None:
@@ -53,11 +57,14 @@ class EngineLoop:
                     self._receive()
                     self._turn()
                 except Exception as error:
-                    log.exception("the engine's own code failed: every request ends, the engine goes on")
+                    log.exception(
+                        "the engine's own code failed: every request ends, the engine goes on"
+                    )
                     self._scheduler.reset()
                     self._end_all(error)
         except BaseException as error:
-            with mailbox.lock:  # a request that is being submitted is in, and ends with the others, or is refused
+            # a request that is being submitted is in, and ends with the others, or is refused
+            with mailbox.lock:
                 mailbox.failed = without_values(error)  # clients of others read it
             log.exception("the engine's thread died")
             raise
@@ -66,8 +73,8 @@ class EngineLoop:
             mailbox.heartbeat.rest()  # dead is not hung
 
     def enqueue(self, active: ActiveRequest) -> None:
-        """Queue a request, unless it ended with all others before it arrived. The committed tokens may already be its whole
-        answer.
+        """Queue a request, unless it ended with all others before it arrived. The committed tokens
+        may already be its whole answer.
         """
         if active in self._mailbox:
             self._observer.queued(active.request)
@@ -84,7 +91,9 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """Commands since the last turn; sleeps while there is nothing to do."""
-        for command in self._mailbox.receive(wait=not (self._scheduler.num_started or len(self._scheduler.waiting))):
+        for command in self._mailbox.receive(
+            wait=not (self._scheduler.num_started or len(self._scheduler.waiting))
+        ):
             command()
 
     def _turn(self) -> None:
@@ -100,7 +109,8 @@ class EngineLoop:
             self._blame(active, error)
 
     def _read_prompt(self) -> None:
-        """One chunk of one prompt: a long one is many passes, and keeps neither commands nor time limits waiting."""
+        """One chunk of one prompt: a long one is many passes, and keeps neither commands nor time
+        limits waiting."""
         if not len(self._scheduler.prefiller):
             return
         try:
@@ -117,7 +127,8 @@ class EngineLoop:
             self.steps += 1
             self._report(done, done.facts)
         if time.perf_counter() - self._summarised_s > SUMMARY_S:
-            self.control, self._summarised_s = self._scheduler.batch.control.summary(), time.perf_counter()
+            self.control = self._scheduler.batch.control.summary()
+            self._summarised_s = time.perf_counter()
         for active in done.requests:
             reason = active.row.finish_reason
             if reason is not None:
@@ -129,16 +140,25 @@ class EngineLoop:
         scheduler = self._scheduler
         self._observer.stepped(
             StepReport(
-                rows=len(done.requests), waiting=len(scheduler.waiting), asked=facts.asked, drafted=facts.drafted,
-                accepted=facts.accepted, rejected=facts.rejected, emitted=done.taken,
-                drafters=[active.drafter for active in done.requests], seconds=done.seconds,
-                kv_tokens=scheduler.kv_budget.used, kv_capacity=scheduler.kv_budget.positions,
+                rows=len(done.requests),
+                waiting=len(scheduler.waiting),
+                asked=facts.asked,
+                drafted=facts.drafted,
+                accepted=facts.accepted,
+                rejected=facts.rejected,
+                emitted=done.taken,
+                drafters=[active.drafter for active in done.requests],
+                seconds=done.seconds,
+                kv_tokens=scheduler.kv_budget.used,
+                kv_capacity=scheduler.kv_budget.positions,
             )
-        )  # fmt: skip
+        )
 
     # ---------------------------------------------------------------- leaving
 
-    def _end(self, active: ActiveRequest, reason: FinishReason, error: OutriderError | None = None) -> None:
+    def _end(
+        self, active: ActiveRequest, reason: FinishReason, error: OutriderError | None = None
+    ) -> None:
         """The one way a request ends. Nothing happens when it has ended already."""
         if active not in self._mailbox:
             return
@@ -151,8 +171,8 @@ class EngineLoop:
         self._mailbox.leave(active)
 
     def _leave(self, active: ActiveRequest) -> None:
-        """End all requests. In a dead thread a device may refuse everything, and waiting clients must get an answer all the
-        same.
+        """End all requests. In a dead thread a device may refuse everything, and waiting clients
+        must get an answer all the same.
         """
         try:
             self._scheduler.leave(active)
@@ -163,7 +183,9 @@ class EngineLoop:
 
     def _end_all(self, error: Exception | None) -> None:
         for active in self._mailbox:
-            self._end(active, "error" if error else "abort", _as_ours(error, active) if error else None)
+            self._end(
+                active, "error" if error else "abort", _as_ours(error, active) if error else None
+            )
 
     def _blame(self, active: ActiveRequest, error: Exception) -> None:
         if isinstance(error, NumericalError):
@@ -171,7 +193,8 @@ class EngineLoop:
         self._end(active, "error", _as_ours(error, active))
 
     def _fail_prompts(self, error: Exception) -> None:
-        """Only the prompt whose turn it was is to blame; the others are read again from their beginning."""
+        """Only the prompt whose turn it was is to blame; the others are read again from their
+        beginning."""
         guilty, *others = self._scheduler.prefiller.reset()
         for active in others:
             self._scheduler.waiting.push(active)
@@ -181,7 +204,9 @@ class EngineLoop:
         try:
             call()
         except Exception:
-            log.exception("the listener of request %s failed; the request is cancelled", active.request.id)
+            log.exception(
+                "the listener of request %s failed; the request is cancelled", active.request.id
+            )
             self._mailbox.put(lambda: self.abort(active))
 
 
@@ -189,13 +214,20 @@ def _as_ours(error: Exception, active: ActiveRequest) -> OutriderError:
     """The error for a client: our own errors as they are, others by name (the log has the rest)."""
     if isinstance(error, OutriderError):
         return error
-    log.error("a request failed inside the engine", exc_info=error, extra={"request_id": active.request.id})
-    return OutriderError(f"the request failed inside the engine ({type(error).__name__}); the server's log says more")
+    log.error(
+        "a request failed inside the engine",
+        exc_info=error,
+        extra={"request_id": active.request.id},
+    )
+    return OutriderError(
+        f"the request failed inside the engine ({type(error).__name__}); the server's log says more"
+    )
 
 
 def use_threads(count: int | None) -> None:
-    """For the thread that calls; None: as torch chose. torch keeps the number per thread, but gives a thread that computes for
-    the first time what was set last in the whole process, by an engine that was loaded after this one. So that happens first."""
+    """For the thread that calls; None: as torch chose. torch keeps the number per thread, but gives
+    a thread that computes for the first time what was set last in the whole process, by an engine
+    that was loaded after this one. So that happens first."""
     torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

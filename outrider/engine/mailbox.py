@@ -1,11 +1,13 @@
-"""What other threads and the engine's thread share: active requests, commands, admission and the heartbeat.
+"""What other threads and the engine's thread share: active requests, commands, admission and the
+heartbeat.
 
-Other threads put commands here; the engine's takes them between two turns, and is the only one that changes anything else.
-All of it is under one lock.
+Other threads put commands here; the engine's takes them between two turns, and is the only one that
+changes anything else. All of it is under one lock.
 
-The heartbeat holds the time of the engine's last turn, so other threads can see whether it hangs. A turn that
-takes long is no hang as long as its parts come to an end: the loop beats at every turn, which reads one chunk of a prompt, and at
-every step of a batch that is made again row by row. While there is nothing to do it rests; a new command wakes it.
+The heartbeat holds the time of the engine's last turn, so other threads can see whether it hangs. A
+turn that takes long is no hang as long as its parts come to an end: the loop beats at every turn,
+which reads one chunk of a prompt, and at every step of a batch that is made again row by row. While
+there is nothing to do it rests; a new command wakes it.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class Mailbox:
                 self.heartbeat.rest()
                 self.lock.wait_for(lambda: self._commands or self.stopping)
             self.heartbeat.beat()
-            commands, self._commands = self._commands, deque()
+            commands = self._commands
+            self._commands = deque()
         return commands
 
     def drain(self, timeout_s: float) -> bool:

@@ -1,4 +1,5 @@
-"""The engine's calls to an observer that measures it. All calls come from the engine's thread and must return at once."""
+"""The engine's calls to an observer that measures it. All calls come from the engine's thread and
+must return at once."""
 
 from __future__ import annotations
 
@@ -44,11 +45,13 @@ class EngineSnapshot:
     failed: str | None = None  # why the engine's thread died, if it did
     turn_age_s: float = 0.0  # since its loop came round; 0 while there is nothing to do
     control: dict[str, Any] = field(default_factory=dict)  # the controller's own summary
-    drafter: dict[str, float] = field(default_factory=dict)  # what drafters count themselves (`Drafter.counters`)
+    # what drafters count themselves (`Drafter.counters`)
+    drafter: dict[str, float] = field(default_factory=dict)
 
 
 class Observer:
-    """The engine's calls to it do nothing here: metrics, traces and logs overwrite those that they need."""
+    """The engine's calls to it do nothing here: metrics, traces and logs overwrite those that they
+    need."""
 
     def queued(self, request: Request) -> None:
         """A request waits in the queue."""

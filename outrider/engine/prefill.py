@@ -1,14 +1,17 @@
 """Reading prompts, a chunk at a time, beside the batch that is being decoded.
 
-Prompts are read in rows of a cache of their own: several in turns, one chunk of one prompt between two steps of the batch,
-so that a long prompt delays nobody's next token by more than a chunk. What is known of the prompt's beginning comes from
-the page pool. A prompt that is read moves into the batch as keys and values; nothing is computed twice.
+Prompts are read in rows of a cache of their own: several in turns, one chunk of one prompt between
+two steps of the batch, so that a long prompt delays nobody's next token by more than a chunk. What
+is known of the prompt's beginning comes from the page pool. A prompt that is read moves into the
+batch as keys and values; nothing is computed twice.
 
-Pages hold whole chunks of prompts only, unless this model's keys have the same bits however a text is cut into passes
-(`reads_any_way`, measured): then they may also hold what decoding wrote, in small pages.
+Pages hold whole chunks of prompts only, unless this model's keys have the same bits however a text
+is cut into passes (`reads_any_way`, measured): then they may also hold what decoding wrote, in
+small pages.
 
-A text may have an answer's beginning behind its prompt: of a request that goes on elsewhere, or that lost its keys. That part is
-read as decoding would have, in passes no wider than those whose bits were compared, so that the text goes on as it would have.
+A text may have an answer's beginning behind its prompt: of a request that goes on elsewhere, or
+that lost its keys. That part is read as decoding would have, in passes no wider than those whose
+bits were compared, so that the text goes on as it would have.
 """
 
 from __future__ import annotations
@@ -27,19 +30,25 @@ from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
 from outrider.models.probes.probe import probe_tokens
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
-ANSWER_CHUNK = 24  # tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with decoding's
+# tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with
+# decoding's
+ANSWER_CHUNK = 24
 Pool: TypeAlias = PagePool | StatePool  # of what texts begin with
 
-CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 tokens that are read in several ways
+# of the 300 tokens that are read in several ways
+CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))
 
 
 class Prefiller:
     """Reads prompts in chunks between steps. Lives in the engine's thread."""
 
-    def __init__(self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
+    def __init__(
+        self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]
+    ) -> None:
         self.lm = target.twin()
         self._signals = signals
-        self._pool, self._drafts = pool, drafts
+        self._pool = pool
+        self._drafts = drafts
         self._lanes: list[ActiveRequest] = []  # by row of the cache
         self._turns: deque[ActiveRequest] = deque()
 
@@ -52,14 +61,15 @@ class Prefiller:
     def begin(self, active: ActiveRequest) -> None:
         """Queues a request's prompt for reading.
 
-        Known keys and values are loaded at once, unless the caller wants more of every prompt token. A drafter that reads
-        hidden states gets none for tokens from pages. If it keeps pages of its own, the target's are used as far as those;
-        otherwise it starts after them.
+        Known keys and values are loaded at once, unless the caller wants more of every prompt
+        token. A drafter that reads hidden states gets none for tokens from pages. If it keeps pages
+        of its own, the target's are used as far as those; otherwise it starts after them.
         """
         row = self.lm.kv.add_row()
         self._lanes.append(active)
         self._turns.append(active)
-        active.signals, active.draft_parts = [], []
+        active.signals = []
+        active.draft_parts = []
         if active.request.prompt_logprobs is not None:
             active.prompt_logprobs = [None]  # nothing predicts the first token
         else:
@@ -79,14 +89,20 @@ class Prefiller:
 
     @torch.inference_mode()
     def advance(self) -> ActiveRequest | None:
-        """One chunk of whose turn it is; returns it when its prompt is read (it stays here until it is taken)."""
+        """One chunk of whose turn it is; returns it when its prompt is read (it stays here until it
+        is taken)."""
         active = self._turns[0]
         self._turns.rotate(-1)
-        row, tokens = self._lanes.index(active), active.row.tokens
+        row = self._lanes.index(active)
+        tokens = active.row.tokens
         done = self.lm.kv.lengths[row]
         chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
         prompt = active.row.num_prompt - 1  # what is read as a prompt
-        chunk = chunk[: prompt - done if done < prompt else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
+        chunk = chunk[
+            : prompt - done
+            if done < prompt
+            else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)
+        ]
         if chunk:
             wanted = active.request.prompt_logprobs if done < prompt else None
             as_prompt = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
@@ -96,9 +112,16 @@ class Prefiller:
             self.lm.kv.advance(row, len(chunk))
             self._save(active, row)
             if self._signals:
-                active.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in output.hidden.items()}))
+                active.signals.append(
+                    (
+                        done,
+                        {layer: states[0, : len(chunk)] for layer, states in output.hidden.items()},
+                    )
+                )
             if wanted is not None and active.prompt_logprobs is not None:
-                active.prompt_logprobs += _logprobs(output.logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
+                active.prompt_logprobs += _logprobs(
+                    output.logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted
+                )
         return active if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
 
     def take(self, active: ActiveRequest) -> Any:
@@ -108,15 +131,22 @@ class Prefiller:
         return packed
 
     def _save(self, active: ActiveRequest, row: int) -> None:
-        """What was read of a prompt so far stays known in the pool, whatever becomes of the request."""
-        self._pool.save(active.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(active)))
+        """What was read of a prompt so far stays known in the pool, whatever becomes of the
+        request."""
+        self._pool.save(
+            active.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(active))
+        )
 
     def _shared(self, active: ActiveRequest) -> int:
-        """Tokens of its text whose keys other texts may have: an answer's only where bits do not tell how they were written."""
-        return len(active.row.tokens) if self._pool.page < PREFILL_CHUNK else active.row.num_prompt - 1
+        """Tokens of its text whose keys other texts may have: an answer's only where bits do not
+        tell how they were written."""
+        return (
+            len(active.row.tokens) if self._pool.page < PREFILL_CHUNK else active.row.num_prompt - 1
+        )
 
     def reset(self) -> list[ActiveRequest]:
-        """Forget what was read, after an error; returns who was being read, whose turn it was first."""
+        """Forget what was read, after an error; returns who was being read, whose turn it was
+        first."""
         turns = [*self._turns][-1:] + [*self._turns][:-1]
         self._lanes.clear()
         self._turns.clear()
@@ -156,17 +186,20 @@ def make_pool(target: LM, positions: int) -> Pool:
         page = 1 if target.limits.exact_rows else PREFILL_CHUNK
         return StatePool(page=page, num_pages=positions // page)
     page = SMALL_PAGE if reads_any_way(target) else PREFILL_CHUNK
-    return PagePool(target.shape.layers, target.dtype, target.device, page=page, num_pages=positions // page)
+    return PagePool(
+        target.shape.layers, target.dtype, target.device, page=page, num_pages=positions // page
+    )
 
 
 def _logprobs(logits: Tensor, tokens: list[int], count: int) -> list[dict[int, float] | None]:
-    """Per output the log-probability of the token that follows it, and of the `count` likeliest ones."""
+    """Per output the log-probability of the token that follows it, and of the `count` likeliest
+    ones."""
     logprobs = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
     top = torch.topk(logprobs, count)
     own = logprobs[torch.arange(len(tokens)), torch.tensor(tokens, device=logprobs.device)].tolist()
     found: list[dict[int, float] | None] = []
-    for token, mass, ids, values in zip(tokens, own, top.indices.tolist(), top.values.tolist(), strict=True):
+    for token, mass, ids, values in zip(
+        tokens, own, top.indices.tolist(), top.values.tolist(), strict=True
+    ):
         found.append({**dict(zip(ids, values, strict=True)), token: mass})
     return found
-
-

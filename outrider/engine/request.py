@@ -6,12 +6,14 @@
     ActiveRequest   the engine's own record of a request, from submission to its one `Finish`
     EngineSettings  limits and memory
 
-A request is refused before anything runs (RequestError, ConfigError, CapabilityError, QueueFullError, UnavailableError); once
-accepted, it ends with exactly one `Finish`, whatever happens.
+A request is refused before anything runs (RequestError, ConfigError, CapabilityError,
+QueueFullError, UnavailableError); once accepted, it ends with exactly one `Finish`, whatever
+happens.
 
-A request may begin in the middle of its answer: `committed` are output tokens that another engine emitted for the same prompt,
-parameters and seed. Text, stop strings, grammar, penalties and limits go on as if this engine had emitted them, and updates
-start behind them; `stats` count this engine's part alone.
+A request may begin in the middle of its answer: `committed` are output tokens that another engine
+emitted for the same prompt, parameters and seed. Text, stop strings, grammar, penalties and limits
+go on as if this engine had emitted them, and updates start behind them; `stats` count this engine's
+part alone.
 """
 
 from __future__ import annotations
@@ -39,25 +41,39 @@ FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How one request is drafted for, in whatever batch it runs. Raises ConfigError when the fields contradict each other."""
+    """How one request is drafted for, in whatever batch it runs. Raises ConfigError when the fields
+    contradict each other."""
 
-    mode: Mode = "auto"  # auto: the server's control decides each step; fixed: max_draft_tokens every step; off: none
+    # auto: the server's control decides each step; fixed: max_draft_tokens every step; off: none
+    mode: Mode = "auto"
     drafter: str | None = None  # one of the engine's; None: its first
     max_draft_tokens: int | None = None  # auto: an upper bound; fixed: the number
-    invariant: bool | None = None  # drafter-invariant sampling: same seed, same text, under any load. None: when seeded
+    # drafter-invariant sampling: same seed, same text, under any load. None: when seeded
+    invariant: bool | None = None
     lossy: str | None = None  # a lossy verifier by name, where the operator allowed it
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ConfigError(f"speculation.mode must be one of {', '.join(MODES)}, got '{self.mode}'")
+            raise ConfigError(
+                f"speculation.mode must be one of {', '.join(MODES)}, got '{self.mode}'"
+            )
         if self.max_draft_tokens is not None and self.max_draft_tokens < 1:
-            raise ConfigError(f"speculation.max_draft_tokens must be at least 1, got {self.max_draft_tokens} (mode 'off': none)")
+            raise ConfigError(
+                f"speculation.max_draft_tokens must be at least 1, got {self.max_draft_tokens} "
+                "(mode 'off': none)"
+            )
         if self.mode == "fixed" and self.max_draft_tokens is None:
             raise ConfigError("speculation.mode 'fixed' needs max_draft_tokens")
         if self.mode == "off" and (self.drafter or self.max_draft_tokens or self.lossy):
-            raise ConfigError("speculation.mode 'off' drafts nothing: leave out drafter, max_draft_tokens and lossy")
+            raise ConfigError(
+                "speculation.mode 'off' drafts nothing: leave out drafter, max_draft_tokens and "
+                "lossy"
+            )
         if self.lossy and self.invariant:
-            raise ConfigError("speculation.lossy and speculation.invariant contradict each other: invariant text is lossless")
+            raise ConfigError(
+                "speculation.lossy and speculation.invariant contradict each other: invariant "
+                "text is lossless"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +85,14 @@ class Request:
     params: SamplingParams
     speculation: Speculation = field(default_factory=Speculation)
     constraint: Constraint | None = None  # a grammar, fresh for this request
-    prediction: list[int] | None = None  # tokens that the answer is expected to have: then drafter 'prediction' drafts
+    # tokens that the answer is expected to have: then drafter 'prediction' drafts
+    prediction: list[int] | None = None
     priority: int = 0  # smaller runs first, as in vLLM
-    timeout_s: float | None = None  # from submission; then it finishes as "timeout" with what there is
+    # from submission; then it finishes as "timeout" with what there is
+    timeout_s: float | None = None
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: none wanted
-    committed: list[int] = field(default_factory=list)  # output tokens emitted elsewhere; the answer goes on behind them
+    # output tokens emitted elsewhere; the answer goes on behind them
+    committed: list[int] = field(default_factory=list)
 
     @property
     def is_predicted(self) -> bool:
@@ -84,7 +103,11 @@ class Request:
     def is_invariant(self) -> bool:
         """Whether its text must not depend on drafter, length or load."""
         wanted = self.speculation.invariant
-        return self.params.seed is not None and self.speculation.lossy is None if wanted is None else wanted
+        return (
+            self.params.seed is not None and self.speculation.lossy is None
+            if wanted is None
+            else wanted
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +119,10 @@ class Finish:
     seed: int
     lossless: bool
     drafter: str
-    stop_reason: int | str | None = None  # with reason "stop": the stop string or stop_token_ids entry that ended it
-    reproducible: bool = True  # the text follows from prompt, parameters and seed, whatever ran beside it
+    # with reason "stop": the stop string or stop_token_ids entry that ended it
+    stop_reason: int | str | None = None
+    # the text follows from prompt, parameters and seed, whatever ran beside it
+    reproducible: bool = True
     queued_s: float = 0.0  # from submission to the first prompt chunk
     prefill_s: float = 0.0  # of reading the prompt
     prompt_tokens: int = 0
@@ -112,10 +137,12 @@ class Update:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)  # per token: accepted, correction, bonus, plain
+    # per token: accepted, correction, bonus, plain
+    origins: list[str] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)  # text released by each token
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per token, where asked for
-    prompt_logprobs: list[dict[int, float] | None] | None = None  # once, with the first update; None for the first token
+    # once, with the first update; None for the first token
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish: Finish | None = None
     drafted: int = 0  # draft tokens that the steps behind `token_ids` submitted
 
@@ -128,7 +155,9 @@ class Update:
             origins=list(chain.from_iterable(one.origins for one in updates)),
             pieces=list(chain.from_iterable(one.pieces for one in updates)),
             logprobs=list(chain.from_iterable(one.logprobs for one in updates)),
-            prompt_logprobs=next((one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), None),
+            prompt_logprobs=next(
+                (one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), None
+            ),
             finish=next((one.finish for one in updates if one.finish is not None), None),
             drafted=sum(one.drafted for one in updates),
         )
@@ -139,7 +168,8 @@ Listener = Callable[[Update], None]  # called in the engine's thread: hand over 
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request that is waiting, being read or decoded. Belongs to the engine's thread once it is queued."""
+    """A request that is waiting, being read or decoded. Belongs to the engine's thread once it is
+    queued."""
 
     request: Request
     listener: Listener
@@ -160,8 +190,10 @@ class ActiveRequest:
     prompt_logprobs: list[dict[int, float] | None] | None = None
     parked: Any = None  # its keys and values while it is out of the batch (`KVCache.pack`)
     draft_state: Any = None  # what its drafter knew then (`Drafter.pack`)
-    draft_parts: Parts = field(default_factory=list)  # what drafters' pages know of its prompt, until it joins the batch
-    signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)  # (start, layer -> (T, H)) for its drafter
+    # what drafters' pages know of its prompt, until it joins the batch
+    draft_parts: Parts = field(default_factory=list)
+    # (start, layer -> (T, H)) for its drafter
+    signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -177,7 +209,8 @@ class ActiveRequest:
 
     def show(self, finish: Finish | None = None) -> None:
         """Hand over what is new."""
-        row, new = self.row, slice(self.shown, len(self.row.origins))
+        row = self.row
+        new = slice(self.shown, len(self.row.origins))
         now = time.perf_counter()
         is_more = len(row.origins) > self.shown
         if is_more and self.first_token is None:
@@ -186,15 +219,23 @@ class ActiveRequest:
             row.stats.ttft_s = self.first_token - self.submitted
             row.stats.decode_s = now - self.first_token
         pieces = row.pieces[new]
-        rest = row.release() if finish is not None else ""  # a time limit may end a row while text is held back
+        # a time limit may end a row while text is held back
+        rest = row.release() if finish is not None else ""
         self.listener(
             Update(
-                text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
-                logprobs=row.logprobs[new], prompt_logprobs=None if self.has_shown else self.prompt_logprobs, finish=finish,
+                text="".join(pieces) + rest,
+                token_ids=row.output[new],
+                origins=row.origins[new],
+                pieces=pieces,
+                logprobs=row.logprobs[new],
+                prompt_logprobs=None if self.has_shown else self.prompt_logprobs,
+                finish=finish,
                 drafted=row.stats.drafted - self.drafted,
             )
-        )  # fmt: skip
-        self.shown, self.has_shown, self.drafted = len(row.origins), True, row.stats.drafted
+        )
+        self.shown = len(row.origins)
+        self.has_shown = True
+        self.drafted = row.stats.drafted
 
     def finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         """The end, as numbers. Does not tell the listener."""
@@ -202,11 +243,20 @@ class ActiveRequest:
         started = now if self.started is None else self.started
         joined = started if self.joined is None else self.joined
         return Finish(
-            reason=reason, stats=self.row.stats, seed=self.row.seed, lossless=self.lossless, drafter=self.drafter,
-            reproducible=self.reproducible, stop_reason=self.row.stop_reason,
-            queued_s=started - self.submitted, prefill_s=joined - started, prompt_tokens=self.row.num_prompt,
-            cached_tokens=self.cached_tokens, preemptions=self.preemptions, error=error,
-        )  # fmt: skip
+            reason=reason,
+            stats=self.row.stats,
+            seed=self.row.seed,
+            lossless=self.lossless,
+            drafter=self.drafter,
+            reproducible=self.reproducible,
+            stop_reason=self.row.stop_reason,
+            queued_s=started - self.submitted,
+            prefill_s=joined - started,
+            prompt_tokens=self.row.num_prompt,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
+            error=error,
+        )
 
 
 GIB = 1 << 30
@@ -218,16 +268,24 @@ class EngineSettings:
 
     max_num_seqs: int = setting(32, "rows of a step", at_least=1)
     max_queue: int = setting(256, "requests that may wait; more are turned away", at_least=1)
-    kv_memory: int | None = None  # bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most
+    # bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most
+    kv_memory: int | None = None
     prefix_share: float = setting(
-        0.25, "of kv_memory, for keys and values of texts that may come again; 0: none are kept", at_least=0, below=1
+        0.25,
+        "of kv_memory, for keys and values of texts that may come again; 0: none are kept",
+        at_least=0,
+        below=1,
     )
-    max_prefills: int = setting(4, "prompts read in turns, so that a short one need not wait for a long one", at_least=1)
+    max_prefills: int = setting(
+        4, "prompts read in turns, so that a short one need not wait for a long one", at_least=1
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "engine")
         if self.kv_memory is not None and self.kv_memory < 1 << 20:
-            raise ConfigError(f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}")
+            raise ConfigError(
+                f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}"
+            )
 
     def kv_bytes(self, available: int) -> int:
         """Bytes for keys and values where `available` are free after loading."""

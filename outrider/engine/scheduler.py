@@ -1,11 +1,13 @@
-"""The scheduler: the state of every request, and how requests move between states as rows and memory allow.
+"""The scheduler: the state of every request, and how requests move between states as rows and
+memory allow.
 
     waiting -> prompt being read -> batch
        ^                              |
        +--- preempted, keys parked ---+
 
-A request starts when there is a row for it and memory for its text beside its neighbours', which must be able to grow. Where
-that is not so, the least urgent row is preempted: for a more urgent request, or for texts that have grown.
+A request starts when there is a row for it and memory for its text beside its neighbours', which
+must be able to grow. Where that is not so, the least urgent row is preempted: for a more urgent
+request, or for texts that have grown.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from outrider.kv.cache import BLOCK, KVCache
 from outrider.kv.draft_pages import DraftPages
 from outrider.models.loading.memory import available_memory
 
-MIN_POSITIONS = 2 * BLOCK  # positions: of one request, while its prompt is read and while it is answered
-MARGIN = 64  # positions a step may write behind a row's committed ones: pending token, draft, padding
+# positions: of one request, while its prompt is read and while it is answered
+MIN_POSITIONS = 2 * BLOCK
+# positions a step may write behind a row's committed ones: pending token, draft, padding
+MARGIN = 64
 
 
 class Queued(Protocol):
@@ -43,7 +47,8 @@ Member = TypeVar("Member", bound=Queued)
 
 
 class WaitingQueue(Generic[Member]):
-    """The waiting queue: smaller priority first, then first come, first served. A preempted request keeps its turn.
+    """The waiting queue: smaller priority first, then first come, first served. A preempted request
+    keeps its turn.
 
     A heap; members that were taken out by name are skipped when their turn comes.
     """
@@ -75,24 +80,34 @@ class WaitingQueue(Generic[Member]):
 class KVBudget:
     """Memory for keys and values: who may join, and who must go when texts grow.
 
-    A cache is (slots x positions per slot), the same length for all, and grows in steps; so what a row costs depends on its
-    neighbours. All questions are answered by asking the cache what it would become.
+    A cache is (slots x positions per slot), the same length for all, and grows in steps; so what a
+    row costs depends on its neighbours. All questions are answered by asking the cache what it
+    would become.
 
-    `positions`: how many there is memory for, in the batch and in prompts being read together, if all layers hold them. `cost`:
-    positions that a slot of some capacity takes as much memory as; fewer, where layers with windows forget. `context`: tokens of
-    the longest text. Raises ConfigError where not even one request would fit: it would wait for ever.
+    `positions`: how many there is memory for, in the batch and in prompts being read together, if
+    all layers hold them. `cost`: positions that a slot of some capacity takes as much memory as;
+    fewer, where layers with windows forget. `context`: tokens of the longest text. Raises
+    ConfigError where not even one request would fit: it would wait for ever.
     """
 
     def __init__(
-        self, positions: int, batch: KVCache, prompts: KVCache, cost: Callable[[int], int] = int, context: int | None = None
+        self,
+        positions: int,
+        batch: KVCache,
+        prompts: KVCache,
+        cost: Callable[[int], int] = int,
+        context: int | None = None,
     ) -> None:
         if positions < MIN_POSITIONS:
             raise ConfigError(
-                f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and one request takes "
+                f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and "
+                "one request takes "
                 f"{MIN_POSITIONS}; raise kv_memory, or lower prefix_share"
             )
         self.positions = positions
-        self._batch, self._prompts, self._cost = batch, prompts, cost
+        self._batch = batch
+        self._prompts = prompts
+        self._cost = cost
         self._context = positions if context is None else context + MARGIN + BLOCK
 
     @property
@@ -110,10 +125,12 @@ class KVBudget:
     def has_row(self, length: int, reading: int) -> bool:
         """Whether one more row fits into the batch beside those that are being read.
 
-        `length`: its tokens; `reading`: tokens of its prompt that are read beside theirs (0: nothing to read). Gives memory
-        back where caches are larger than they need to be.
+        `length`: its tokens; `reading`: tokens of its prompt that are read beside theirs (0:
+        nothing to read). Gives memory back where caches are larger than they need to be.
         """
-        return self._fits(self._batch.num_rows + self._prompts.num_rows + 1, length, 1 if reading else 0, reading)
+        return self._fits(
+            self._batch.num_rows + self._prompts.num_rows + 1, length, 1 if reading else 0, reading
+        )
 
     def can_grow(self, length: int) -> bool:
         """Whether the batch's rows may be `length` long; gives memory back like `has_row`."""
@@ -121,7 +138,12 @@ class KVBudget:
 
     def _fits(self, rows: int, length: int, more_prompts: int, reading: int) -> bool:
         prompts = self._prompts.num_rows + more_prompts
-        if self._total(self._batch.size_for(rows, length), self._prompts.size_for(prompts, reading)) <= self.positions:
+        if (
+            self._total(
+                self._batch.size_for(rows, length), self._prompts.size_for(prompts, reading)
+            )
+            <= self.positions
+        ):
             return True
         tight = _tight(self._batch, rows, length), _tight(self._prompts, prompts, reading)
         if self._total(*tight) > self.positions:
@@ -144,24 +166,36 @@ def _tight(cache: KVCache, rows: int, length: int) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Changed in the engine's thread alone. Raises ConfigError where memory is too small for a single request."""
+    """Changed in the engine's thread alone. Raises ConfigError where memory is too small for a
+    single request."""
 
-    def __init__(self, drafter_pool: DrafterPool, settings: EngineSettings, observer: Observer, heartbeat: Heartbeat) -> None:
-        self._settings, self._observer = settings, observer
+    def __init__(
+        self,
+        drafter_pool: DrafterPool,
+        settings: EngineSettings,
+        observer: Observer,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
         self.batch = Batch(drafter_pool, heartbeat)
         target = self.batch.built.target.lm
         drafter = self.batch.decoder.drafter
         caches = drafter_pool.caches(drafter)
         self._token_bytes = max(1, sum(cache.bytes_per_token for cache in caches))
-        self._windowed = [cache for cache in caches if cache.window is not None]  # of models, which outlive decoders
+        # of models, which outlive decoders
+        self._windowed = [cache for cache in caches if cache.window is not None]
         positions = settings.kv_bytes(available_memory(target.device)) // self._token_bytes
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
         self.kv_budget = KVBudget(
-            positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv,
-            self._cost if self._windowed else int, self.batch.built.context,
-        )  # fmt: skip
+            positions - self.pool.num_pages * self.pool.page,
+            target.kv,
+            self.prefiller.lm.kv,
+            self._cost if self._windowed else int,
+            self.batch.built.context,
+        )
         self.waiting: WaitingQueue[ActiveRequest] = WaitingQueue()
         self.preemptions = 0
 
@@ -177,13 +211,19 @@ class Scheduler:
 
     def _cost(self, capacity: int) -> int:
         """Positions of all layers that a row's slots of this capacity take as much memory as."""
-        return capacity - sum(cache.saved_bytes(capacity) for cache in self._windowed) // self._token_bytes
+        return (
+            capacity
+            - sum(cache.saved_bytes(capacity) for cache in self._windowed) // self._token_bytes
+        )
 
     # ---------------------------------------------------------------- joining
 
     def admit(self) -> None:
-        """Let requests start while there are rows and memory; a more urgent one replaces the least urgent."""
-        while (active := self.waiting.first()) is not None and len(self.prefiller) < self._settings.max_prefills:
+        """Let requests start while there are rows and memory; a more urgent one replaces the least
+        urgent."""
+        while (active := self.waiting.first()) is not None and len(
+            self.prefiller
+        ) < self._settings.max_prefills:
             if self._can_start(active):
                 self.waiting.remove(active)
                 self._begin(active)
@@ -200,16 +240,24 @@ class Scheduler:
         if active.joined is None and active in self.batch:
             active.joined = time.perf_counter()
             started = active.joined if active.started is None else active.started
-            self._observer.prefilled(active.request, active.joined - started, active.row.num_prompt - active.cached_tokens)
+            self._observer.prefilled(
+                active.request,
+                active.joined - started,
+                active.row.num_prompt - active.cached_tokens,
+            )
 
     def _can_start(self, active: ActiveRequest) -> bool:
         if self.num_started >= self._settings.max_num_seqs:
             return False
-        length = len(active.row.tokens) + MARGIN  # and its neighbours must be able to grow, or it would be out again at once
-        return self.kv_budget.has_row(max(length, self.batch.longest + MARGIN), 0 if active.parked is not None else length)
+        # and its neighbours must be able to grow, or it would be out again at once
+        length = len(active.row.tokens) + MARGIN
+        return self.kv_budget.has_row(
+            max(length, self.batch.longest + MARGIN), 0 if active.parked is not None else length
+        )
 
     def _begin(self, active: ActiveRequest) -> None:
-        first, cached = active.started is None, active.cached_tokens
+        first = active.started is None
+        cached = active.cached_tokens
         active.started = active.started or time.perf_counter()
         if active.parked is not None:
             self.batch.join(active)
@@ -218,7 +266,9 @@ class Scheduler:
         if not first:
             active.cached_tokens = cached  # what its own first reading kept was no gift
         else:
-            self._observer.admitted(active.request, active.started - active.submitted, active.cached_tokens)
+            self._observer.admitted(
+                active.request, active.started - active.submitted, active.cached_tokens
+            )
 
     # ---------------------------------------------------------------- leaving
 
@@ -245,7 +295,8 @@ class Scheduler:
         self.batch.reset()
 
     def forget_texts(self) -> None:
-        """All that is kept of texts seen before, and what those that left were read into: a masked NaN still enters products."""
+        """All that is kept of texts seen before, and what those that left were read into: a masked
+        NaN still enters products."""
         self.pool.clear()
         self.drafts.clear()
         self.prefiller.lm.kv.scrub()
@@ -259,9 +310,14 @@ class Scheduler:
         self._observer.preempted(active.request)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when anything is left of requests that are all over: rows, prompts, pages that are nobody's."""
+        """Raise AssertionError when anything is left of requests that are all over: rows, prompts,
+        pages that are nobody's."""
         draft = self.batch.built.draft
-        caches = {"batch": self.batch.kv, "prompts": self.prefiller.lm.kv, "draft": draft.lm.kv if draft else None}
+        caches = {
+            "batch": self.batch.kv,
+            "prompts": self.prefiller.lm.kv,
+            "draft": draft.lm.kv if draft else None,
+        }
         for name, cache in caches.items():
             if cache is not None:
                 cache.check_integrity()

@@ -1,13 +1,14 @@
-"""What steps take by number of rows and draft length: the sweep that times them, and the file that keeps them.
+"""What steps take by number of rows and draft length: the sweep that times them, and the file that
+keeps them.
 
-A sweep is a `Control` that asks for another length every step, round and round, so a slow moment of the
-machine hits all lengths alike. A server's start times its steps so, and `outrider tune` probes drafters
-with the same sweep.
+A sweep is a `Control` that asks for another length every step, round and round, so a slow moment of
+the machine hits all lengths alike. A server's start times its steps so, and `outrider tune` probes
+drafters with the same sweep.
 
-Times are kept in one small JSON file for each combination of machine, model and drafter, in the cache
-folder. A file whose facts differ, of another version or with anything strange in it is as good as none:
-then steps are timed anew, and the file is replaced. Files are written whole or not at all, so processes
-that start together do no harm.
+Times are kept in one small JSON file for each combination of machine, model and drafter, in the
+cache folder. A file whose facts differ, of another version or with anything strange in it is as
+good as none: then steps are timed anew, and the file is replaced. Files are written whole or not at
+all, so processes that start together do no harm.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ class Sweep:
         self._skip = skip
 
     def known(self) -> dict[int, float]:
-        """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
-        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= MIN_TIMES}
+        """Median seconds of the sizes that were timed often enough; of two the lower one, for a
+        step is only ever disturbed."""
+        often = {
+            size: seconds
+            for size, seconds in sorted(self.seconds.items())
+            if len(seconds) >= MIN_TIMES
+        }
         return {size: median_low(seconds) for size, seconds in often.items()}
 
     def choose(self, rows: Rows) -> list[int]:
@@ -53,7 +59,8 @@ class Sweep:
     def observe(self, facts: StepFacts) -> None:
         drafted = max(facts.drafted)
         self._skip -= 1
-        if self._skip < 0 and bool(drafted) == bool(self.asked[-1]):  # one that asked and got no draft is no plain one
+        # one that asked and got no draft is no plain one
+        if self._skip < 0 and bool(drafted) == bool(self.asked[-1]):
             self.seconds.setdefault(drafted, []).append(facts.seconds)
 
     def summary(self) -> dict[str, Any]:
@@ -70,17 +77,26 @@ class StepTimes:
 
     @classmethod
     def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepTimes:
-        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
+        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`),
+        as new and never kept."""
         return cls.load(facts) if keeps else cls(facts, is_kept=False)
 
     @classmethod
     def load(cls, facts: dict[str, Any]) -> StepTimes:
         """What an earlier start has kept; empty where nothing was, or nothing that fits."""
+
         def read(content: Any) -> dict[int, dict[int, float]]:
             if content["version"] != VERSION or content["facts"] != facts:
                 raise ValueError("it is of another model or machine")
-            seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
-            if not all(value > 0 and math.isfinite(value) for sizes in seconds.values() for value in sizes.values()):
+            seconds = {
+                int(rows): {int(n): float(s) for n, s in sizes.items()}
+                for rows, sizes in content["seconds"].items()
+            }
+            if not all(
+                value > 0 and math.isfinite(value)
+                for sizes in seconds.values()
+                for value in sizes.values()
+            ):
                 raise ValueError("it has a time that is none")
             return seconds
 

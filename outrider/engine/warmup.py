@@ -1,8 +1,9 @@
-"""What steps cost by number of rows and draft length, measured before the first request and kept from one start to the next.
+"""What steps cost by number of rows and draft length, measured before the first request and kept
+from one start to the next.
 
-So a load-aware control knows from its first step what many rows cost, and need not find out at a user's
-expense. For other numbers of rows the control begins with the nearest one's (`Goodput`), and real steps
-correct it. The sweep and the file are in `step_costs.py`.
+So a load-aware control knows from its first step what many rows cost, and need not find out at a
+user's expense. For other numbers of rows the control begins with the nearest one's (`Goodput`), and
+real steps correct it. The sweep and the file are in `step_costs.py`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
-NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
+# of a config: what does not make a model slower
+NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")
 
 
-def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts) -> dict[str, Any]:
+def facts_of(
+    options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts
+) -> dict[str, Any]:
     """All that decides what a step takes, as JSON gives it back. `options`: resolved."""
     device = torch.device(options.device)
     facts = {
@@ -61,23 +65,39 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
 
 def _shape_of(model: LoadedModel) -> str:
     config = {name: value for name, value in model.card.values.items() if name not in NO_SHAPE}
-    return hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12
+    ).hexdigest()
 
 
-BUDGET_S = 2.0  # of one start, for which somebody waits: the next start of a server times what is missing
-WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
-REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
-RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
+# of one start, for which somebody waits: the next start of a server times what is missing
+BUDGET_S = 2.0
+# steps per number of rows; per size, in a crowd and of one row
+WARM_UP = 2
+REPEATS = 4
+REPEATS_ALONE = 30
+# of one row: where its text outgrows a recording, steps are recorded anew and say little
+REPEATS_ON_CUDA = 12
+# steps more of every size on CUDA: the first runs as it is, the second is recorded
+# (`models/graphs.py`)
+RECORDED = 2
 MIN_SIZES = 3  # how many sizes are timed, whatever it takes
-ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
-PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
+# sizes timed alone; a pass over 8, 16, ... is a node less
+ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)
+# a prompt that repeats itself: look-up drafters offer something, too
+PATTERN = 24
+TIMES = 4
 
 Say = Callable[[str], None]
 
 
-def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Say = lambda line: None) -> None:
+def calibrate(
+    batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Say = lambda line: None
+) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
-    control, began, is_begun = batch.control, time.perf_counter(), False
+    control = batch.control
+    began = time.perf_counter()
+    is_begun = False
     if not isinstance(control, AutoLength):
         return
     for name, parts in drafter_pool.parts.items():
@@ -100,9 +120,11 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Sa
     batch.reset()  # what drafters learned from these texts is no user's
 
 
-def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = lambda line: None) -> None:
-    """Times the steps of a decoder without a server, for one row. `built`: what rows are made from; `decoder`: of `parts`,
-    idle."""
+def calibrate_alone(
+    built: Built, decoder: Decoder, parts: Parts, status: Say = lambda line: None
+) -> None:
+    """Times the steps of a decoder without a server, for one row. `built`: what rows are made from;
+    `decoder`: of `parts`, idle."""
     control = decoder.control
     if not isinstance(control, AutoLength):
         return
@@ -111,20 +133,32 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
 
 
 def step_seconds(
-    built: Built, decoder: Decoder, parts: Parts, rows: int, status: Say = lambda line: None, *, anew: bool = False
+    built: Built,
+    decoder: Decoder,
+    parts: Parts,
+    rows: int,
+    status: Say = lambda line: None,
+    *,
+    anew: bool = False,
 ) -> dict[int, float]:
     """Draft nodes of the widest row -> seconds of a step of so many rows.
 
     As an earlier start kept them, else timed now, and kept; `anew`: timed now in any case.
     """
-    costs = StepTimes.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
+    costs = StepTimes.of(
+        facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs
+    )
     if anew or rows not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter
         if drafter.learns:  # what it learned from this text is no user's
-            drafter = parts.make_drafter(built.target, built.draft if parts.requirements.draft else None)
+            drafter = parts.make_drafter(
+                built.target, built.draft if parts.requirements.draft else None
+            )
         trial = Decoder(decoder.target, drafter, decoder.verifier, decoder.control)
-        costs.add(rows, _times(trial, built, None, rows, _sizes(parts.length.max_nodes, rows), BUDGET_S))
+        costs.add(
+            rows, _times(trial, built, None, rows, _sizes(parts.length.max_nodes, rows), BUDGET_S)
+        )
     return costs.seconds.get(rows, {})
 
 
@@ -135,7 +169,8 @@ def _counts(max_rows: int) -> list[int]:
 
 
 def _least_s(alone: dict[int, float], count: int) -> float:
-    """About the seconds that the fewest steps of `count` rows take, prompts included, if rows cost what one costs alone."""
+    """About the seconds that the fewest steps of `count` rows take, prompts included, if rows cost
+    what one costs alone."""
     if not alone:
         return 0.0
     steps = WARM_UP + MIN_SIZES * MIN_TIMES + PATTERN * TIMES / (max(alone) + 1)
@@ -150,13 +185,20 @@ def _sizes(max_nodes: int, count: int) -> list[int]:
 
 
 def _times(
-    decoder: Decoder, built: Built, drafter: str | None, count: int, sizes: list[int], budget_s: float
+    decoder: Decoder,
+    built: Built,
+    drafter: str | None,
+    count: int,
+    sizes: list[int],
+    budget_s: float,
 ) -> dict[int, float]:
     """Median seconds of a step by the number of nodes in the widest row.
 
-    The step has `count` rows that `drafter` drafts for; empty where the context is too short for any.
+    The step has `count` rows that `drafter` drafts for; empty where the context is too short for
+    any.
     """
-    control, began = decoder.control, time.perf_counter()
+    control = decoder.control
+    began = time.perf_counter()
     pattern = probe_tokens(built.target.lm.shape.vocab_size, PATTERN, "cpu")[0].tolist()
     prompt = (pattern * TIMES)[: max(1, built.context // 2)]
     on_cuda = decoder.target.device.type == "cuda"
@@ -165,7 +207,10 @@ def _times(
     sweep = decoder.control = Sweep(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     late = warm_up + MIN_SIZES * MIN_TIMES  # steps that may still follow when the time is over
-    rows = [replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter) for number in range(count)]
+    rows = [
+        replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter)
+        for number in range(count)
+    ]
     steps = run_rows(decoder, rows)
     try:
         for stepped in islice(steps, warm_up + repeats * len(sizes)):

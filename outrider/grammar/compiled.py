@@ -1,9 +1,10 @@
 """A grammar that was checked, and the matchers made of it.
 
-Matchers of llguidance that are copies of one another share a lexer, which grows with every text that is read and may only become
-so large ("too many expressions", "too many states"). A text that uses it up breaks all copies, those to come, too; and a broken
-matcher raises nothing: it counts as stopped, allows the end token alone, and stays like that. So whose matcher broke says so
-here: it goes on with a lexer of its own, and rows to come share a new one.
+Matchers of llguidance that are copies of one another share a lexer, which grows with every text
+that is read and may only become so large ("too many expressions", "too many states"). A text that
+uses it up breaks all copies, those to come, too; and a broken matcher raises nothing: it counts as
+stopped, allows the end token alone, and stays like that. So whose matcher broke says so here: it
+goes on with a lexer of its own, and rows to come share a new one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ log = logging.getLogger("outrider.grammar")
 
 
 class Compiled:
-    """`make`: a matcher at the grammar's beginning, with a lexer of its own. Raises RequestError when not even that can be."""
+    """`make`: a matcher at the grammar's beginning, with a lexer of its own. Raises RequestError
+    when not even that can be."""
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
-        self._name, self._make = name, make
+        self._name = name
+        self._make = make
         self.is_spent = False  # the lexer that copies share; set and read by any thread
         began = time.thread_time()
         self._shared = make()
-        self._shared.compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
+        # the first mask builds the lexer's first states: once, not per row
+        self._shared.compute_logit_bias()
         if self._shared.is_error():
             raise self.refusal(self._shared)
         self.seconds = time.thread_time() - began  # of a processor, to make one
@@ -36,13 +40,17 @@ class Compiled:
         return self._shared.deep_copy()
 
     def is_lexer_used_up(self, matcher: Any) -> bool:
-        """Whether a matcher that is broken would not be with a new lexer. The parser's limits hold for one step."""
+        """Whether a matcher that is broken would not be with a new lexer. The parser's limits hold
+        for one step."""
         return bool(matcher.get_error().startswith("lexer error"))
 
     def anew(self) -> Any:
         """For a row whose matcher broke; it may break again, which `is_error` says."""
         self.is_spent = True
-        log.info("the texts of %s used up the lexer they shared: a row goes on with one of its own", self._name)
+        log.info(
+            "the texts of %s used up the lexer they shared: a row goes on with one of its own",
+            self._name,
+        )
         return self._make()
 
     def refusal(self, matcher: Any) -> RequestError:
@@ -53,7 +61,11 @@ class Compiled:
     def refusal_of(self, why: str) -> RequestError:
         """What to raise for a matcher that broke, in llguidance's words or ours."""
         if why == "NoExtensionBias":  # llguidance's word for a text in which no token fits
-            return RequestError(f"{self._name} asks for a text that the tokens of this model cannot spell: use other characters")
+            return RequestError(
+                f"{self._name} asks for a text that the tokens of this model cannot spell: use "
+                "other characters"
+            )
         return RequestError(
-            f"{self._name} takes more work than one answer may cost ({why}): let it repeat less, or ask for a shorter answer"
+            f"{self._name} takes more work than one answer may cost ({why}): let it repeat less, "
+            "or ask for a shorter answer"
         )

@@ -1,4 +1,5 @@
-"""Grammars over one model's vocabulary: from a `Spec` to the constraint of one row, or to an error that names the path."""
+"""Grammars over one model's vocabulary: from a `Spec` to the constraint of one row, or to an error
+that names the path."""
 
 from __future__ import annotations
 
@@ -18,22 +19,30 @@ from outrider.grammar.specs import Spec
 from outrider.grammar.trial import Trial
 from outrider.grammar.vocabulary import index_vocabulary
 
-# By itself llguidance allows one token where the text is forced, the tokenizer's own spelling, which may be a special token's
+# By itself llguidance allows one token where the text is forced, the tokenizer's own spelling,
+# which may be a special token's
 ALL_SPELLINGS = '\n%llguidance {"no_forcing": true}\n'
 
 Problem = Callable[[str], str]  # what llguidance has to say against a grammar
 
 
 class Grammars:
-    """All grammars of one model. Thread-safe: one that takes long to compile keeps no other waiting.
+    """All grammars of one model. Thread-safe: one that takes long to compile keeps no other
+    waiting.
 
     The vocabulary is indexed at the first use (about a second per 100k tokens)."""
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int], *, of_strangers: bool = False
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        *,
+        of_strangers: bool = False,
     ) -> None:
-        """`vocab_size`: width of the logits. Ends with any of `eos_token_ids`, or with the tokenizer's own if there are none.
-        `of_strangers`: grammars are tried in another process first (trial.py)."""
+        """`vocab_size`: width of the logits. Ends with any of `eos_token_ids`, or with the
+        tokenizer's own if there are none. `of_strangers`: grammars are tried in another process
+        first (trial.py)."""
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._eos = frozenset(eos_token_ids)
@@ -44,8 +53,8 @@ class Grammars:
         self._lock = threading.Lock()
 
     def constraint(self, spec: Spec) -> Matcher:
-        """A fresh one, for one row. Raises RequestError when the grammar is wrong or takes too much work, CapabilityError when
-        the library is missing or cannot read this tokenizer."""
+        """A fresh one, for one row. Raises RequestError when the grammar is wrong or takes too much
+        work, CapabilityError when the library is missing or cannot read this tokenizer."""
         library = _library()
         with self._lock:
             self._read_vocabulary()
@@ -70,10 +79,14 @@ class Grammars:
             self._trial = Trial(self._index) if self._of_strangers else None
 
     def _forget(self) -> None:
-        """Drop grammars whose lexer is used up, and then the one that was used longest ago, until there is room for the rest."""
+        """Drop grammars whose lexer is used up, and then the one that was used longest ago, until
+        there is room for the rest."""
         for spec in [spec for spec, future in self._kept.items() if _is_spent(future)]:
             del self._kept[spec]
-        while len(self._kept) > MAX_KEPT or sum(len(spec.text) for spec in self._kept) > MAX_KEPT_CHARACTERS:
+        while (
+            len(self._kept) > MAX_KEPT
+            or sum(len(spec.text) for spec in self._kept) > MAX_KEPT_CHARACTERS
+        ):
             del self._kept[next(iter(self._kept))]
 
     def _compile(self, library: Any, spec: Spec, future: Future[Compiled]) -> None:
@@ -92,11 +105,23 @@ class Grammars:
         limits = library.LLParserLimits(**PARSER)
         trial = self._trial
         if trial is None:
-            _refuse(library, spec, text, lambda part: library.LLMatcher.validate_grammar(part, self._index, limits=limits))
+            _refuse(
+                library,
+                spec,
+                text,
+                lambda part: library.LLMatcher.validate_grammar(part, self._index, limits=limits),
+            )
         else:
             problem = trial.problem(text, compiled, spec.name)
-            _refuse(library, spec, text, lambda part: problem if part is text else trial.problem(part, "", spec.name))
-        return Compiled(spec.name, lambda: library.LLMatcher(self._index, compiled, log_level=0, limits=limits))
+            _refuse(
+                library,
+                spec,
+                text,
+                lambda part: problem if part is text else trial.problem(part, "", spec.name),
+            )
+        return Compiled(
+            spec.name, lambda: library.LLMatcher(self._index, compiled, log_level=0, limits=limits)
+        )
 
 
 def _is_spent(future: Future[Compiled]) -> bool:
@@ -104,8 +129,8 @@ def _is_spent(future: Future[Compiled]) -> bool:
 
 
 def refuse_wrong(spec: Spec) -> None:
-    """Refuse what can be refused without a vocabulary, so before a model is loaded. Raises RequestError, or CapabilityError when
-    the library is missing."""
+    """Refuse what can be refused without a vocabulary, so before a model is loaded. Raises
+    RequestError, or CapabilityError when the library is missing."""
     library = _library()
     text = _translated(library, spec)
     _refuse(library, spec, text, library.LLMatcher.validate_grammar)
@@ -114,11 +139,21 @@ def refuse_wrong(spec: Spec) -> None:
 def _translated(library: Any, spec: Spec) -> str:
     """The grammar as llguidance reads it. Raises RequestError for what is none."""
     if len(spec.text) > MAX_CHARACTERS:
-        raise RequestError(f"{spec.name} has {len(spec.text):,} characters as a grammar; at most {MAX_CHARACTERS:,} are compiled")
-    if spec.form in ("ebnf", "lark") and spec.text.lstrip().startswith("{"):  # which llguidance would read in its own form
-        raise RequestError(f"{spec.name} must be a grammar (root ::= ... or start: ...), got JSON: use the field for schemas")
-    if spec.form == "choice":  # one terminal: as alternatives of a rule, more than 2000 would be too many for the parser
-        return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(option) for option in json.loads(spec.text))
+        raise RequestError(
+            f"{spec.name} has {len(spec.text):,} characters as a grammar; at most "
+            f"{MAX_CHARACTERS:,} are compiled"
+        )
+    # which llguidance would read in its own form
+    if spec.form in ("ebnf", "lark") and spec.text.lstrip().startswith("{"):
+        raise RequestError(
+            f"{spec.name} must be a grammar (root ::= ... or start: ...), got JSON: use the field "
+            "for schemas"
+        )
+    # one terminal: as alternatives of a rule, more than 2000 would be too many for the parser
+    if spec.form == "choice":
+        return "start: CHOICE\nCHOICE: " + " | ".join(
+            json.dumps(option) for option in json.loads(spec.text)
+        )
     try:
         text = str(library.grammar_from(spec.form, spec.text))
     except ValueError as error:
@@ -141,14 +176,17 @@ def _refuse(library: Any, spec: Spec, text: str, problem_of: Problem) -> None:
     """Raise RequestError that names the path of what is wrong, if anything is."""
     problem = problem_of(text)
     if problem and spec.form == "json_schema":
-        path = "".join(f".{step}" for step in _path(library, json.loads(spec.text), problem, problem_of))
+        path = "".join(
+            f".{step}" for step in _path(library, json.loads(spec.text), problem, problem_of)
+        )
         raise RequestError(f"{spec.name}{path}: {problem}")
     if problem:
         raise RequestError(f"{spec.name} is not usable: {problem}")
 
 
 def _path(library: Any, schema: Any, problem: str, problem_of: Problem) -> list[str]:
-    """The path into a schema to the smallest part that has the same problem by itself. Ends early where that takes long."""
+    """The path into a schema to the smallest part that has the same problem by itself. Ends early
+    where that takes long."""
     path: list[str] = []
     end = time.monotonic() + COMPILE_S
     while time.monotonic() < end:
@@ -187,5 +225,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise CapabilityError(f"grammars need the llguidance package: {install_hint('serve')}") from error
+        raise CapabilityError(
+            f"grammars need the llguidance package: {install_hint('serve')}"
+        ) from error
     return llguidance

@@ -1,10 +1,12 @@
 """One row's grammar, walked along draft paths: advance, read the mask, go back.
 
-Nodes of a draft come parents first, so consecutive paths share a beginning: the matcher goes back to what two paths have in
-common and on from there. A chain is walked once. Masks are remembered until the next commit, for the drafter that asked on
-its way and the target that asks again for the whole draft.
+Nodes of a draft come parents first, so consecutive paths share a beginning: the matcher goes back
+to what two paths have in common and on from there. A chain is walked once. Masks are remembered
+until the next commit, for the drafter that asked on its way and the target that asks again for the
+whole draft.
 
-A matcher may break on the way (compiled.py): then the row starts a new matcher, reads the committed text, and asks once more.
+A matcher may break on the way (compiled.py): then the row starts a new matcher, reads the committed
+text, and asks once more.
 """
 
 from __future__ import annotations
@@ -27,19 +29,26 @@ Found = TypeVar("Found")
 
 
 class Matcher:
-    """A `Constraint` (outrider/sampling/constraint.py) around llguidance's LLMatcher. For one row, in one thread.
+    """A `Constraint` (outrider/sampling/constraint.py) around llguidance's LLMatcher. For one row,
+    in one thread.
 
-    All calls raise RequestError when the grammar takes more work than llguidance allows; so do all that follow."""
+    All calls raise RequestError when the grammar takes more work than llguidance allows; so do all
+    that follow."""
 
     def __init__(
-        self, grammar: Compiled, eos_token_ids: frozenset[int], vocab_size: int, spec: Spec | None = None
+        self,
+        grammar: Compiled,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        spec: Spec | None = None,
     ) -> None:
         """`grammar`: over the tokens 0 .. vocab_size - 1; `spec`: what it was made from."""
         self.spec = spec
         self._grammar = grammar
         self._matcher: Any = grammar.copy()
         self._eos = eos_token_ids
-        self._free = torch.ones(vocab_size, dtype=torch.bool)  # behind an end, or a mistake: whatever
+        # behind an end, or a mistake: whatever
+        self._free = torch.ones(vocab_size, dtype=torch.bool)
         self._ended = False  # the end token was emitted
         self._emitted: list[int] = []  # committed tokens but the end
         self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
@@ -57,7 +66,8 @@ class Matcher:
         return torch.stack(masks)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Commit tokens. Raises NumericalError when a token breaks the grammar, because it was chosen without the mask."""
+        """Commit tokens. Raises NumericalError when a token breaks the grammar, because it was
+        chosen without the mask."""
         for token in tokens:
             if self._ended:
                 return
@@ -66,7 +76,9 @@ class Matcher:
             elif self._unbroken(self._consumes, token):
                 self._emitted.append(token)
             else:
-                raise NumericalError(f"token {token} was emitted, which the grammar does not allow here")
+                raise NumericalError(
+                    f"token {token} was emitted, which the grammar does not allow here"
+                )
         self._known.clear()
 
     def _mask(self, path: tuple[int, ...]) -> Tensor:
@@ -85,7 +97,8 @@ class Matcher:
             shared += 1
         self._go_back(shared)
         for at in range(shared, len(path)):
-            token, mask = path[at], self._known.get(path[:at])
+            token = path[at]
+            mask = self._known.get(path[:at])
             is_refused = mask is not None and not mask[token]
             if is_refused or token in self._eos or not self._consumes(token):
                 return False
@@ -107,7 +120,8 @@ class Matcher:
     def _consumes(self, token: int) -> bool:
         if self._matcher.try_consume_tokens([token]) == 1:
             return True
-        self._matcher.compute_logit_bias()  # a lexer that was used up within the token may say so at the next mask only
+        # a lexer that was used up within the token may say so at the next mask only
+        self._matcher.compute_logit_bias()
         return False
 
     def _unbroken(self, ask: Callable[[Given], Found], given: Given) -> Found:
@@ -118,7 +132,9 @@ class Matcher:
                 return found
             if self._grammar.is_lexer_used_up(self._matcher):
                 if self._rebuilding_s + self._grammar.seconds > REBUILD_S:
-                    self._failure = self._grammar.refusal_of(f"its lexer was used up again and again, for {REBUILD_S:g} s")
+                    self._failure = self._grammar.refusal_of(
+                        f"its lexer was used up again and again, for {REBUILD_S:g} s"
+                    )
                     raise self._failure
                 self._begin_anew()
                 found = ask(given)
@@ -132,7 +148,8 @@ class Matcher:
 
         This happens in the engine's thread, where other rows wait for it."""
         began = time.thread_time()
-        self._matcher, self._walked = self._grammar.anew(), []
+        self._matcher = self._grammar.anew()
+        self._walked = []
         for token in self._emitted:  # one by one: a lexer's fuel is that of a call
             if not self._consumes(token):
                 break

@@ -1,7 +1,7 @@
 """Numbers in JSON schemas that no answer could be held to.
 
-llguidance reads every number as a float and every bound of whole numbers as one of 64 bits: larger ones would be rounded without
-a word, and -2^63 ends the process.
+llguidance reads every number as a float and every bound of whole numbers as one of 64 bits: larger
+ones would be rounded without a word, and -2^63 ends the process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ _DECODER = json.JSONDecoder()
 
 
 def refuse_inexact(schema: Any, name: str) -> None:
-    """Raise RequestError for a bound, or a whole number among the values, that would be rounded. `name`: of the schema."""
+    """Raise RequestError for a bound, or a whole number among the values, that would be rounded.
+    `name`: of the schema."""
     waiting: list[tuple[str, Any, bool]] = [(name, schema, False)]
     while waiting:
         path, part, is_value = waiting.pop()
         if isinstance(part, Mapping):
             for key, inner in part.items():
-                if key in BOUNDS and isinstance(inner, int | float) and not _is_held(part, key, inner):
+                if (
+                    key in BOUNDS
+                    and isinstance(inner, int | float)
+                    and not _is_held(part, key, inner)
+                ):
                     raise _refusal(f"{path}.{key}", inner)
                 waiting.append((f"{path}.{key}", inner, is_value or key in ("const", "enum")))
         elif isinstance(part, list):
@@ -52,6 +57,7 @@ def _is_held(part: Mapping[str, Any], key: str, bound: float) -> bool:
 
 def _refusal(path: str, number: float) -> RequestError:
     return RequestError(
-        f"{path} is {number}, and an answer can be held to whole numbers up to {MAX_EXACT} (2^53 - 1) only: leave it out, "
+        f"{path} is {number}, and an answer can be held to whole numbers up to {MAX_EXACT} (2^53 "
+        "- 1) only: leave it out, "
         "or ask for a text"
     )

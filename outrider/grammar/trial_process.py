@@ -1,8 +1,10 @@
-"""Compiles grammars of strangers, in a process of its own that may hang, crash or run out of memory without harm.
+"""Compiles grammars of strangers, in a process of its own that may hang, crash or run out of memory
+without harm.
 
-Run by trial.py as a script, not imported: it needs llguidance and nothing of outrider, so it starts in a fraction of a second.
-The first line of its input is a JSON object with the limits and the vocabulary's special tokens; each line after it is a
-JSON object with a grammar, answered by a line with what is wrong with it.
+Run by trial.py as a script, not imported: it needs llguidance and nothing of outrider, so it starts
+in a fraction of a second. The first line of its input is a JSON object with the limits and the
+vocabulary's special tokens; each line after it is a JSON object with a grammar, answered by a line
+with what is wrong with it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def serve(facts: dict[str, Any]) -> None:
     """Answer line by line until the input ends."""
     vocabulary = _Vocabulary(facts["special"], facts["num_tokens"])
     index = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(vocabulary), n_vocab=vocabulary.num_tokens, eos_token=vocabulary.eos_token_id, slices=[]
+        llguidance.TokenizerWrapper(vocabulary),
+        n_vocab=vocabulary.num_tokens,
+        eos_token=vocabulary.eos_token_id,
+        slices=[],
     )
     limits = llguidance.LLParserLimits(**facts["limits"])
     for message in sys.stdin:
@@ -56,7 +61,8 @@ def _allow(seconds: float) -> None:
 
 
 def _bound_memory(mebibytes: int) -> None:
-    """Let allocations fail, which ends this process, once it has taken `mebibytes` more than now. On Linux."""
+    """Let allocations fail, which ends this process, once it has taken `mebibytes` more than now.
+    On Linux."""
     if sys.platform != "linux":
         return
     import resource

@@ -1,10 +1,12 @@
 """The bytes of a model's tokens, as llguidance wants them.
 
-It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others the tokens' bytes come
-from `models/tokens/token_bytes.py`, which reads them from the decoder; a vocabulary that only implies the spaces between words
-cannot be held to a grammar, for no token says where its word ends.
+It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others
+the tokens' bytes come from `models/tokens/token_bytes.py`, which reads them from the decoder; a
+vocabulary that only implies the spaces between words cannot be held to a grammar, for no token says
+where its word ends.
 
-Special tokens, and added ones that are written <...>, spell no text: a grammar must ask for such a token by its name or number.
+Special tokens, and added ones that are written <...>, spell no text: a grammar must ask for such a
+token by its name or number.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[
     own = tokenizer.eos_token_id
     eos = sorted(eos_token_ids) or ([] if own is None else [own])
     if not eos:
-        raise CapabilityError("this model has no end token, so an answer under a grammar could not end")
+        raise CapabilityError(
+            "this model has no end token, so an answer under a grammar could not end"
+        )
     whole = whole_tokenizer(tokenizer)
     if isinstance(whole, transformers.PreTrainedTokenizerFast):
         try:
@@ -59,6 +63,10 @@ def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
         reason = SPACES if known is not None and known.shape.implies_spaces else NO_BYTES
         raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {reason}")
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    marks = {token for token, entry in added.items() if entry.content.startswith("<") and entry.content.endswith(">")}
+    marks = {
+        token
+        for token, entry in added.items()
+        if entry.content.startswith("<") and entry.content.endswith(">")
+    }
     special = marks | known.special_ids | set(tokenizer.all_special_ids)
     return _Bytes([known.bytes_of(token) for token in range(vocab_size)], sorted(special), eos)

@@ -1,1 +1,2 @@
-"""Outrider inside other people's programs: one module or package per host, imported by the user who has that host."""
+"""Outrider inside other people's programs: one module or package per host, imported by the user who
+has that host."""

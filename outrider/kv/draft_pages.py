@@ -1,8 +1,9 @@
 """Pages of drafters' own keys and values for earlier texts, beside the target's (`kv/pages.py`).
 
-Where a prompt shares a prefix with an earlier one, the target's keys come from the store without a pass, but a draft model
-would read all of it. So the draft's keys are kept, too, for as many tokens as the target's. The text alone finds them, because
-they depend on nothing else (`Drafter.text_caches`). Their bits may come from another run: this may change a draft's
+Where a prompt shares a prefix with an earlier one, the target's keys come from the store without a
+pass, but a draft model would read all of it. So the draft's keys are kept, too, for as many tokens
+as the target's. The text alone finds them, because they depend on nothing else
+(`Drafter.text_caches`). Their bits may come from another run: this may change a draft's
 distribution by rounding, never the text of a lossless request.
 """
 
@@ -16,17 +17,23 @@ from outrider.kv.cache import KVCache
 from outrider.kv.pages import PagePool
 
 PAGE = 32  # tokens
-Parts = list[list[Tensor]]  # of each cache, keys and values of the beginning of one text (`KVCache.read`)
+# of each cache, keys and values of the beginning of one text (`KVCache.read`)
+Parts = list[list[Tensor]]
 
 
 class DraftPages:
-    """One pool for each of the drafters' caches; none where they have none. Lives in the engine's thread."""
+    """One pool for each of the drafters' caches; none where they have none. Lives in the engine's
+    thread."""
 
     def __init__(self, caches: Sequence[KVCache], positions: int) -> None:
         self._pools = [
-            PagePool(cache.layers, cache.dtype, cache.device, page=PAGE, num_pages=positions // PAGE) for cache in caches
+            PagePool(
+                cache.layers, cache.dtype, cache.device, page=PAGE, num_pages=positions // PAGE
+            )
+            for cache in caches
         ]
-        self.forget = any(cache.window is not None for cache in caches)  # whether rows lose the beginnings of their texts
+        # whether rows lose the beginnings of their texts
+        self.forget = any(cache.window is not None for cache in caches)
 
     def copy(self, tokens: Sequence[int]) -> Parts:
         """The stored keys and values for the beginning of a text."""

@@ -3,15 +3,18 @@
     root -- [page: tokens 0..P) -- [page: P..2P) -- ...        a tree: texts that begin alike share pages
                                 \\- [page: other tokens]
 
-A row reads its keys as one contiguous stretch (`cache.py`): that is what attention kernels are fast on, and what keeps a
-row's arithmetic apart from its neighbours'. So pages are copied into a row when it joins and out of it when it leaves: two
-copies at memory speed for each reused token, against a pass through the model. A page is found by the tokens themselves,
-not by a hash, and only by tokens that were returned (never by a rejected draft's).
+A row reads its keys as one contiguous stretch (`cache.py`): that is what attention kernels are fast
+on, and what keeps a row's arithmetic apart from its neighbours'. So pages are copied into a row
+when it joins and out of it when it leaves: two copies at memory speed for each reused token,
+against a pass through the model. A page is found by the tokens themselves, not by a hash, and only
+by tokens that were returned (never by a rejected draft's).
 
-Layers with windows have lost the beginning of a long row (`cache.py`); pages that are saved then hold zeros of these layers. So a
-text goes on only where the last pages, as many as windows reach, are whole. Those of a prompt are: it is saved chunk by chunk.
+Layers with windows have lost the beginning of a long row (`cache.py`); pages that are saved then
+hold zeros of these layers. So a text goes on only where the last pages, as many as windows reach,
+are whole. Those of a prompt are: it is saved chunk by chunk.
 
-Least recently used leaves go first when all pages are taken. Idea of the tree: RadixAttention (Zheng et al. 2312.07104).
+Least recently used leaves go first when all pages are taken. Idea of the tree: RadixAttention
+(Zheng et al. 2312.07104).
 """
 
 from __future__ import annotations
@@ -41,16 +44,29 @@ class PagePool:
     """Keys and values of texts seen before, in pages. `num_pages` 0: nothing is kept."""
 
     def __init__(
-        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, *, page: int, num_pages: int
+        self,
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        page: int,
+        num_pages: int,
     ) -> None:
         self.page = page  # tokens
         self.num_pages = num_pages
         self._device = torch.device(device)
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         self._windowed = [shape.window is not None for shape in layers] * 2  # of each store
-        self._held = max((shape.window + KEPT_BACK for shape in layers if shape.window is not None), default=0)
-        sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.stored_value_size) for s in layers]
-        self._stores = [torch.empty(num_pages, page, heads, size, dtype=dtype, device=device) for heads, size in sizes]
+        self._held = max(
+            (shape.window + KEPT_BACK for shape in layers if shape.window is not None), default=0
+        )
+        sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [
+            (s.num_kv_heads, s.stored_value_size) for s in layers
+        ]
+        self._stores = [
+            torch.empty(num_pages, page, heads, size, dtype=dtype, device=device)
+            for heads, size in sizes
+        ]
         self.clear()
 
     @property
@@ -62,8 +78,11 @@ class PagePool:
         """Tokens that `load` would fill in."""
         return len(self._usable(tokens)) * self.page
 
-    def load(self, tokens: Sequence[int], cache: KVCache, row: int, max_length: int | None = None) -> int:
-        """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`; returns its number of tokens."""
+    def load(
+        self, tokens: Sequence[int], cache: KVCache, row: int, max_length: int | None = None
+    ) -> int:
+        """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`;
+        returns its number of tokens."""
         path = self._usable(tokens[:max_length])
         self._touch(path)
         self.queries += len(tokens)
@@ -73,15 +92,19 @@ class PagePool:
         return len(path) * self.page
 
     def copy(self, tokens: Sequence[int]) -> list[Tensor]:
-        """The longest known beginning of `tokens`, as `KVCache.read` gives it; of 0 positions where nothing is known."""
+        """The longest known beginning of `tokens`, as `KVCache.read` gives it; of 0 positions where
+        nothing is known."""
         path = self._usable(tokens)
         self._touch(path)
-        indices = torch.tensor([page.index for page in path], dtype=torch.int64, device=self._device)
+        indices = torch.tensor(
+            [page.index for page in path], dtype=torch.int64, device=self._device
+        )
         return [store[indices].flatten(0, 1) for store in self._stores]
 
     @torch.inference_mode()
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
-        """Keep the whole pages of a row's first `length` committed positions; `tokens` are what they hold."""
+        """Keep the whole pages of a row's first `length` committed positions; `tokens` are what
+        they hold."""
         path = self._match(tokens[:length])
         self._touch(path)  # at once: they must not be in the way as the oldest ones
         first = 0 if cache.window is None else cache.firsts[row]  # of what layers with windows hold
@@ -94,8 +117,11 @@ class PagePool:
             if index is None:
                 break
             parent = path[-1] if path else self._root
-            # one that lacks a few positions would do, too: `_held` is KEPT_BACK more than windows reach
-            page = _Page(parent, tuple(tokens[start : start + self.page]), index, is_whole=start >= first)
+            # one that lacks a few positions would do, too: `_held` is KEPT_BACK more than windows
+            # reach
+            page = _Page(
+                parent, tuple(tokens[start : start + self.page]), index, is_whole=start >= first
+            )
             self._fill(page, cache, row, start)
             parent.children[page.tokens] = page
             path.append(page)
@@ -105,24 +131,37 @@ class PagePool:
         """Forget everything: after numbers that are none, nobody knows which page has them."""
         self._root = _Page(None, (), -1, is_whole=True)
         self._free = list(range(self.num_pages))[::-1]
-        self._order: OrderedDict[_Page, None] = OrderedDict()  # least recently used first; a page stands behind its children
+        # least recently used first; a page stands behind its children
+        self._order: OrderedDict[_Page, None] = OrderedDict()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a page is lost, or under two indices. For tests and idle moments."""
-        found, stack = [], list(self._root.children.values())
+        """Raise AssertionError when a page is lost, or under two indices. For tests and idle
+        moments."""
+        found = []
+        stack = list(self._root.children.values())
         while stack:
             found.append(stack.pop())
             stack.extend(found[-1].children.values())
         indices = [page.index for page in found]
-        assert sorted(indices + self._free) == list(range(self.num_pages)), "pages are lost, or free and in use at once"
-        assert set(found) == set(self._order), "the order of use has forgotten pages, or knows dropped ones"
+        assert sorted(indices + self._free) == list(range(self.num_pages)), (
+            "pages are lost, or free and in use at once"
+        )
+        assert set(found) == set(self._order), (
+            "the order of use has forgotten pages, or knows dropped ones"
+        )
 
     def _fill(self, page: _Page, cache: KVCache, row: int, start: int) -> None:
         for store, source, begin, windowed in zip(
-            self._stores, (*cache.keys, *cache.values), cache.begins(row), self._windowed, strict=True
+            self._stores,
+            (*cache.keys, *cache.values),
+            cache.begins(row),
+            self._windowed,
+            strict=True,
         ):
             lacks = windowed and not page.is_whole
-            store[page.index] = 0 if lacks else source[row, start - begin : start - begin + self.page]
+            store[page.index] = (
+                0 if lacks else source[row, start - begin : start - begin + self.page]
+            )
 
     def _usable(self, tokens: Sequence[int]) -> list[_Page]:
         """The longest known beginning that a text can go on behind."""
@@ -135,7 +174,8 @@ class PagePool:
         return path[:count]
 
     def _match(self, tokens: Sequence[int]) -> list[_Page]:
-        path, page = [], self._root
+        path = []
+        page = self._root
         for start in range(0, len(tokens) - self.page + 1, self.page):
             found = page.children.get(tuple(tokens[start : start + self.page]))
             if found is None:
@@ -145,12 +185,14 @@ class PagePool:
         return path
 
     def _touch(self, path: Sequence[_Page]) -> None:
-        for page in reversed(path):  # children first, so that the first of the order is always a leaf
+        # children first, so that the first of the order is always a leaf
+        for page in reversed(path):
             self._order[page] = None
             self._order.move_to_end(page)
 
     def _free_index(self, path: Sequence[_Page]) -> int | None:
-        """A free index, made by dropping the least recently used leaf if need be; None when only `path` could go."""
+        """A free index, made by dropping the least recently used leaf if need be; None when only
+        `path` could go."""
         if not self._free:
             oldest = next(iter(self._order), None)
             if oldest is None or oldest in path:

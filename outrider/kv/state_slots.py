@@ -1,16 +1,18 @@
-"""Running states beside keys and values: recurrent layers and short convolutions on our own cache, rolled back without a copy.
+"""Running states beside keys and values: recurrent layers and short convolutions on our own cache,
+rolled back without a copy.
 
     slot b of an operation   states    [ base ][ tip ]    two buffers: behind the first `base` tokens, and behind the first `tip`
                              records   what each token of base .. tip gave the state, position p at p % (records of a slot)
 
-A pass begins at the row's committed length. Where that is `tip`, nothing was rejected: the tip becomes the base, and the other
-buffer takes the new tip. Where it is less, the pass first brings the base forward by the records of the tokens that were kept,
-in the same arithmetic as when they were passed, and goes on from there. So a rejection costs some updates of a state in the
-next pass, no pass and no copy, and a state has the same bits however its text was cut into passes.
+A pass begins at the row's committed length. Where that is `tip`, nothing was rejected: the tip
+becomes the base, and the other buffer takes the new tip. Where it is less, the pass first brings
+the base forward by the records of the tokens that were kept, in the same arithmetic as when they
+were passed, and goes on from there. So a rejection costs some updates of a state in the next pass,
+no pass and no copy, and a state has the same bits however its text was cut into passes.
 
-A pass over a tree of tokens leaves records alone, in the order of its nodes; those of the kept path move together, as keys and
-values do. A pass of one token may be a draft's, of which many are taken back at once: it leaves the base up to `LAG` tokens
-behind.
+A pass over a tree of tokens leaves records alone, in the order of its nodes; those of the kept path
+move together, as keys and values do. A pass of one token may be a draft's, of which many are taken
+back at once: it leaves the base up to `LAG` tokens behind.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ NUM_RECORDS = 40  # of a slot, at first
 
 @dataclass(frozen=True)
 class StateShape:
-    """What one operation keeps of a row: `size` fp32 numbers, and `record_bytes` for each token that may be taken back."""
+    """What one operation keeps of a row: `size` fp32 numbers, and `record_bytes` for each token
+    that may be taken back."""
 
     size: int
     record_bytes: int
@@ -66,7 +69,8 @@ class StatePass:
         return self.records[0].shape[1]
 
     def table(self, device: torch.device) -> Tensor:
-        """The rows (B, 8) int64 as kernels on a device read them: move, start, and 1, because states are to be written."""
+        """The rows (B, 8) int64 as kernels on a device read them: move, start, and 1, because
+        states are to be written."""
         if self.on_device is not None:
             return self.on_device
         rest = np.stack([np.array(self.starts), np.ones(len(self.starts), dtype=np.int64)], axis=1)
@@ -84,12 +88,15 @@ class _Line:
 
     def holds(self, length: int) -> bool:
         """Whether a pass may begin at this length."""
-        return length in (self.base, self.tip) or (self.is_recorded and self.base < length < self.tip)
+        return length in (self.base, self.tip) or (
+            self.is_recorded and self.base < length < self.tip
+        )
 
 
 @dataclass(frozen=True)
 class PackedStates:
-    """A row outside its cache: keys and values of `reached` tokens, states of the first `base`, and records of the others."""
+    """A row outside its cache: keys and values of `reached` tokens, states of the first `base`, and
+    records of the others."""
 
     reached: int
     base: int
@@ -107,7 +114,11 @@ class StateSlots(KVCache):
     by_position = False
 
     def __init__(
-        self, layers: Sequence[LayerShape], shapes: Sequence[StateShape], dtype: torch.dtype, device: torch.device | str
+        self,
+        layers: Sequence[LayerShape],
+        shapes: Sequence[StateShape],
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         self.shapes = list(shapes)
         self.states: list[Tensor] = []
@@ -132,7 +143,9 @@ class StateSlots(KVCache):
 
     def _state_bytes(self) -> int:
         """Bytes of a slot's states and records."""
-        return sum(2 * 4 * shape.size + self.num_records * shape.record_bytes for shape in self.shapes)
+        return sum(
+            2 * 4 * shape.size + self.num_records * shape.record_bytes for shape in self.shapes
+        )
 
     def shrink(self, num_slots: int, capacity: int) -> None:
         super().shrink(num_slots, capacity)
@@ -163,14 +176,16 @@ class StateSlots(KVCache):
         return self.lengths[row]
 
     def advance(self, row: int, count: int) -> None:
-        """Commit the next `count` tokens of the last pass. Raises ValueError for some tokens of a long prompt's pass."""
+        """Commit the next `count` tokens of the last pass. Raises ValueError for some tokens of a
+        long prompt's pass."""
         self._check_length(row, self.lengths[row] + count)
         super().advance(row, count)
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget everything from position `length` on, and more where the state at that position is gone: the caller then feeds
-        what the cache lacks."""
-        length, line = min(self.lengths[row], length), self._lines[row]
+        """Forget everything from position `length` on, and more where the state at that position is
+        gone: the caller then feeds what the cache lacks."""
+        length = min(self.lengths[row], length)
+        line = self._lines[row]
         if not line.holds(length):
             length = line.base if line.base < length else 0
         super().truncate(row, length)
@@ -178,7 +193,8 @@ class StateSlots(KVCache):
             self._lines[row] = _Line()
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Commit nodes of the pass just scored, as `KVCache.keep`. Raises ValueError for some tokens of a long prompt's pass."""
+        """Commit nodes of the pass just scored, as `KVCache.keep`. Raises ValueError for some
+        tokens of a long prompt's pass."""
         start = self.lengths[row]
         self._check_length(row, start + len(path))
         first = next((number for number, offset in enumerate(path) if number != offset), None)
@@ -189,12 +205,17 @@ class StateSlots(KVCache):
     def _check_length(self, row: int, length: int) -> None:
         line = self._lines[row]
         if not line.holds(length):
-            raise ValueError(f"row {row}: states go on at {line.base} or {line.tip} tokens, not at {length}")
+            raise ValueError(
+                f"row {row}: states go on at {line.base} or {line.tip} tokens, not at {length}"
+            )
 
     def _move_records(self, row: int, start: int, first: int, path: Sequence[int]) -> None:
-        """Move records of a path's nodes, from number `first` on, to their positions. Offsets increase: all are read in time."""
-        slots = [((start + number) % self.num_records, (start + offset) % self.num_records)
-                 for number, offset in enumerate(path[first:], first)]  # fmt: skip
+        """Move records of a path's nodes, from number `first` on, to their positions. Offsets
+        increase: all are read in time."""
+        slots = [
+            ((start + number) % self.num_records, (start + offset) % self.num_records)
+            for number, offset in enumerate(path[first:], first)
+        ]
         if self.device.type != "cpu":
             targets, sources = torch.tensor(slots, device=self.device).T
             for store in self.records:
@@ -206,29 +227,43 @@ class StateSlots(KVCache):
             for to, origin in slots:
                 ctypes.memmove(at + to * size, at + origin * size, size)
 
-    def begin(self, first_row: int, num_rows: int, width: int, *, reads: bool, in_tree: bool = False) -> StatePass:
-        """Before a pass of `width` tokens over these rows. `reads`: of a text's own tokens, of which none will be rejected;
-        `in_tree`: of tokens that may follow others than the ones before them."""
+    def begin(
+        self, first_row: int, num_rows: int, width: int, *, reads: bool, in_tree: bool = False
+    ) -> StatePass:
+        """Before a pass of `width` tokens over these rows. `reads`: of a text's own tokens, of
+        which none will be rejected; `in_tree`: of tokens that may follow others than the ones
+        before them."""
         starts = self.lengths[first_row : first_row + num_rows]
         if in_tree or not reads:
             self._record(first_row, num_rows, width)
         moves = self._moves(first_row, starts, width)
         if in_tree:
             for row in range(first_row, first_row + num_rows):
-                self._lines[row] = replace(self._lines[row], tip=self._lines[row].tip + 1)  # no buffer has the state there
+                # no buffer has the state there
+                self._lines[row] = replace(self._lines[row], tip=self._lines[row].tip + 1)
         if not first_row:
             return StatePass(self.states, self.records, moves, starts)
-        states, records = ([store[first_row:] for store in stores] for stores in (self.states, self.records))
+        states, records = (
+            [store[first_row:] for store in stores] for stores in (self.states, self.records)
+        )
         return StatePass(states, records, moves, starts)
 
     def begin_chain(self, counts: Sequence[int], num_passes: int) -> StatePass:
-        """Before passes of the first rows that follow one another: one as wide as the most tokens of a row, of which the first
-        `counts[row]` count, and others of one token each. It has the moves of all passes (num_passes * B, 6), in their order."""
-        starts, width = self.lengths[: len(counts)], max(counts)
+        """Before passes of the first rows that follow one another: one as wide as the most tokens
+        of a row, of which the first `counts[row]` count, and others of one token each. It has the
+        moves of all passes (num_passes * B, 6), in their order."""
+        starts = self.lengths[: len(counts)]
+        width = max(counts)
         self._record(0, len(counts), width)
         moves = [self._moves(0, starts, width)]
         for done in range(num_passes - 1):
-            moves.append(self._moves(0, [start + count + done for start, count in zip(starts, counts, strict=True)], 1))
+            moves.append(
+                self._moves(
+                    0,
+                    [start + count + done for start, count in zip(starts, counts, strict=True)],
+                    1,
+                )
+            )
         return StatePass(self.states, self.records, np.concatenate(moves))
 
     def _record(self, first_row: int, num_rows: int, width: int) -> None:
@@ -237,26 +272,38 @@ class StateSlots(KVCache):
         self._make_records(max(self.lengths[row] - self._lines[row].base for row in rows) + width)
 
     def _moves(self, first_row: int, starts: Sequence[int], width: int) -> np.ndarray:
-        """What a pass that begins at these lengths does to the rows from `first_row` on (B, 6); it is taken for done."""
+        """What a pass that begins at these lengths does to the rows from `first_row` on (B, 6); it
+        is taken for done."""
         moves = np.empty((len(starts), 6), dtype=np.int64)
         for index, start in enumerate(starts):
             row = first_row + index
             self._lines[row], move = _moved(self._lines[row], start, width, self.num_records)
-            moves[index] = (move.base, move.begin, move.end, move.source, move.target, move.is_recorded)
+            moves[index] = (
+                move.base,
+                move.begin,
+                move.end,
+                move.source,
+                move.target,
+                move.is_recorded,
+            )
         return moves
 
     # ---------------------------------------------------------------- rows that leave and come
 
     @torch.inference_mode()
     def pack(self, row: int) -> PackedStates:
-        length, line = self.lengths[row], self._lines[row]
+        length = self.lengths[row]
+        line = self._lines[row]
         at_tip = length == line.tip
         base, which = (line.tip, 1 - line.which) if at_tip else (line.base, line.which)
         slots = torch.arange(base, length) % self.num_records
         return PackedStates(
-            length, base, super().pack(row), [store[row, which].clone() for store in self.states],
+            length,
+            base,
+            super().pack(row),
+            [store[row, which].clone() for store in self.states],
             [store[row, slots.to(self.device)] for store in self.records],
-        )  # fmt: skip
+        )
 
     @torch.inference_mode()
     def unpack(self, row: int, packed: PackedStates) -> None:
@@ -268,19 +315,25 @@ class StateSlots(KVCache):
             store[row] = state
         for store, records in zip(self.records, packed.records, strict=True):
             store[row, slots.to(self.device)] = records
-        # one token more than is committed, so that nobody takes the other buffer for the state behind the last one
+        # one token more than is committed, so that nobody takes the other buffer for the state
+        # behind the last one
         self._lines[row] = _Line(packed.base, packed.reached + (recorded > 0), 0)
 
     def read(self, row: int, start: int, end: int) -> list[Tensor]:
-        raise NotImplementedError("a running state has no positions to read; `pack` gives the whole row")
+        raise NotImplementedError(
+            "a running state has no positions to read; `pack` gives the whole row"
+        )
 
     def put(self, row: int, start: int, parts: Sequence[Tensor]) -> None:
-        raise NotImplementedError("a running state has no positions to put; `unpack` takes the whole row")
+        raise NotImplementedError(
+            "a running state has no positions to put; `unpack` takes the whole row"
+        )
 
     # ---------------------------------------------------------------- care
 
     def first_broken_layer(self) -> int | None:
-        """The first layer with a NaN or infinite number; the last one where only states have them, which know no layer."""
+        """The first layer with a NaN or infinite number; the last one where only states have them,
+        which know no layer."""
         if (found := super().first_broken_layer()) is not None:
             return found
         used = slice(0, max(self.num_rows, 1))
@@ -289,13 +342,21 @@ class StateSlots(KVCache):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        assert len(self._lines) == self.num_rows, f"{len(self._lines)} states for {self.num_rows} rows"
+        assert len(self._lines) == self.num_rows, (
+            f"{len(self._lines)} states for {self.num_rows} rows"
+        )
         for row, (line, length) in enumerate(zip(self._lines, self.lengths, strict=True)):
-            assert line.base <= length <= max(line.tip, line.base), f"row {row}: length {length}, its states {line}"
+            assert line.base <= length <= max(line.tip, line.base), (
+                f"row {row}: length {length}, its states {line}"
+            )
             assert line.holds(length), f"row {row}: no state behind {length} tokens, {line}"
         for shape, states, records in zip(self.shapes, self.states, self.records, strict=True):
-            assert states.shape == (self.num_slots, 2, shape.size), f"states are {tuple(states.shape)}"
-            assert records.shape == (self.num_slots, self.num_records, shape.record_bytes), f"records are {tuple(records.shape)}"
+            assert states.shape == (self.num_slots, 2, shape.size), (
+                f"states are {tuple(states.shape)}"
+            )
+            assert records.shape == (self.num_slots, self.num_records, shape.record_bytes), (
+                f"records are {tuple(records.shape)}"
+            )
 
     # ---------------------------------------------------------------- memory
 
@@ -304,10 +365,15 @@ class StateSlots(KVCache):
         super()._allocate(num_slots, capacity, window_capacity)
         if self.states and len(self.states[0]) == num_slots:
             return
-        self.states = [_grown(old, (num_slots, 2, shape.size), torch.float32, self.device)
-                       for old, shape in _paired(self.states, self.shapes)]  # fmt: skip
+        self.states = [
+            _grown(old, (num_slots, 2, shape.size), torch.float32, self.device)
+            for old, shape in _paired(self.states, self.shapes)
+        ]
         sizes = [(num_slots, self.num_records, shape.record_bytes) for shape in self.shapes]
-        self.records = [_grown(old, size, torch.uint8, self.device) for old, size in _paired(self.records, sizes)]
+        self.records = [
+            _grown(old, size, torch.uint8, self.device)
+            for old, size in _paired(self.records, sizes)
+        ]
 
     @torch.inference_mode(False)
     def _make_records(self, count: int) -> None:
@@ -316,29 +382,43 @@ class StateSlots(KVCache):
         if count <= before:
             return
         after = max(count, 2 * before)
-        old, self.records = self.records, []
+        old = self.records
+        self.records = []
         for shape, store in zip(self.shapes, old, strict=True):
-            made = torch.zeros(self.num_slots, after, shape.record_bytes, dtype=torch.uint8, device=self.device)
+            made = torch.zeros(
+                self.num_slots, after, shape.record_bytes, dtype=torch.uint8, device=self.device
+            )
             for row, line in enumerate(self._lines):
-                positions = torch.arange(line.base, line.tip if line.is_recorded else line.base, device=self.device)
+                positions = torch.arange(
+                    line.base, line.tip if line.is_recorded else line.base, device=self.device
+                )
                 made[row, positions % after] = store[row, positions % before]
             self.records.append(made)
 
 
 def _moved(line: _Line, start: int, width: int, num_records: int) -> tuple[_Line, Move]:
     """What a pass that begins at `start` does to a row's states, and what they have seen behind it."""
-    base, which = line.base, line.which
+    base = line.base
+    which = line.which
     if start != line.tip:
         is_recorded = start - base + width <= num_records
-        return _Line(start, start + width, which, is_recorded), Move(which, base, start, which, 1 - which, is_recorded)
+        return _Line(start, start + width, which, is_recorded), Move(
+            which, base, start, which, 1 - which, is_recorded
+        )
     if width == 1 and line.is_recorded and base < start and start - base < num_records:
         end = start - HELD_BACK if start - base >= LAG else base
-        return replace(line, base=end, tip=start + 1), Move(which, base, end, 1 - which, 1 - which, is_recorded=1)
+        return replace(line, base=end, tip=start + 1), Move(
+            which, base, end, 1 - which, 1 - which, is_recorded=1
+        )
     is_recorded = width <= num_records
-    return _Line(start, start + width, 1 - which, is_recorded), Move(which, base, base, 1 - which, which, is_recorded)
+    return _Line(start, start + width, 1 - which, is_recorded), Move(
+        which, base, base, 1 - which, which, is_recorded
+    )
 
 
-def _grown(old: Tensor | None, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _grown(
+    old: Tensor | None, size: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     made = torch.zeros(*size, dtype=dtype, device=device)
     if old is not None:
         made[: len(old)] = old

@@ -1,12 +1,14 @@
-"""Rows whose state cannot be cut: a cache of states, one object per row, that is rolled back to snapshots and fed again.
+"""Rows whose state cannot be cut: a cache of states, one object per row, that is rolled back to
+snapshots and fed again.
 
     row b    tokens    [ committed: 0 .. lengths[b] )[ of the last pass, not committed )
              state     that of all tokens up to `reached`: more than is committed, or fewer
              snapshots the state before earlier passes, by their lengths
 
-A recurrent state has no position that could be left out. So the state before a pass is kept, a rejected pass is forgotten by
-going back to it, and the committed tokens that the state then lacks, its backlog, stand before the next pass's own. Nothing is
-fed again in a pass of its own unless the backlog grows long. After a commit a row is what a fresh start on its tokens would be.
+A recurrent state has no position that could be left out. So the state before a pass is kept, a
+rejected pass is forgotten by going back to it, and the committed tokens that the state then lacks,
+its backlog, stand before the next pass's own. Nothing is fed again in a pass of its own unless the
+backlog grows long. After a commit a row is what a fresh start on its tokens would be.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from torch import Tensor
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 
 SPACING = 32  # tokens: snapshots nearer than this to an older one make room for the next
-MAX_SNAPSHOTS = 3  # of a row: the newest for a target, older ones for a draft that goes back over several passes
+# of a row: the newest for a target, older ones for a draft that goes back over several passes
+MAX_SNAPSHOTS = 3
 
 
 class State(Protocol):
@@ -31,10 +34,12 @@ class State(Protocol):
         """One that passes may change without changing this one."""
 
     def mark(self) -> Self:
-        """A snapshot to go back to while the row lives on; it may lean on what later states of the row still hold."""
+        """A snapshot to go back to while the row lives on; it may lean on what later states of the
+        row still hold."""
 
     def back_to(self, mark: Self) -> Self:
-        """The state as it was at `mark`, a snapshot of an earlier state of this row, which stays as it is."""
+        """The state as it was at `mark`, a snapshot of an earlier state of this row, which stays as
+        it is."""
 
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite number; None when all are finite."""
@@ -48,7 +53,8 @@ class _Row(Generic[S]):
     state: S | None = None  # None: of no token
     reached: int = 0  # tokens that the state has seen
     tokens: list[int] = field(default_factory=list)  # committed ones, then those of the last pass
-    snapshots: list[tuple[int, S]] = field(default_factory=list)  # (tokens seen, state), oldest first
+    # (tokens seen, state), oldest first
+    snapshots: list[tuple[int, S]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,9 @@ class StateCache(KVCache, Generic[S]):
 
     bytes_per_token = 1  # counted for each token of a row; measured when the model is loaded
 
-    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         # no super().__init__: nothing is allocated
         self.layers = list(layers)
         self.dtype = dtype
@@ -118,12 +126,17 @@ class StateCache(KVCache, Generic[S]):
     def advance(self, row: int, count: int) -> None:
         """Commit the next `count` tokens of the last pass."""
         self.lengths[row] += count
-        assert self.lengths[row] <= len(self._rows[row].tokens), "more tokens are committed than the last pass had"
+        assert self.lengths[row] <= len(self._rows[row].tokens), (
+            "more tokens are committed than the last pass had"
+        )
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Commit the first tokens of the pass just scored: `path` is 0, 1, 2, ... Raises ValueError for another path."""
+        """Commit the first tokens of the pass just scored: `path` is 0, 1, 2, ... Raises ValueError
+        for another path."""
         if list(path) != list(range(len(path))):
-            raise ValueError(f"a running state keeps the beginning of a chain, not nodes {list(path)} of a tree")
+            raise ValueError(
+                f"a running state keeps the beginning of a chain, not nodes {list(path)} of a tree"
+            )
         self.advance(row, len(path))
 
     def pack(self, row: int) -> Packed[S]:
@@ -154,10 +167,13 @@ class StateCache(KVCache, Generic[S]):
         return self._rows[row].reached
 
     def open(self, row: int) -> S | None:
-        """The state that a pass is about to change; a snapshot of it is kept. None at the beginning of a text."""
+        """The state that a pass is about to change; a snapshot of it is kept. None at the beginning
+        of a text."""
         line = self._rows[row]
         if line.state is not None and (not line.snapshots or line.snapshots[-1][0] != line.reached):
-            few = len(line.snapshots) > 1 and line.snapshots[-1][0] - line.snapshots[-2][0] < SPACING
+            few = (
+                len(line.snapshots) > 1 and line.snapshots[-1][0] - line.snapshots[-2][0] < SPACING
+            )
             line.snapshots[len(line.snapshots) - few :] = [(line.reached, line.state.mark())]
             del line.snapshots[:-MAX_SNAPSHOTS]
         return line.state
@@ -170,7 +186,8 @@ class StateCache(KVCache, Generic[S]):
         line.reached += len(fed)
 
     def _go_back(self, row: int, length: int) -> None:
-        """Goes back to the newest snapshot that has seen at most `length` tokens, where the row's state has seen more."""
+        """Goes back to the newest snapshot that has seen at most `length` tokens, where the row's
+        state has seen more."""
         line = self._rows[row]
         if line.reached <= length:
             return
@@ -180,7 +197,8 @@ class StateCache(KVCache, Generic[S]):
             line.reached, mark = line.snapshots[-1]
             line.state = line.state.back_to(mark)
         else:
-            line.reached, line.state = 0, None
+            line.reached = 0
+            line.state = None
 
     # ---------------------------------------------------------------- care
 
@@ -190,23 +208,36 @@ class StateCache(KVCache, Generic[S]):
             self._go_back(row, length)
 
     def first_broken_layer(self) -> int | None:
-        """The first layer with a NaN or infinite number in any row's state; None when all are finite. For error messages."""
+        """The first layer with a NaN or infinite number in any row's state; None when all are
+        finite. For error messages."""
         found = [line.state.first_broken_layer() for line in self._rows if line.state is not None]
         return min((layer for layer in found if layer is not None), default=None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself. For tests and idle moments."""
-        assert len(self._rows) == self.num_rows, f"{len(self._rows)} states for {self.num_rows} rows"
+        assert len(self._rows) == self.num_rows, (
+            f"{len(self._rows)} states for {self.num_rows} rows"
+        )
         for row, (line, length) in enumerate(zip(self._rows, self.lengths, strict=True)):
-            assert 0 <= length <= len(line.tokens), f"row {row}: length {length} of {len(line.tokens)} tokens"
-            assert line.reached <= len(line.tokens), f"row {row}: its state has seen {line.reached} of {len(line.tokens)} tokens"
-            assert (line.state is None) == (line.reached == 0), f"row {row}: a state of {line.reached} tokens"
+            assert 0 <= length <= len(line.tokens), (
+                f"row {row}: length {length} of {len(line.tokens)} tokens"
+            )
+            assert line.reached <= len(line.tokens), (
+                f"row {row}: its state has seen {line.reached} of {len(line.tokens)} tokens"
+            )
+            assert (line.state is None) == (line.reached == 0), (
+                f"row {row}: a state of {line.reached} tokens"
+            )
             marks = [reached for reached, _ in line.snapshots]
             assert marks == sorted(set(marks)), f"row {row}: snapshots at {marks}"
             assert len(marks) <= MAX_SNAPSHOTS, f"row {row}: {len(marks)} snapshots"
 
     def read(self, row: int, start: int, end: int) -> list[Tensor]:
-        raise NotImplementedError("a running state has no positions to read; `pack` gives the whole row")
+        raise NotImplementedError(
+            "a running state has no positions to read; `pack` gives the whole row"
+        )
 
     def put(self, row: int, start: int, parts: Sequence[Tensor]) -> None:
-        raise NotImplementedError("a running state has no positions to put; `unpack` takes the whole row")
+        raise NotImplementedError(
+            "a running state has no positions to put; `unpack` takes the whole row"
+        )

@@ -1,11 +1,12 @@
-"""Another model's cache, looked at with lengths of one's own: how a truncated model drafts on the target's keys and values.
+"""Another model's cache, looked at with lengths of one's own: how a truncated model drafts on the
+target's keys and values.
 
     row b of the target   [ committed: 0 .. parent.lengths[b] )[ scratch: the next pass overwrites it )
     the same row here     [ the same                           )[ draft tokens so far )
 
-A view owns no memory. It reads what the target committed and writes behind that, where the target's next pass, which
-feeds the pending token and the whole draft, writes again before it reads. So a draft leaves nothing behind, and the view
-never changes the target's own lengths.
+A view owns no memory. It reads what the target committed and writes behind that, where the target's
+next pass, which feeds the pending token and the whole draft, writes again before it reads. So a
+draft leaves nothing behind, and the view never changes the target's own lengths.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ class BorrowedCache(KVCache):
 
     def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
         self.parent = parent
-        self.layers, self.dtype, self.device, self.window = parent.layers, parent.dtype, parent.device, parent.window
-        self._layer_bytes, self._window_bytes = parent._layer_bytes, parent._window_bytes
+        self.layers = parent.layers
+        self.dtype = parent.dtype
+        self.device = parent.device
+        self.window = parent.window
+        self._layer_bytes = parent._layer_bytes
+        self._window_bytes = parent._window_bytes
         self.lengths = []
 
     @property  # always the parent's present stores: it replaces them when it grows
@@ -88,8 +93,15 @@ class KVView(BorrowedCache):
         self.follow()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when view and parent contradict each other. For tests and idle moments."""
+        """Raise AssertionError when view and parent contradict each other. For tests and idle
+        moments."""
         self.parent.check_integrity()
-        assert self.num_rows == self.parent.num_rows, f"{self.num_rows} rows on a cache of {self.parent.num_rows}"
-        for row, (length, committed) in enumerate(zip(self.lengths, self.parent.lengths, strict=True)):
-            assert committed <= length <= self.capacity, f"row {row}: length {length} outside [{committed}, {self.capacity}]"
+        assert self.num_rows == self.parent.num_rows, (
+            f"{self.num_rows} rows on a cache of {self.parent.num_rows}"
+        )
+        for row, (length, committed) in enumerate(
+            zip(self.lengths, self.parent.lengths, strict=True)
+        ):
+            assert committed <= length <= self.capacity, (
+                f"row {row}: length {length} outside [{committed}, {self.capacity}]"
+            )

@@ -1,1 +1,2 @@
-"""The lab: measure, tune, explain, certify. Every verb makes one `Result`, a versioned JSON file that reports are made from."""
+"""The lab: measure, tune, explain, certify. Every verb makes one `Result`, a versioned JSON file
+that reports are made from."""

@@ -1,20 +1,23 @@
-"""Two results of one kind, old and new: which numbers changed, by how much, and whether noise can explain it.
+"""Two results of one kind, old and new: which numbers changed, by how much, and whether noise can
+explain it.
 
-Prompts differ far more than runs do. So a number that both results give prompt by prompt is compared so: with
-a_i / b_i the parts of prompt i, the number is A / B = sum a_i / sum b_i, and the logarithm of new over old has, to
-first order (the delta method), the influence
+Prompts differ far more than runs do. So a number that both results give prompt by prompt is
+compared so: with a_i / b_i the parts of prompt i, the number is A / B = sum a_i / sum b_i, and the
+logarithm of new over old has, to first order (the delta method), the influence
 
     z_i = (a'_i / A' - b'_i / B') - (a_i / A - b_i / B)
 
-of each prompt, and the variance n / (n - 1) sum z_i^2. Student's t with n - 1 degrees of freedom gives the interval.
+of each prompt, and the variance n / (n - 1) sum z_i^2. Student's t with n - 1 degrees of freedom
+gives the interval.
 
-Other intervals are combined as those of independent runs by MOVER (Zou & Donner 2008, Statistics in Medicine 27):
-with limits (l1, u1) and (l2, u2) of x1 and x2,
+Other intervals are combined as those of independent runs by MOVER (Zou & Donner 2008, Statistics in
+Medicine 27): with limits (l1, u1) and (l2, u2) of x1 and x2,
 
     x2 - x1 lies between  x2 - x1 - sqrt((x2 - l2)^2 + (u1 - x1)^2)  and  x2 - x1 + sqrt((u2 - x2)^2 + (x1 - l1)^2)
 
-and a ratio is the same of logarithms. A number is better or worse where this interval leaves out "no change". What
-shifts a whole run (a warm machine) is not in the interval; runs on different machines say so before anything else.
+and a ratio is the same of logarithms. A number is better or worse where this interval leaves out
+"no change". What shifts a whole run (a warm machine) is not in the interval; runs on different
+machines say so before anything else.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """One number of both results. `change`: new / old, or new - old, with its interval; ends that meet are exact."""
+    """One number of both results. `change`: new / old, or new - old, with its interval; ends that
+    meet are exact."""
 
     label: str
     unit: str
@@ -79,24 +83,34 @@ class Comparison:
 
 
 def compare(old: Result, new: Result) -> Comparison:
-    """Two results side by side. Raises ConfigError for results of two kinds, or without a number in common."""
+    """Two results side by side. Raises ConfigError for results of two kinds, or without a number in
+    common."""
     check_lab("comparing results")
     if old.kind != new.kind:
-        raise ConfigError(f"a result of '{old.kind}' cannot be compared with one of '{new.kind}': both must be of one kind")
+        raise ConfigError(
+            f"a result of '{old.kind}' cannot be compared with one of '{new.kind}': both must be "
+            "of one kind"
+        )
     before = comparables(old)
     after = comparables(new)
     if not before or not after:
-        raise ConfigError(f"a result of '{old.kind}' holds no number to compare; each of them can be rendered alone")
+        raise ConfigError(
+            f"a result of '{old.kind}' holds no number to compare; each of them can be rendered "
+            "alone"
+        )
     shared = [label for label in before if label in after]
     if not shared:
         raise ConfigError(
-            f"the two results have no number in common: the old one has '{next(iter(before))}', the new one "
+            f"the two results have no number in common: the old one has '{next(iter(before))}', "
+            "the new one "
             f"'{next(iter(after))}'; compare runs of the same tasks and configurations"
         )
     return Comparison(
         old=old,
         new=new,
-        machines=tuple(one for one in _differences(old.machine, new.machine) if not _is_same_memory(one)),
+        machines=tuple(
+            one for one in _differences(old.machine, new.machine) if not _is_same_memory(one)
+        ),
         others=(*_differences(old.versions, new.versions), *_differences(_asked(old), _asked(new))),
         changes=tuple(_change(before[label], after[label]) for label in shared),
         only_old=tuple(label for label in before if label not in after),
@@ -106,7 +120,10 @@ def compare(old: Result, new: Result) -> Comparison:
 
 def ratio(old: float | Interval, new: float | Interval) -> Interval:
     """new / old of positive numbers; a limit at or below 0 leaves its side open."""
-    logs = [tuple(math.log(number) if number > 0 else -math.inf for number in _limits(one)) for one in (old, new)]
+    logs = [
+        tuple(math.log(number) if number > 0 else -math.inf for number in _limits(one))
+        for one in (old, new)
+    ]
     limits = [math.exp(number) if number < 700 else math.inf for number in _mover(*logs)]
     return Interval(value=limits[0], low=limits[1], high=limits[2], level=_level(old, new))
 
@@ -118,12 +135,20 @@ def difference(old: float | Interval, new: float | Interval) -> Interval:
 
 
 def _limits(number: float | Interval) -> tuple[float, ...]:
-    return (number.value, number.low, number.high) if isinstance(number, Interval) else (number, number, number)
+    return (
+        (number.value, number.low, number.high)
+        if isinstance(number, Interval)
+        else (number, number, number)
+    )
 
 
 def _mover(old: tuple[float, ...], new: tuple[float, ...]) -> tuple[float, float, float]:
     value = new[0] - old[0]
-    return value, value - math.hypot(new[0] - new[1], old[2] - old[0]), value + math.hypot(new[2] - new[0], old[0] - old[1])
+    return (
+        value,
+        value - math.hypot(new[0] - new[1], old[2] - old[0]),
+        value + math.hypot(new[2] - new[0], old[0] - old[1]),
+    )
 
 
 def _level(old: float | Interval, new: float | Interval) -> float:
@@ -132,7 +157,9 @@ def _level(old: float | Interval, new: float | Interval) -> float:
 
 
 def _change(old: Comparable, new: Comparable) -> Change:
-    is_ratio = old.scale == new.scale == "ratio" and min(_limits(old.value)[0], _limits(new.value)[0]) > 0
+    is_ratio = (
+        old.scale == new.scale == "ratio" and min(_limits(old.value)[0], _limits(new.value)[0]) > 0
+    )
     pairs = paired_ratio(old.parts or {}, new.parts or {}) if is_ratio else None
     change, num_pairs = pairs or ((ratio if is_ratio else difference)(old.value, new.value), 0)
     no_change = 1.0 if is_ratio else 0.0
@@ -158,19 +185,25 @@ def _change(old: Comparable, new: Comparable) -> Change:
 
 
 def paired_ratio(old: Parts, new: Parts, level: float = 0.95) -> tuple[Interval, int] | None:
-    """New over old on the prompts that both have, and their number; None for fewer than MIN_PAIRS or sums that are 0."""
+    """New over old on the prompts that both have, and their number; None for fewer than MIN_PAIRS
+    or sums that are 0."""
     shared = [prompt for prompt in old if prompt in new]
     if len(shared) < MIN_PAIRS:
         return None
-    above, below, new_above, new_below = np.array([(*old[prompt], *new[prompt]) for prompt in shared], dtype=np.float64).T
-    sums = [math.fsum(part) for part in (above, below, new_above, new_below)]  # the same in any order: equal runs give 1
+    above, below, new_above, new_below = np.array(
+        [(*old[prompt], *new[prompt]) for prompt in shared], dtype=np.float64
+    ).T
+    # the same in any order: equal runs give 1
+    sums = [math.fsum(part) for part in (above, below, new_above, new_below)]
     if min(sums) <= 0:
         return None
     influence = new_above / sums[2] - new_below / sums[3] - above / sums[0] + below / sums[1]
     error = math.sqrt(len(shared) / (len(shared) - 1) * float(influence @ influence))
     reach = error * float(scipy.stats.t.ppf((1 + level) / 2, len(shared) - 1))
     value = (sums[2] / sums[3]) / (sums[0] / sums[1])
-    return Interval(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), level=level), len(shared)
+    return Interval(
+        value=value, low=value * math.exp(-reach), high=value * math.exp(reach), level=level
+    ), len(shared)
 
 
 def _asked(result: Result) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Whether something else ran on the machine while we measured, and when a disturbed run is worth repeating.
+"""Whether something else ran on the machine while we measured, and when a disturbed run is worth
+repeating.
 
-A speed taken beside a busy neighbour says little, so such a run is repeated and the calmest attempt counts. Repeating is
-bounded: a few attempts for each run, none after a deadline, and none where it has not helped several times in a row, because
-the neighbour stays. What remains disturbed is kept and called so.
+A speed taken beside a busy neighbour says little, so such a run is repeated and the calmest attempt
+counts. Repeating is bounded: a few attempts for each run, none after a deadline, and none where it
+has not helped several times in a row, because the neighbour stays. What remains disturbed is kept
+and called so.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from typing import TypeVar
 
 import psutil
 
-GIVE_UP = 3  # runs in a row that stayed disturbed in all their attempts: from then on nothing is repeated
+# runs in a row that stayed disturbed in all their attempts: from then on nothing is repeated
+GIVE_UP = 3
 SILENCE_S = 30.0  # at least, between two lines about repeating
 
 T = TypeVar("T")
 
 
 class Disturbance:
-    """Processor time that everyone but this process has used since this was made, the hypervisor's share included."""
+    """Processor time that everyone but this process has used since this was made, the hypervisor's
+    share included."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -31,14 +35,18 @@ class Disturbance:
         self._before = self._seconds()
 
     def share(self) -> float:
-        """The share of all processors' time that other processes used, 0..1. Fine for half a second and more: systems count
-        in hundredths of a second."""
+        """The share of all processors' time that other processes used, 0..1. Fine for half a second
+        and more: systems count in hundredths of a second."""
         available = (time.perf_counter() - self._start) * (os.cpu_count() or 1)
         return min(1.0, max(0.0, (self._seconds() - self._before) / available))
 
     def _seconds(self) -> float:
-        total, own = psutil.cpu_times(), self._process.cpu_times()
-        busy = sum(getattr(total, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+        total = psutil.cpu_times()
+        own = self._process.cpu_times()
+        busy = sum(
+            getattr(total, name, 0.0)
+            for name in ("user", "nice", "system", "irq", "softirq", "steal")
+        )
         return busy - own.user - own.system
 
 
@@ -48,14 +56,23 @@ class Repeats:
 
     max_other_cpu: float  # share of the processors that others may use during a run
     say: Callable[[str], None] = lambda line: None
-    deadline_s: float = math.inf  # on the clock of `time.perf_counter`; nothing is repeated after it
-    _num_disturbed: int = field(default=0, init=False)  # runs in a row that no attempt found undisturbed
+    # on the clock of `time.perf_counter`; nothing is repeated after it
+    deadline_s: float = math.inf
+    # runs in a row that no attempt found undisturbed
+    _num_disturbed: int = field(default=0, init=False)
     _reported_s: float = field(default=-math.inf, init=False)
 
-    def calmest(self, run: Callable[[], T], share_of: Callable[[T], float], limit: int) -> tuple[T, int]:
-        """The attempt during which others used least, and how many attempts there were: one, and at most `limit` further ones."""
+    def calmest(
+        self, run: Callable[[], T], share_of: Callable[[T], float], limit: int
+    ) -> tuple[T, int]:
+        """The attempt during which others used least, and how many attempts there were: one, and at
+        most `limit` further ones."""
         attempts = [run()]
-        while share_of(attempts[-1]) > self.max_other_cpu and len(attempts) <= limit and self._may_repeat(share_of(attempts[-1])):
+        while (
+            share_of(attempts[-1]) > self.max_other_cpu
+            and len(attempts) <= limit
+            and self._may_repeat(share_of(attempts[-1]))
+        ):
             attempts.append(run())
         best = min(attempts, key=share_of)
         if share_of(best) <= self.max_other_cpu:
@@ -66,10 +83,17 @@ class Repeats:
 
     def _may_repeat(self, share: float) -> bool:
         if time.perf_counter() >= self.deadline_s:
-            self._report(share, "there is no time left to repeat runs, so they count as they are and are called disturbed")
+            self._report(
+                share,
+                "there is no time left to repeat runs, so they count as they are and are called "
+                "disturbed",
+            )
             return False
         if self._num_disturbed >= GIVE_UP:
-            self._report(share, "repeating runs has not helped, so they count as they are and are called disturbed")
+            self._report(
+                share,
+                "repeating runs has not helped, so they count as they are and are called disturbed",
+            )
             return False
         self._report(share, "disturbed runs are repeated")
         return True

@@ -21,7 +21,8 @@ def proportion(count: int, total: int) -> Interval:
 
 
 def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """sum(above) / sum(below) over the same prompts, with a bootstrap interval (percentiles, prompts resampled in pairs).
+    """sum(above) / sum(below) over the same prompts, with a bootstrap interval (percentiles,
+    prompts resampled in pairs).
 
     One prompt says nothing about others: its interval is 0..infinity.
     """
@@ -29,9 +30,13 @@ def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def ratio_of_rates(
-    tokens: Sequence[float], seconds: Sequence[float], base_tokens: Sequence[float], base_seconds: Sequence[float]
+    tokens: Sequence[float],
+    seconds: Sequence[float],
+    base_tokens: Sequence[float],
+    base_seconds: Sequence[float],
 ) -> Interval:
-    """(sum(tokens) / sum(seconds)) / the same of the base, over the same prompts, with an interval as of `ratio_of_sums`.
+    """(sum(tokens) / sum(seconds)) / the same of the base, over the same prompts, with an interval
+    as of `ratio_of_sums`.
 
     For two sides that emitted different numbers of tokens in the time that counts.
     """
@@ -39,7 +44,8 @@ def ratio_of_rates(
 
 
 def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) -> Interval:
-    """A statistic of columns with a value for each prompt, prompts resampled. Raises ValueError where these are not the same."""
+    """A statistic of columns with a value for each prompt, prompts resampled. Raises ValueError
+    where these are not the same."""
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1 or not lengths[0]:
         raise ValueError(f"a ratio needs the same prompts on both sides, got {lengths}")
@@ -48,9 +54,15 @@ def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) 
     if len(arrays[0]) == 1:
         return Interval.unknown(value)
     found = scipy.stats.bootstrap(
-        arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile",
-        batch=max(1, AT_ONCE // len(arrays[0])), rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
+        arrays,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        batch=max(1, AT_ONCE // len(arrays[0])),
+        rng=np.random.default_rng(0),
+    ).confidence_interval
     return Interval(value=value, low=float(found.low), high=float(found.high))
 
 
@@ -59,6 +71,10 @@ def _ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def _ratio_of_rates(
-    tokens: np.ndarray, seconds: np.ndarray, base_tokens: np.ndarray, base_seconds: np.ndarray, axis: int = -1
+    tokens: np.ndarray,
+    seconds: np.ndarray,
+    base_tokens: np.ndarray,
+    base_seconds: np.ndarray,
+    axis: int = -1,
 ) -> np.ndarray:
     return _ratio(tokens, seconds, axis) / _ratio(base_tokens, base_seconds, axis)

@@ -1,12 +1,13 @@
-"""What a long run has finished so far, on disk, so that Ctrl-C and crashes cost one unit of work and no more.
+"""What a long run has finished so far, on disk, so that Ctrl-C and crashes cost one unit of work
+and no more.
 
     journal = Journal.open(path, plan, resume=True)
     for key in work:
         journal.unit(key, measure, key)           # plain JSON data, measured unless it is there
     journal.close()                               # finished: the file goes
 
-The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same plan (what is measured,
-with which code); half a last line, from a crash while writing, is dropped.
+The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same
+plan (what is measured, with which code); half a last line, from a crash while writing, is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, plan: dict[str, Any], *, resume: bool) -> Journal:
-        """Start anew, or go on. Raises ConfigError when there is nothing to go on with, or when the plan was another."""
+        """Start anew, or go on. Raises ConfigError when there is nothing to go on with, or when the
+        plan was another."""
         if resume:
             return cls(path, _read(path, plan))
         try:
@@ -47,7 +49,8 @@ class Journal:
         return cls(path, {})
 
     def __enter__(self) -> Journal:
-        """`with journal:` work that may fail or be interrupted: a file that holds nothing does not outlive it."""
+        """`with journal:` work that may fail or be interrupted: a file that holds nothing does not
+        outlive it."""
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
@@ -73,7 +76,8 @@ class Journal:
                 file.write(json.dumps({"key": key, "value": value}) + "\n")
         except OSError as error:
             raise OutriderError(
-                f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: make room, then the same command "
+                f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: "
+                "make room, then the same command "
                 "with --resume"
             ) from error
         self._done[key] = value
@@ -93,18 +97,28 @@ def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no interrupted run to resume ({path} does not exist); leave --resume out") from error
+        raise ConfigError(
+            f"there is no interrupted run to resume ({path} does not exist); leave --resume out"
+        ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); leave --resume out to start anew") from error
+        raise ConfigError(
+            f"{path} cannot be read ({error}); leave --resume out to start anew"
+        ) from error
     try:
         before = parsed_json(lines[0])["plan"]
-        whole = [line for line in lines[1:-1] if line]  # what follows the last newline was not finished
+        # what follows the last newline was not finished
+        whole = [line for line in lines[1:-1] if line]
         done = {entry["key"]: entry["value"] for entry in map(parsed_json, whole)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged and cannot be resumed; leave --resume out to start anew") from error
+        raise ConfigError(
+            f"{path} is damaged and cannot be resumed; leave --resume out to start anew"
+        ) from error
     now = json.loads(json.dumps(plan))  # what JSON makes of it: tuples are lists there
     if different := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
-        raise ConfigError(f"the interrupted run had another plan ({', '.join(different)}); leave --resume out to start anew")
+        raise ConfigError(
+            f"the interrupted run had another plan ({', '.join(different)}); leave --resume out "
+            "to start anew"
+        )
     if lines[-1]:
         path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     return done
@@ -132,7 +146,8 @@ log = logging.getLogger("outrider.lab")
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """`with claimed(path):` no other process writes `path` meanwhile. Raises ConfigError where one does.
+    """`with claimed(path):` no other process writes `path` meanwhile. Raises ConfigError where one
+    does.
 
     A machine on which no lock can be kept has none.
     """
@@ -142,7 +157,9 @@ def claimed(path: Path) -> Iterator[None]:
         make_folder(Path(lock.lock_file).parent)
         lock.acquire()
     except filelock.Timeout as error:
-        raise ConfigError(f"another run writes {path}: wait for its end, or give this one another --out") from error
+        raise ConfigError(
+            f"another run writes {path}: wait for its end, or give this one another --out"
+        ) from error
     except OSError as error:
         log.info("%s is not locked against other runs: %s", path, error)
     try:

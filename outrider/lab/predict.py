@@ -6,13 +6,14 @@
     v(n)     a target pass over n tokens per row / one over a single token
     c        a draft token / a target pass over a single token
 
-Leviathan et al. 2211.17192, Theorem 3.8, where acceptance may differ by position and wide passes may cost more:
+Leviathan et al. 2211.17192, Theorem 3.8, where acceptance may differ by position and wide passes
+may cost more:
 
     costs = StepCosts(target=CostPoints.of({1: 0.020, 4: 0.021, 8: 0.026}), draft_s_per_token=0.002)
     predict(survival_of([0.9, 0.85, 0.8], 5), costs, 5).speedup
 
-Left out: rows that end in the middle of a batch, steps that draft less than they were asked for, and that a step's
-time may depend on what was drafted.
+Left out: rows that end in the middle of a batch, steps that draft less than they were asked for,
+and that a step's time may depend on what was drafted.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ ROUNDING = 1e-9  # by which a survival curve may rise
 
 
 def survival_of(acceptance: Sequence[float], length: int) -> list[float]:
-    """S(1) .. S(length), from P(token i kept | the ones before it kept); positions after the last accept like it.
+    """S(1) .. S(length), from P(token i kept | the ones before it kept); positions after the last
+    accept like it.
 
     One alpha for all positions is a list of one. Raises ConfigError for what is no probability.
     """
     if not acceptance:
-        raise ConfigError("no acceptance given: one probability per position is needed, or one for all")
+        raise ConfigError(
+            "no acceptance given: one probability per position is needed, or one for all"
+        )
     survival = 1.0
     curve = []
     for position in range(max(length, len(acceptance))):
@@ -51,7 +55,8 @@ def survival_of(acceptance: Sequence[float], length: int) -> list[float]:
 
 
 def tokens_per_step(survival: Sequence[float], k: int) -> float:
-    """tau: 1 + S(1) + ... + S(k); positions after the curve's end accept like its last one. Raises ConfigError."""
+    """tau: 1 + S(1) + ... + S(k); positions after the curve's end accept like its last one. Raises
+    ConfigError."""
     _check_curve(survival, k)
     kept = list(survival[:k])
     before_last = survival[-2] if len(survival) > 1 else 1.0
@@ -76,7 +81,9 @@ class CostPoints(Record):
     @classmethod
     def of(cls, seconds: Mapping[int, float]) -> CostPoints:
         """{query tokens per row: seconds}."""
-        return cls(points=[CostPoint(num_tokens=count, seconds=time) for count, time in seconds.items()])
+        return cls(
+            points=[CostPoint(num_tokens=count, seconds=time) for count, time in seconds.items()]
+        )
 
     @model_validator(mode="after")
     def _sorted(self) -> CostPoints:
@@ -86,11 +93,13 @@ class CostPoints(Record):
         return self
 
     def seconds(self, num_tokens: int) -> tuple[float, bool]:
-        """Time of a pass over `num_tokens` per row, and whether that is outside of what was measured.
+        """Time of a pass over `num_tokens` per row, and whether that is outside of what was
+        measured.
 
-        Between the points: straight lines, after the least-squares fit that never falls (isotonic regression), since
-        more tokens do not cost less. Outside: the first or last line continues; below the first point a token never
-        costs more than its share there, and a single point is a flat cost.
+        Between the points: straight lines, after the least-squares fit that never falls (isotonic
+        regression), since more tokens do not cost less. Outside: the first or last line continues;
+        below the first point a token never costs more than its share there, and a single point is a
+        flat cost.
         """
         counts, times = self._fitted
         if num_tokens < counts[0]:
@@ -108,10 +117,12 @@ class CostPoints(Record):
 
 
 class StepCosts(Record):
-    """What a step costs, for one number of rows. Whole steps that were timed are the points, with drafting in them."""
+    """What a step costs, for one number of rows. Whole steps that were timed are the points, with
+    drafting in them."""
 
     target: CostPoints
-    draft_s_per_token: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # for all rows together
+    # for all rows together
+    draft_s_per_token: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     num_rows: int = Field(default=1, ge=1)
 
     @classmethod
@@ -130,7 +141,8 @@ class StepCosts(Record):
         return self.target.seconds(k + 1)[0] / self.target.seconds(1)[0]
 
     def step_s(self, k: int) -> tuple[float, bool]:
-        """Seconds of a step with `k` draft tokens per row, and whether its pass is outside of what was measured."""
+        """Seconds of a step with `k` draft tokens per row, and whether its pass is outside of what
+        was measured."""
         seconds, outside = self.target.seconds(k + 1)
         return seconds + k * self.draft_s_per_token, outside
 
@@ -150,7 +162,8 @@ class SpeedPrediction(Record):
 
 
 def predict(survival: Sequence[float], costs: StepCosts, k: int) -> SpeedPrediction:
-    """The formula for steps of `k` draft tokens per row; k = 0 is plain decoding. Raises ConfigError for no survival curve."""
+    """The formula for steps of `k` draft tokens per row; k = 0 is plain decoding. Raises
+    ConfigError for no survival curve."""
     tokens = tokens_per_step(survival, k)
     return SpeedPrediction(
         num_draft_tokens=k,
@@ -164,11 +177,14 @@ def predict(survival: Sequence[float], costs: StepCosts, k: int) -> SpeedPredict
 def predict_best(survival: Sequence[float], costs: StepCosts, max_k: int) -> SpeedPrediction:
     """The length from 0 to `max_k` with the highest speedup; of equals the shortest."""
     predictions = [predict(survival, costs, k) for k in range(max_k + 1)]
-    return max(predictions, key=lambda prediction: (prediction.speedup, -prediction.num_draft_tokens))
+    return max(
+        predictions, key=lambda prediction: (prediction.speedup, -prediction.num_draft_tokens)
+    )
 
 
 def break_even(costs: StepCosts, k: int) -> float | None:
-    """The alpha, equal at all positions, from which drafting `k` tokens pays; None where none does, and for k = 0."""
+    """The alpha, equal at all positions, from which drafting `k` tokens pays; None where none does,
+    and for k = 0."""
     needed = costs.relative(k)
     if k == 0 or needed > k + 1:
         return None
@@ -196,5 +212,7 @@ def _check_curve(survival: Sequence[float], k: int) -> None:
     above = 1.0
     for position, share in enumerate(survival, start=1):
         if not 0 <= share <= above + ROUNDING:
-            raise ConfigError(f"a survival curve falls from 1 to 0; S({position}) is {share} after {above}")
+            raise ConfigError(
+                f"a survival curve falls from 1 to 0; S({position}) is {share} after {above}"
+            )
         above = share

@@ -1,4 +1,5 @@
-"""How long work tells where it is. The lab only calls this; the command line shows it as a bar with the time left."""
+"""How long work tells where it is. The lab only calls this; the command line shows it as a bar with
+the time left."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import math
 import time
 from collections.abc import Callable
 
-FIRST_S, LONGEST_S = 5.0, 60.0  # between two lines of a stage: at its beginning, and at most
+# between two lines of a stage: at its beginning, and at most
+FIRST_S = 5.0
+LONGEST_S = 60.0
 
 
 class Progress:
@@ -31,7 +34,8 @@ QUIET = Progress()
 
 
 class Lines(Progress):
-    """Progress as lines of text, for output that is no terminal: one at once, then after 5, 10, 20, 40, 60, 60, ... seconds."""
+    """Progress as lines of text, for output that is no terminal: one at once, then after 5, 10, 20,
+    40, 60, 60, ... seconds."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -42,10 +46,17 @@ class Lines(Progress):
         self._wait = FIRST_S
 
     def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
-        self._name, self._total, self._done, self._skipped, self._max_s = name, total, 0, 0, max_s
-        self._began, self._wait = time.perf_counter(), FIRST_S
+        self._name = name
+        self._total = total
+        self._done = 0
+        self._skipped = 0
+        self._max_s = max_s
+        self._began = time.perf_counter()
+        self._wait = FIRST_S
         self._next = self._began + self._wait
-        self._write(f"{name}: 0 of {total}" + ("" if math.isinf(max_s) else f", at most {_minutes(max_s)}"))
+        self._write(
+            f"{name}: 0 of {total}" + ("" if math.isinf(max_s) else f", at most {_minutes(max_s)}")
+        )
 
     def advance(self, units: int = 1) -> None:
         self._done += units
@@ -57,7 +68,10 @@ class Lines(Progress):
         elapsed = now - self._began
         left = elapsed / max(self._done - self._skipped, 1) * max(self._total - self._done, 0)
         left = min(left, max(self._max_s - elapsed, 0.0))
-        self._write(f"{self._name}: {self._done} of {self._total}, {_minutes(elapsed)} so far, about {_minutes(left)} left")
+        self._write(
+            f"{self._name}: {self._done} of {self._total}, {_minutes(elapsed)} so far, about "
+            f"{_minutes(left)} left"
+        )
 
     def skip(self, units: int) -> None:
         self._done += units

@@ -1,4 +1,5 @@
-"""The one form of every result: a versioned envelope around what a verb found, checked when it is written and when it is read.
+"""The one form of every result: a versioned envelope around what a verb found, checked when it is
+written and when it is read.
 
 A verb derives its own class with a `kind` of its own:
 
@@ -6,21 +7,25 @@ A verb derives its own class with a `kind` of its own:
         kind: Literal["estimate"] = "estimate"
         tau: float
 
-`read_result` finds the class by the file's `kind`. What a result does not say cannot be in a report: reports are rendered from
-these files alone. Numbers carry their unit in the name (`_s`, `_bytes`, `tokens_per_s`); ratios say their formula in the
-field's docstring. No machine paths and no host names: models and files are named as the user named them, or relative.
+`read_result` finds the class by the file's `kind`. What a result does not say cannot be in a
+report: reports are rendered from these files alone. Numbers carry their unit in the name (`_s`,
+`_bytes`, `tokens_per_s`); ratios say their formula in the field's docstring. No machine paths and
+no host names: models and files are named as the user named them, or relative.
 
-Which numbers mean the same in another result of its kind, so that two can be laid side by side, a result says by its method
-`comparable`:
+Which numbers mean the same in another result of its kind, so that two can be laid side by side, a
+result says by its method `comparable`:
 
     def comparable(self) -> list[Comparable]:
-        return [Comparable(f"{cell.task}: {name}", cell.speedup, higher_is_better=True, unit="x") for ...]
+        return [Comparable(f"{cell.task}: {name}", cell.speedup, higher_is_better=True, unit="x")
+        for ...]
 
-The label is what is compared: equal labels are the same number, so it holds everything that tells cells apart (task, batch
-size, configuration by its text form, never by its index in a list). An `Interval` is a measurement. A plain float is exact: it
-would come out the same again (a count, a size), and any difference is one. A measurement that has no interval is
-`Interval.unknown(value)`: its spread is not known. A ratio of sums over prompts should state its `parts` too: over the same
-prompts a change is then found prompt by prompt (outrider/lab/compare.py), which tells far smaller ones.
+The label is what is compared: equal labels are the same number, so it holds everything that tells
+cells apart (task, batch size, configuration by its text form, never by its index in a list). An
+`Interval` is a measurement. A plain float is exact: it would come out the same again (a count, a
+size), and any difference is one. A measurement that has no interval is `Interval.unknown(value)`:
+its spread is not known. A ratio of sums over prompts should state its `parts` too: over the same
+prompts a change is then found prompt by prompt (outrider/lab/compare.py), which tells far smaller
+ones.
 """
 
 from __future__ import annotations
@@ -81,7 +86,9 @@ class Interval(Record):
 
     def words(self, unit: str = "") -> str:
         """1.92x [1.80, 2.04], or 1.92x where the interval is unknown."""
-        return f"{self.value:.2f}{unit}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.is_known else "")
+        return f"{self.value:.2f}{unit}" + (
+            f" [{self.low:.2f}, {self.high:.2f}]" if self.is_known else ""
+        )
 
 
 class Result(Record):
@@ -97,20 +104,25 @@ class Result(Record):
     interrupted: bool = False  # Ctrl-C ended it: this is what was known by then
 
     def write(self, path: Path) -> None:
-        """Writes the result as JSON, whole or not at all. Raises ConfigError where the file cannot be written."""
+        """Writes the result as JSON, whole or not at all. Raises ConfigError where the file cannot
+        be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            is_device = path.exists() and not path.is_file()  # /dev/null, a pipe: written to, never replaced
+            # /dev/null, a pipe: written to, never replaced
+            is_device = path.exists() and not path.is_file()
             scratch = path if is_device else path.with_name(f".{path.name}.new")
             scratch.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
             if not is_device:
                 scratch.replace(path)
         except OSError as error:
-            raise ConfigError(f"the result cannot be written to {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"the result cannot be written to {path}: {error.strerror}"
+            ) from error
 
 
 def read_result(path: Path) -> Result:
-    """The result in a file, as its own class. Raises ConfigError that says what is wrong with the file."""
+    """The result in a file, as its own class. Raises ConfigError that says what is wrong with the
+    file."""
     content = read_json(path, str(path), MADE_BY)
     if not isinstance(content, dict) or "kind" not in content:
         raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'{MADE_BY}")
@@ -122,21 +134,30 @@ def read_result(path: Path) -> Result:
     known = kind.model_fields["schema_version"].default
     if content.get("schema_version") != known:
         version = str(content.get("schema_version"))[:40]
-        raise ConfigError(f"{path} has schema version {version}; this outrider reads version {known}: {WRITER}")
+        raise ConfigError(
+            f"{path} has schema version {version}; this outrider reads version {known}: {WRITER}"
+        )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = [(".".join(map(str, one["loc"])), one["type"], one["msg"]) for one in error.errors()]
+        problems = [
+            (".".join(map(str, one["loc"])), one["type"], one["msg"]) for one in error.errors()
+        ]
         if unknown := [where for where, fault, _ in problems if fault == "extra_forbidden"]:
-            raise ConfigError(f"{path} has the field '{unknown[0]}', which this outrider does not know: {WRITER}") from error
+            raise ConfigError(
+                f"{path} has the field '{unknown[0]}', which this outrider does not know: {WRITER}"
+            ) from error
         where, _, message = problems[0]
-        raise ConfigError(f"{path} is damaged: {where}: {message} ({counted(len(problems), 'problem')} in all)") from error
+        raise ConfigError(
+            f"{path} is damaged: {where}: {message} ({counted(len(problems), 'problem')} in all)"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Comparable:
-    """One number. `higher_is_better`: None for numbers that are neither good nor bad. `scale`: "difference" for numbers that may
-    be 0 or negative (differences, accuracies near 0). `parts`: by prompt (its id), of a value = sum above / sum below."""
+    """One number. `higher_is_better`: None for numbers that are neither good nor bad. `scale`:
+    "difference" for numbers that may be 0 or negative (differences, accuracies near 0). `parts`: by
+    prompt (its id), of a value = sum above / sum below."""
 
     label: str
     value: float | Interval
@@ -147,10 +168,14 @@ class Comparable:
 
 
 def comparables(result: Result) -> dict[str, Comparable]:
-    """By label, in the result's order; none of a result that has no such method. Raises ValueError for one label twice."""
+    """By label, in the result's order; none of a result that has no such method. Raises ValueError
+    for one label twice."""
     found: list[Comparable] = list(getattr(result, "comparable", list)())
     by_label = {one.label: one for one in found}
     if len(by_label) < len(found):
         labels = [one.label for one in found]
-        raise ValueError(f"a {result.kind} result has two numbers called '{next(x for x in labels if labels.count(x) > 1)}'")
+        raise ValueError(
+            f"a {result.kind} result has two numbers called "
+            f"'{next(x for x in labels if labels.count(x) > 1)}'"
+        )
     return by_label

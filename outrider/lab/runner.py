@@ -4,10 +4,11 @@
     one = runner.open(configuration)               # raises what cannot be built
     traces = one.run(prompts, params, batch_size=4)
 
-Configurations take turns on the same models: their caches are empty between runs. One that learns from texts, or whose draft
-length follows the clock, knows more after every run; `open` again for a fresh start. A step's record is a handful of lists that
-it has on the host anyway, so recording costs next to nothing; distributions, entropies and ranks come afterwards, from one pass
-of each model over the finished text (`outrider/lab/explain/`).
+Configurations take turns on the same models: their caches are empty between runs. One that learns
+from texts, or whose draft length follows the clock, knows more after every run; `open` again for a
+fresh start. A step's record is a handful of lists that it has on the host anyway, so recording
+costs next to nothing; distributions, entropies and ranks come afterwards, from one pass of each
+model over the finished text (`outrider/lab/explain/`).
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ MAX_ROWS = 4096  # that `Options` takes: how many there are is decided run by ru
 
 @dataclass(slots=True)
 class Step:
-    """One step of one row. Draft nodes as in `types.Draft`: parents before children, -1 = the pending token."""
+    """One step of one row. Draft nodes as in `types.Draft`: parents before children, -1 = the
+    pending token."""
 
     start: int  # output tokens before this step
     asked: int  # nodes that the drafter was asked for
     tokens: list[int]  # the draft's nodes
     parents: list[int] | None  # None: a chain
-    sampled: list[bool] | None  # per node, drawn from the draft's law (True) or placed; None: none was drawn
+    # per node, drawn from the draft's law (True) or placed; None: none was drawn
+    sampled: list[bool] | None
     path: list[int]  # nodes kept by the verifier
     next_token: int  # that the verifier added
     complete: bool  # the path ends at a leaf: nothing was rejected there
@@ -76,22 +79,36 @@ class StepRecorder:
 
     def observe(self, facts: StepFacts) -> None:
         """A step is over."""
-        now, rows, draft, verdict = time.perf_counter(), facts.rows, facts.draft, facts.verdict
+        now = time.perf_counter()
+        rows = facts.rows
+        draft = facts.draft
+        verdict = facts.verdict
         tokens, lengths = draft.lists
         paths, counts, next_tokens, complete = verdict.lists
         parents = None if draft.parents is None else draft.parent_lists
         sampled = None if draft.probs is None else draft.is_sampled().tolist()
         for index, row in enumerate(rows):
-            length, recorded = lengths[index], self.steps.setdefault(row.request, [])
+            length = lengths[index]
+            recorded = self.steps.setdefault(row.request, [])
             start = recorded[-1].start + recorded[-1].taken if recorded else 0
             recorded.append(
                 Step(
-                    start, facts.asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
-                    None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],
-                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), facts.seconds, now, facts.draft_s,
+                    start,
+                    facts.asked[index],
+                    tokens[index][:length],
+                    None if parents is None else parents[index][:length],
+                    None if sampled is None else sampled[index][:length],
+                    paths[index][: counts[index]],
+                    next_tokens[index],
+                    complete[index],
+                    len(row.tokens) - row.num_prompt - start,
+                    len(rows),
+                    facts.seconds,
+                    now,
+                    facts.draft_s,
                     facts.draft.replacement,
                 )
-            )  # fmt: skip
+            )
 
     def clear(self) -> None:
         """Forget all steps; requests are numbered anew by every call of `LLM.generate`."""
@@ -121,8 +138,9 @@ class Trace:
         return self.steps[0].at_s - self.began_s
 
     def seconds_to(self, num_tokens: int) -> float:
-        """From the end of the first step until `num_tokens` output tokens were there: the last step counts by the share of
-        its tokens that are wanted. So two runs of different lengths compare over the same number of tokens."""
+        """From the end of the first step until `num_tokens` output tokens were there: the last step
+        counts by the share of its tokens that are wanted. So two runs of different lengths compare
+        over the same number of tokens."""
         before = self.steps[0]
         for step in self.steps[1:]:
             there = step.start + step.taken
@@ -160,22 +178,35 @@ class Contender:
     @property
     def keeps_learning(self) -> bool:
         """Whether a second run of the same prompt would start with what the first one taught."""
-        return self.built.decoder.drafter.learns or str(self.built.options.num_draft_tokens).startswith("auto")
+        return self.built.decoder.drafter.learns or str(
+            self.built.options.num_draft_tokens
+        ).startswith("auto")
 
     def run(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], batch_size: int = 1
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        batch_size: int = 1,
     ) -> list[Trace]:
-        """All prompts, at most `batch_size` rows at a time; in the order given. Sampled rows want a seed each in `params`."""
+        """All prompts, at most `batch_size` rows at a time; in the order given. Sampled rows want a
+        seed each in `params`."""
         self.recorder.clear()
         self.built.options = replace(self.built.options, max_num_seqs=batch_size)
-        others, began = Disturbance(), time.perf_counter()
-        completions = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        others = Disturbance()
+        began = time.perf_counter()
+        completions = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params
+        )
         share = others.share()
-        return [Trace(done, self.recorder.steps.get(n, []), began, share) for n, done in enumerate(completions)]
+        return [
+            Trace(done, self.recorder.steps.get(n, []), began, share)
+            for n, done in enumerate(completions)
+        ]
 
     @contextmanager
     def sweeping(self, lengths: Sequence[int]) -> Iterator[Sweep]:
-        """While it lasts, steps go round these draft lengths, none above the one that it was built for."""
+        """While it lasts, steps go round these draft lengths, none above the one that it was built
+        for."""
         decoder = self.built.decoder
         control = decoder.control
         sweep = Sweep(lengths)
@@ -191,20 +222,35 @@ class Contender:
 
 
 class Runner:
-    """Loads models for all configurations together. Raises what cannot be refused later: unknown names, missing draft."""
+    """Loads models for all configurations together. Raises what cannot be refused later: unknown
+    names, missing draft."""
 
     def __init__(
-        self, options: Options, configurations: Sequence[Configuration], status: Callable[[str], None] = lambda line: None
+        self,
+        options: Options,
+        configurations: Sequence[Configuration],
+        status: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._lossy, self._target = options.lossy, options.target
+        self._lossy = options.lossy
+        self._target = options.target
         needs = Needs.of_all([self._parts(one) for one in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
-            names = ", ".join(one.drafter for one in configurations if self._parts(one).requirements.draft)
-            raise ConfigError(f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or leave them out")
+            names = ", ".join(
+                one.drafter for one in configurations if self._parts(one).requirements.draft
+            )
+            raise ConfigError(
+                f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or "
+                "leave them out"
+            )
         if options.draft is not None and not needs.draft:
-            raise ConfigError(f"none of these configurations uses a draft model, but draft='{options.draft}' was given")
+            raise ConfigError(
+                f"none of these configurations uses a draft model, but draft='{options.draft}' "
+                "was given"
+            )
         if options.lossy and not any(_is_lossy(one) for one in configurations):
-            raise ConfigError("lossy was asked for, but the verifiers of all configurations are lossless")
+            raise ConfigError(
+                "lossy was asked for, but the verifiers of all configurations are lossless"
+            )
         self.models: Models = load_models(options, needs, status)
 
     @property
@@ -217,26 +263,36 @@ class Runner:
         return self.models.context
 
     def open(self, configuration: Configuration, *, any_length: bool = False) -> Contender:
-        """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these models.
+        """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these
+        models.
 
-        `any_length`: with drafting loops for any number of tokens up to the configuration's, at what that number costs.
+        `any_length`: with drafting loops for any number of tokens up to the configuration's, at
+        what that number costs.
         """
-        return Contender(configuration, assemble(self.models, replace(self._parts(configuration), any_length=any_length)))
+        return Contender(
+            configuration,
+            assemble(self.models, replace(self._parts(configuration), any_length=any_length)),
+        )
 
     def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:
-        """Draft nodes -> seconds of a step of so many rows, timed now by a server's sweep, and kept for its next start."""
+        """Draft nodes -> seconds of a step of so many rows, timed now by a server's sweep, and kept
+        for its next start."""
         built = self.open(configuration, any_length=True).built
         parts = replace(self._parts(configuration), any_length=True)
         return step_seconds(built, built.decoder, parts, rows, anew=True)
 
     def _parts(self, configuration: Configuration) -> Parts:
-        """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own heads need not be named."""
+        """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own
+        heads need not be named."""
         lossy = self._lossy and _is_lossy(configuration)
         if self._target != DEMO:
             return configuration.parts(lossy=lossy)
-        return choose(Options(DEMO, lossy=lossy, max_num_seqs=MAX_ROWS, **configuration.as_dict()))[1]
+        return choose(Options(DEMO, lossy=lossy, max_num_seqs=MAX_ROWS, **configuration.as_dict()))[
+            1
+        ]
 
 
 def _is_lossy(configuration: Configuration) -> bool:
-    """Whether a verifier changes the distribution. Raises ConfigError for a verifier that does not exist."""
+    """Whether a verifier changes the distribution. Raises ConfigError for a verifier that does not
+    exist."""
     return configuration.verifier != "auto" and not VERIFIERS.load(configuration.verifier).lossless

@@ -1,6 +1,7 @@
 """One record of what a model is: all that code asks of a model's config once it is loaded.
 
-Made of transformers' config at a model's first start, kept as JSON, and read at every later one, which imports no config class.
+Made of transformers' config at a model's first start, kept as JSON, and read at every later one,
+which imports no config class.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ MOST = 1 << 50  # of anything that is counted in a model
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's config, by the names that we use. Of a checkpoint with pictures or sounds it is that of the text part.
+    """A model's config, by the names that we use. Of a checkpoint with pictures or sounds it is
+    that of the text part.
 
     pydantic checks one that is read from a file (`runtime/kept.py`).
     """
@@ -35,7 +37,13 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a count that no model has."""
-        counts = (self.hidden_size, self.num_layers, self.vocab_size, self.context_length, self.usable_context)
+        counts = (
+            self.hidden_size,
+            self.num_layers,
+            self.vocab_size,
+            self.context_length,
+            self.usable_context,
+        )
         if not all(0 <= count <= MOST for count in counts):
             raise ValueError(f"sizes of a model that has none of these: {counts}")
 
@@ -43,9 +51,18 @@ class ModelCard:
 def unknown_card(vocab_size: int = 0) -> ModelCard:
     """The card of what stands in for a model that is elsewhere."""
     return ModelCard(
-        model_type="unknown", commit=None, hidden_size=0, num_layers=0, vocab_size=vocab_size, context_length=0, usable_context=0,
-        ties_embeddings=False, has_experts=False, quantisation=None, values={},
-    )  # fmt: skip
+        model_type="unknown",
+        commit=None,
+        hidden_size=0,
+        num_layers=0,
+        vocab_size=vocab_size,
+        context_length=0,
+        usable_context=0,
+        ties_embeddings=False,
+        has_experts=False,
+        quantisation=None,
+        values={},
+    )
 
 
 def plain_values(config: Any) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Sparse attention: an indexer scores every position that a token sees, and attention reads the best `index_topk` of them.
+"""Sparse attention: an indexer scores every position that a token sees, and attention reads the
+best `index_topk` of them.
 
-    score of a position = sum over the indexer's heads of (weight of the head) * relu(its query . the position's key * scale)
+    score of a position = sum over the indexer's heads of (weight of the head) * relu(its query .
+    the position's key * scale)
 
-Weights and queries are of the token that looks. The indexer has one key for all its heads, which the cache keeps as one more
-layer, behind those of the model. transformers' code makes queries, keys and weights. Where it goes on to score, it
-is handed an object that stands for the scores and writes down what they are made of; a function of ours then chooses. Of equal
-scores the lowest position stands first: torch's `topk`, which transformers asks, promises no order there.
+Weights and queries are of the token that looks. The indexer has one key for all its heads, which
+the cache keeps as one more layer, behind those of the model. transformers' code makes queries, keys
+and weights. Where it goes on to score, it is handed an object that stands for the scores and writes
+down what they are made of; a function of ours then chooses. Of equal scores the lowest position
+stands first: torch's `topk`, which transformers asks, promises no order there.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from torch import Tensor, nn
 from outrider.kv import LayerShape
 from outrider.models.latent import has_latents
 
-NUMBER = "cache_layer"  # the attribute of an indexer that asks us: the number of its layer in the cache
-KEPT_LAYER = "DynamicIndexedLayer"  # of transformers' cache, where an indexer's keys lie beside the others
+# the attribute of an indexer that asks us: the number of its layer in the cache
+NUMBER = "cache_layer"
+# of transformers' cache, where an indexer's keys lie beside the others
+KEPT_LAYER = "DynamicIndexedLayer"
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,15 @@ class Scores:
     count: int  # positions that are chosen, or all where a token sees fewer
 
 
-# The number of an indexer's layer in the cache, and its scores -> places of what each token chooses (B, T, count)
+# The number of an indexer's layer in the cache, and its scores -> places of what each token chooses
+# (B, T, count)
 Choose = Callable[[int, Scores], Tensor]
 CHOOSE: dict[str, Choose] = {}  # by the name of the attention function that reads the choice
 
 
 def keep_choices(module: nn.Module) -> None:
-    """Indexers of this model ask our functions for their choice from now on, where attention is one of ours."""
+    """Indexers of this model ask our functions for their choice from now on, where attention is one
+    of ours."""
     config: Any = module.config
     number: int = getattr(config.get_text_config(), "num_hidden_layers", 0)
     for part in module.modules():
@@ -80,7 +87,8 @@ def _forward(indexer: Any, plain: Callable[..., Tensor], *args: Any, **options: 
 
 
 class _Written:
-    """Stands for an indexer's cache and for the scores of its keys: writes down each step that transformers' code takes."""
+    """Stands for an indexer's cache and for the scores of its keys: writes down each step that
+    transformers' code takes."""
 
     shape = (1 << 40,)  # positions: a choice is never limited by how many there are
 
@@ -107,7 +115,9 @@ class _Written:
         return self
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         written = next(each for each in args if isinstance(each, cls))
         written._steps.append(args[0] if function is torch.matmul else function)
         return written
@@ -115,6 +125,11 @@ class _Written:
     def scores(self, count: int) -> Scores:
         """What was written down. Raises TypeError for scores of another making."""
         query, last, weights = self._steps if len(self._steps) == 3 else (None, None, None)
-        if self._key is None or last is not F.relu or not isinstance(query, Tensor) or not isinstance(weights, Tensor):
+        if (
+            self._key is None
+            or last is not F.relu
+            or not isinstance(query, Tensor)
+            or not isinstance(weights, Tensor)
+        ):
             raise TypeError("an indexer that scores in another way")
         return Scores(query.to(self._key.dtype), self._key, weights.squeeze(-2), self._scale, count)

@@ -1,8 +1,9 @@
 """Positions, cache slots and visibility of the tokens of one pass.
 
-A pass feeds every row the same number of tokens T, written behind its committed prefix. In a chain token t follows token
-t-1. In a tree `parents` says which token it follows: its position is the prefix length plus its depth, and it sees the prefix,
-its ancestors and itself, whatever order the nodes are stored in.
+A pass feeds every row the same number of tokens T, written behind its committed prefix. In a chain
+token t follows token t-1. In a tree `parents` says which token it follows: its position is the
+prefix length plus its depth, and it sees the prefix, its ancestors and itself, whatever order the
+nodes are stored in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from outrider.models.pass_plan import QUERY_BLOCK
 def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
     """Depth (B, N+1) and ancestor-or-self mask (B, N+1, N+1) of [pending token] + N nodes.
 
-    `parents` (B, N) counts nodes from 0 and calls the pending token -1; parents stand before their children.
+    `parents` (B, N) counts nodes from 0 and calls the pending token -1; parents stand before their
+    children.
     """
     depths, sees = ancestors_on_host(parents)
     return torch.from_numpy(depths).to(parents.device), torch.from_numpy(sees).to(parents.device)
@@ -47,7 +49,8 @@ def attention_mask(
     depths: Tensor | None = None,  # (B, T), None for a chain
     sees: Tensor | None = None,  # (B, T, T) bool, None for a chain
 ) -> Tensor:
-    """Additive mask (B, 1, T rounded up to QUERY_BLOCK, S): 0 where a query may look, -inf elsewhere.
+    """Additive mask (B, 1, T rounded up to QUERY_BLOCK, S): 0 where a query may look, -inf
+    elsewhere.
 
     `window` limits the distance looked back, in positions (its own position counts as one).
     """
@@ -64,7 +67,8 @@ def attention_mask(
         index = inside.clamp(0, num_tokens - 1)
         seen = sees.gather(2, index[:, None].expand(-1, num_tokens, -1))  # (B, T, S)
         allowed = torch.where(in_pass[:, None], seen, (inside < 0)[:, None])
-        filler = (slots == 0).expand(starts.shape[0], padded - num_tokens, -1)  # padding queries see one key: no 0/0
+        # padding queries see one key: no 0/0
+        filler = (slots == 0).expand(starts.shape[0], padded - num_tokens, -1)
         allowed = torch.cat([allowed, filler], dim=1)
         key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), slots)
         positions = starts[:, None] + torch.nn.functional.pad(depths, (0, padded - num_tokens))
@@ -76,10 +80,13 @@ def attention_mask(
     return mask.masked_fill_(~allowed, float("-inf"))[:, None]
 
 
-def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def chain_mask(
+    start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """`attention_mask` of one row's chain without a window: query t sees positions 0 .. start + t.
 
-    Not by `triu_`, which wakes torch's threads for a table of any size: on a busy processor that takes longer than the pass.
+    Not by `triu_`, which wakes torch's threads for a table of any size: on a busy processor that
+    takes longer than the pass.
     """
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
     mask = torch.full((1, 1, padded, num_keys), float("-inf"), dtype=dtype, device=device)
@@ -91,8 +98,8 @@ def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, d
 
 
 def tree_mask(starts: Sequence[int], sees: np.ndarray, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """`attention_mask` of trees without a window, on the CPU: a few blocks are filled instead of every position being asked where
-    it stands. `sees` (B, T, T) as `ancestors_on_host` has it."""
+    """`attention_mask` of trees without a window, on the CPU: a few blocks are filled instead of
+    every position being asked where it stands. `sees` (B, T, T) as `ancestors_on_host` has it."""
     num_rows, num_tokens, _ = sees.shape
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
     mask = np.full((num_rows, 1, padded, num_keys), -np.inf, dtype=np.float32)

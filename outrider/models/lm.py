@@ -1,13 +1,15 @@
 """A causal language model on our own cache: what both the target and a draft model are.
 
-`LM.forward` runs one pass of T tokens per row behind each row's committed prefix and returns logits; it commits nothing.
-The caller then commits what it keeps (`kv.keep`, `kv.advance`). Feeding a row up to its last token is `catch_up`: it
-feeds `tokens[kv.length:]`, so a fresh prompt, a fully accepted draft and a row that moved here from elsewhere are one
-case. The last token of a row is never fed by `catch_up`: it is the pending token, first of the next pass.
+`LM.forward` runs one pass of T tokens per row behind each row's committed prefix and returns
+logits; it commits nothing. The caller then commits what it keeps (`kv.keep`, `kv.advance`). Feeding
+a row up to its last token is `catch_up`: it feeds `tokens[kv.length:]`, so a fresh prompt, a fully
+accepted draft and a row that moved here from elsewhere are one case. The last token of a row is
+never fed by `catch_up`: it is the pending token, first of the next pass.
 
-`run` is the model itself: transformers' module, or a faster run of the same passes (`runtime/run.py`, `graphs.py`). Passes are
-padded and split as `granularity` and `max_tokens_per_pass` ask, which `pass_limits.py` measures so that a row's bits do not
-depend on the pass it is in. A pass gives the hidden states that its `capture` names, too (`signals.py`).
+`run` is the model itself: transformers' module, or a faster run of the same passes
+(`runtime/run.py`, `graphs.py`). Passes are padded and split as `granularity` and
+`max_tokens_per_pass` ask, which `pass_limits.py` measures so that a row's bits do not depend on the
+pass it is in. A pass gives the hidden states that its `capture` names, too (`signals.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from outrider.models.pass_plan import PassPlan, following
 from outrider.models.plan import plan_pass
 from outrider.models.signals import Listening
 
-PREFILL_CHUNK = CHUNK_ROOM  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
+# tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
+PREFILL_CHUNK = CHUNK_ROOM
 
 
 # (row, position of the first token, hidden states (T, H) by layer): a chunk of text that was fed
@@ -45,12 +48,20 @@ class PassOutput:
 
 
 class Run(Protocol):
-    """The model's arithmetic: (ids (B,T), positions (B,T), plan, logit columns (K,)) -> logits (B, K, V)."""
+    """The model's arithmetic: (ids (B,T), positions (B,T), plan, logit columns (K,)) -> logits (B,
+    K, V)."""
 
-    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor: ...
+    def __call__(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor
+    ) -> Tensor: ...
 
     def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
 
@@ -61,8 +72,11 @@ class PassLimits:
 
     granularity: int = 2  # tokens of a pass are rounded up to a multiple of this
     max_tokens_per_pass: int = 1 << 30  # rows times tokens
-    exact_trees: bool = True  # a tree's path has the bits it has alone; else its sums run in another order (by rounding)
-    exact_rows: bool = True  # a token's bits do not depend on what the others are (an expert's do: it takes its tokens together)
+    # a tree's path has the bits it has alone; else its sums run in another order (by rounding)
+    exact_trees: bool = True
+    # a token's bits do not depend on what the others are (an expert's do: it takes its tokens
+    # together)
+    exact_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,10 +99,16 @@ class LMShape:
 class LM:
     """A causal language model on our cache. One instance owns one model and one cache."""
 
-    why_own_cache: str | None = None  # why it runs on transformers' own cache (`stateful/`), which takes chains and no trees
+    # why it runs on transformers' own cache (`stateful/`), which takes chains and no trees
+    why_own_cache: str | None = None
 
     def __init__(
-        self, run: Run, shape: LMShape, dtype: torch.dtype, device: torch.device, kv: KVCache | None = None
+        self,
+        run: Run,
+        shape: LMShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv: KVCache | None = None,
     ) -> None:
         self.run = run
         self.shape = shape
@@ -96,7 +116,8 @@ class LM:
         self.device = device
         self.kv = _cache(shape, dtype, device) if kv is None else kv
         self.limits = PassLimits()
-        self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`runtime/library.py`)
+        # the native library, where the model runs on it (`runtime/library.py`)
+        self.kernels: ctypes.CDLL | None = None
         self._columns: dict[int, Tensor] = {}
 
     def lay_out(self, layers: tuple[LayerShape, ...]) -> None:
@@ -108,36 +129,49 @@ class LM:
     def twin(self) -> LM:
         """This model with an empty cache of its own."""
         twin = LM(self.run, self.shape, self.dtype, self.device)
-        twin.limits, twin.kernels = self.limits, self.kernels
+        twin.limits = self.limits
+        twin.kernels = self.kernels
         return twin
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0,
+        self,
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        columns: Tensor | None = None,
+        first_row: int = 0,
         capture: tuple[int, ...] = (),
-    ) -> PassOutput:  # fmt: skip
-        """One pass over rows first_row .. first_row + B: logits for every token, or for the K given `columns`.
+    ) -> PassOutput:
+        """One pass over rows first_row .. first_row + B: logits for every token, or for the K given
+        `columns`.
 
-        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain; `capture` the
-        keys of hidden states (`signals.py`). A pass with `columns` reads a text: all of its tokens are committed, or none.
+        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`,
+        None for a chain; `capture` the keys of hidden states (`signals.py`). A pass with `columns`
+        reads a text: all of its tokens are committed, or none.
         """
         num_rows, num_tokens = tokens.shape
         reads = columns is not None
         width = self._padded_width(num_rows, num_tokens)
-        self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
+        self.kv.reserve(
+            self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width
+        )
         per_pass = max(1, self.limits.max_tokens_per_pass // width)
-        if columns is None:  # where passes are padded for their bits, the output layer must be as wide, too
+        # where passes are padded for their bits, the output layer must be as wide, too
+        if columns is None:
             columns = self._first_columns(num_tokens if self.limits.granularity == 2 else width)
-        tokens = tokens.clamp(max=self.shape.vocab_size - 1)  # a target's padded vocabulary may be wider than a draft's
+        # a target's padded vocabulary may be wider than a draft's
+        tokens = tokens.clamp(max=self.shape.vocab_size - 1)
         if width > num_tokens:
             tokens = F.pad(tokens, (0, width - num_tokens))
             parents = None if parents is None else F.pad(parents, (0, width - num_tokens), value=-1)
         parts: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         for start in range(0, num_rows, per_pass):
-            some, their_parents = tokens, parents
+            some = tokens
+            their_parents = parents
             if per_pass < num_rows:
                 rows = slice(start, start + per_pass)
-                some, their_parents = tokens[rows], None if parents is None else parents[rows]
+                some = tokens[rows]
+                their_parents = None if parents is None else parents[rows]
             plan, positions = self._plan(some, their_parents, first_row + start, reads=reads)
             if capture:
                 logits, states = self.run.with_hidden(some, positions, plan, columns, capture)
@@ -153,8 +187,14 @@ class LM:
             layers = [states[:, :num_tokens] for states in layers]
         return PassOutput(logits, dict(zip(capture, layers, strict=True)))
 
-    def catch_up(self, rows: Sequence[Sequence[int]], capture: tuple[int, ...] = (), read: Reader | None = None) -> None:
-        """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending.
+    def catch_up(
+        self,
+        rows: Sequence[Sequence[int]],
+        capture: tuple[int, ...] = (),
+        read: Reader | None = None,
+    ) -> None:
+        """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the
+        last token is pending.
 
         `read` is given the hidden states of every chunk that `capture` names.
         """
@@ -171,27 +211,40 @@ class LM:
                     read(row, done, {layer: states[0] for layer, states in output.hidden.items()})
 
     def _first_columns(self, count: int) -> Tensor:
-        """0 .. count, made once: beside a pass of a small model, and with the caches full of weights, every operation counts."""
+        """0 .. count, made once: beside a pass of a small model, and with the caches full of
+        weights, every operation counts."""
         if count not in self._columns:
             self._columns[count] = torch.arange(count, device=self.device)
         return self._columns[count]
 
     def _padded_width(self, num_rows: int, num_tokens: int) -> int:
-        """Tokens per row after padding. No pass has one token in all, not even the last of several: it takes other kernels."""
-        unit, max_tokens = self.limits.granularity, self.limits.max_tokens_per_pass
+        """Tokens per row after padding. No pass has one token in all, not even the last of several:
+        it takes other kernels."""
+        unit = self.limits.granularity
+        max_tokens = self.limits.max_tokens_per_pass
         if unit == 2:
             return 2 if num_tokens == 1 and num_rows % max_tokens == 1 else num_tokens
         return -(-num_tokens // unit) * unit
 
-    def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int, *, reads: bool) -> tuple[PassPlan, Tensor]:
-        """Cache indices, masks and position ids of a pass over tokens (B, T), already padded. `reads`: no token is a draft's."""
+    def _plan(
+        self, tokens: Tensor, parents: Tensor | None, first_row: int, *, reads: bool
+    ) -> tuple[PassPlan, Tensor]:
+        """Cache indices, masks and position ids of a pass over tokens (B, T), already padded.
+        `reads`: no token is a draft's."""
         num_rows, width = tokens.shape
         plan, positions = plan_pass(
-            self.kv, num_rows, width, parents, first_row,
-            window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
-        )  # fmt: skip
+            self.kv,
+            num_rows,
+            width,
+            parents,
+            first_row,
+            window=self.shape.sliding_window,
+            last_position=self.shape.context_length - 1,
+        )
         if isinstance(self.kv, StateSlots):
-            states = self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None)
+            states = self.kv.begin(
+                first_row, num_rows, width, reads=reads, in_tree=parents is not None
+            )
             plan = replace(plan, states=states, parents=parents)
         return plan, positions
 
@@ -222,7 +275,12 @@ class ModuleRun:
             return self.module(**inputs).logits[:, columns]
 
     def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
         if layers not in self._listening:

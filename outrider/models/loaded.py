@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tables:
-    """Both ends of a model: what turns tokens into vectors and vectors into logits. `derive.weight_of` reads `output`."""
+    """Both ends of a model: what turns tokens into vectors and vectors into logits.
+    `derive.weight_of` reads `output`."""
 
     embedding: nn.Module
     output: nn.Module
@@ -39,11 +40,14 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
     draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
-    config: Any = None  # transformers', of a model that was not started from what an earlier start kept: MTP heads are made by it
+    # transformers', of a model that was not started from what an earlier start kept: MTP heads are
+    # made by it
+    config: Any = None
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # `generation_config.Asked`
-    source: ModelSource | None = None  # its files; None: of a module that was handed over, or a model that is elsewhere
+    # its files; None: of a module that was handed over, or a model that is elsewhere
+    source: ModelSource | None = None
     called: str | None = None  # by the user, who may say 'demo'; None: by its name
 
     @property
@@ -53,7 +57,8 @@ class LoadedModel:
 
     def twin(self) -> LoadedModel:
         """A model with these weights and programs, and an empty cache of its own."""
-        lm, loop = self.lm.twin(), self.draft_loop
+        lm = self.lm.twin()
+        loop = self.draft_loop
         return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
 
 
@@ -62,11 +67,16 @@ class ModelMemory:
     """One model's part."""
 
     name: str
-    weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
+    # one copy in the dtype it runs in; 0 when it cannot be known without loading
+    weights_bytes: int
     kv_bytes_per_token: int
-    quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+    # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+    quantised_bytes: int = 0
     loading_bytes: int = 0  # while loading rounds plain weights; 0: it rounds none
 
     def held_bytes(self, copies: float) -> int:
         """Weights at the worst moment of loading."""
-        return max(self.loading_bytes, round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes)
+        return max(
+            self.loading_bytes,
+            round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes,
+        )

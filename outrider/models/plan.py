@@ -1,4 +1,5 @@
-"""The plan of one pass over a cache: where its tokens are written, what each of them may see, and their position ids."""
+"""The plan of one pass over a cache: where its tokens are written, what each of them may see, and
+their position ids."""
 
 from __future__ import annotations
 
@@ -10,19 +11,33 @@ from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
-from outrider.models.layout import ancestors_on_host, attention_mask, chain_mask, tree_depths_and_ancestors, tree_mask
+from outrider.models.layout import (
+    ancestors_on_host,
+    attention_mask,
+    chain_mask,
+    tree_depths_and_ancestors,
+    tree_mask,
+)
 from outrider.models.pass_plan import PassPlan, ShortSlots
 
 
 def plan_pass(
-    kv: KVCache, num_rows: int, width: int, parents: Tensor | None = None, first_row: int = 0,
-    *, window: int | None = None, last_position: int,
-) -> tuple[PassPlan, Tensor]:  # fmt: skip
-    """The plan and position ids (B, T) of a pass with `width` tokens a row, behind what the cache holds.
+    kv: KVCache,
+    num_rows: int,
+    width: int,
+    parents: Tensor | None = None,
+    first_row: int = 0,
+    *,
+    window: int | None = None,
+    last_position: int,
+) -> tuple[PassPlan, Tensor]:
+    """The plan and position ids (B, T) of a pass with `width` tokens a row, behind what the cache
+    holds.
 
     Rows are first_row .. first_row + num_rows.
 
-    `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them (`KVCache.reserve`).
+    `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them
+    (`KVCache.reserve`).
     """
     kv.make_room(first_row, num_rows, width)
     lengths = kv.lengths[first_row : first_row + num_rows]
@@ -34,7 +49,8 @@ def plan_pass(
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
-    # Padding tokens may stand behind the last position the model knows; what they compute is never read.
+    # Padding tokens may stand behind the last position the model knows; what they compute is never
+    # read.
     positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
 
@@ -45,7 +61,8 @@ def plan_pass(
     short = None
     if kv.is_short:
         own = kv.bases[first_row : first_row + num_rows]
-        bases, held = torch.tensor(own, device=kv.device), max(length - base for length, base in zip(lengths, own, strict=True))
+        bases = torch.tensor(own, device=kv.device)
+        held = max(length - base for length, base in zip(lengths, own, strict=True))
         num_keys_there = min(-(-(held + width) // BLOCK) * BLOCK, kv.window_capacity)
         near = partial(mask, starts - bases, num_keys_there, window)
         slots_there = torch.arange(num_rows, device=kv.device) * kv.window_capacity
@@ -55,19 +72,25 @@ def plan_pass(
     chain_keys = num_keys if parents is None else None
     whole = partial(mask, starts, num_keys, None)
     stores = _stores(kv, first_row)
-    return PassPlan(*stores, indices, whole, near, on_host, chain_keys, short=short, starts=lengths), positions
+    return PassPlan(
+        *stores, indices, whole, near, on_host, chain_keys, short=short, starts=lengths
+    ), positions
 
 
 def _plan_one_chain(
     kv: KVCache, width: int, num_keys: int, first_row: int, last_position: int
 ) -> tuple[PassPlan, Tensor]:
-    """The plan of a chain in one row, the pass of most steps, in a third of the time: 4 operations, not 16, and each costs
-    several times its work where the last pass has driven its code and data out of the caches."""
+    """The plan of a chain in one row, the pass of most steps, in a third of the time: 4 operations,
+    not 16, and each costs several times its work where the last pass has driven its code and data
+    out of the caches."""
     start = kv.lengths[first_row]
-    indices = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
+    # its slot is the first of those the pass is given
+    indices = torch.arange(start, start + width, device=kv.device)
     positions = indices if start + width <= last_position + 1 else indices.clamp(max=last_position)
     mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), indices, mask, chain_keys=num_keys, starts=[start]), positions[None]
+    return PassPlan(
+        *_stores(kv, first_row), indices, mask, chain_keys=num_keys, starts=[start]
+    ), positions[None]
 
 
 def _plan_trees(
@@ -75,7 +98,8 @@ def _plan_trees(
 ) -> tuple[PassPlan, Tensor]:
     """The plan of trees without a window, by NumPy.
 
-    The general way takes some thirty small operations of torch. A draft that grows a tree plans a pass for every level.
+    The general way takes some thirty small operations of torch. A draft that grows a tree plans a
+    pass for every level.
     """
     depths, sees = ancestors_on_host(parents)
     num_rows, width = depths.shape
@@ -84,7 +108,9 @@ def _plan_trees(
     indices = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
     positions = np.minimum(starts + depths, last_position)
     mask = partial(tree_mask, lengths, sees, num_keys, kv.dtype)
-    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees, starts=lengths)
+    plan = PassPlan(
+        *_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees, starts=lengths
+    )
     return plan, torch.from_numpy(positions)
 
 

@@ -1,11 +1,13 @@
-"""Hidden states out of a model's pass, for drafters that guess from what the target thinks rather than from its tokens.
+"""Hidden states out of a model's pass, for drafters that guess from what the target thinks rather
+than from its tokens.
 
     k in 0..L-1   the residual stream entering decoder layer k (transformers' hidden_states[k])
     L             leaving the last layer, before the final norm
     -1            what the output head reads, after the final norm
 
-They are seen by hooks that live for one pass: nothing is copied, and a pass that nobody listens to costs nothing more.
-Other numberings (layer OUTPUTS, vLLM's and transformers' last entries) are the readers' to translate.
+They are seen by hooks that live for one pass: nothing is copied, and a pass that nobody listens to
+costs nothing more. Other numberings (layer OUTPUTS, vLLM's and transformers' last entries) are the
+readers' to translate.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ NO_SIGNALS = "So its hidden states cannot be read; use a drafter that needs none
 
 
 def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS) -> nn.ModuleList:
-    """The one list of modules that is as long as the config says the model has layers (inner lists do not count).
+    """The one list of modules that is as long as the config says the model has layers (inner lists
+    do not count).
 
     Raises CapabilityError, `hint` at its end, where there is none, or more than one.
     """
-    count = getattr(module.config.get_text_config(), "num_hidden_layers", None)  # several decoders: none (BLT)
+    # several decoders: none (BLT)
+    count = getattr(module.config.get_text_config(), "num_hidden_layers", None)
     found: dict[str, nn.ModuleList] = {}
     for path, part in module.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
@@ -38,23 +42,28 @@ def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS
         what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
         which = "decoder layers" if count is None else f"{count} decoder layers"
         raise CapabilityError(
-            f"{name} ({module.config.model_type}): its {which} were not found: {what} of that many modules. {hint}"
+            f"{name} ({module.config.model_type}): its {which} were not found: {what} of that "
+            f"many modules. {hint}"
         )
     return next(iter(found.values()))
 
 
 def check_capture(layers: Sequence[int], num_layers: int, what: str) -> None:
-    """Raise ConfigError when one of these keys names no hidden state of a model of `num_layers` layers."""
+    """Raise ConfigError when one of these keys names no hidden state of a model of `num_layers`
+    layers."""
     wrong = [layer for layer in layers if not AFTER_NORM <= layer <= num_layers]
     if wrong:
         raise ConfigError(
-            f"{what} wants the hidden states of layer {wrong[0]}, but the target has layers 0..{num_layers - 1} "
-            f"({num_layers}: behind the last, -1: behind the final norm). It was made for another target."
+            f"{what} wants the hidden states of layer {wrong[0]}, but the target has layers "
+            f"0..{num_layers - 1} "
+            f"({num_layers}: behind the last, -1: behind the final norm). It was made for another "
+            "target."
         )
 
 
 class Listening:
-    """Hooks for one set of keys on one module. Raises CapabilityError where a layer cannot be found or speaks otherwise."""
+    """Hooks for one set of keys on one module. Raises CapabilityError where a layer cannot be found
+    or speaks otherwise."""
 
     def __init__(self, module: Any, layers: Sequence[int]) -> None:
         self._name = module.config.model_type
@@ -65,7 +74,10 @@ class Listening:
             check_capture(layers, len(self._layers), f"{self._name}: someone")
         self._base = _base_of(module)  # its output is what the head reads
         if AFTER_NORM in self._keys and self._base is module:
-            raise CapabilityError(f"{self._name}: no module below its output head was found, whose states could be captured")
+            raise CapabilityError(
+                f"{self._name}: no module below its output head was found, whose states could be "
+                "captured"
+            )
 
     @contextmanager
     def during(self, states: dict[int, Tensor]) -> Iterator[None]:
@@ -77,7 +89,10 @@ class Listening:
             for hook in hooks:
                 hook.remove()
         if silent := [key for key in self._keys if key not in states]:
-            raise CapabilityError(f"{self._name}: its hidden states {silent} cannot be captured; use a drafter that needs none")
+            raise CapabilityError(
+                f"{self._name}: its hidden states {silent} cannot be captured; use a drafter that "
+                "needs none"
+            )
 
     def _hook(self, key: int, states: dict[int, Tensor]) -> Any:
         def entering(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -88,22 +103,31 @@ class Listening:
 
         if 0 <= key < len(self._layers):
             return self._layers[key].register_forward_pre_hook(entering, with_kwargs=True)
-        return (self._base if key == AFTER_NORM else self._layers[-1]).register_forward_hook(leaving)
+        return (self._base if key == AFTER_NORM else self._layers[-1]).register_forward_hook(
+            leaving
+        )
 
 
 def _base_of(module: Any) -> Any:
     """The model below the output head; the module itself where none can be found."""
     base = module.get_decoder()
     if base is module or base is module.get_output_embeddings():
-        # transformers looks for it by a name that some classes, Llama 4's for one, do not use, and ModernBERT's for another part
-        inner = [part for part in module.children() if isinstance(part, transformers.PreTrainedModel)]
+        # transformers looks for it by a name that some classes, Llama 4's for one, do not use, and
+        # ModernBERT's for another part
+        inner = [
+            part for part in module.children() if isinstance(part, transformers.PreTrainedModel)
+        ]
         return inner[0] if len(inner) == 1 else module
     return base
 
 
 def _states(found: Any, part: nn.Module) -> Tensor:
-    """Hidden states (B, T, H); not those of several streams (hyper-connections), which have a dimension more."""
+    """Hidden states (B, T, H); not those of several streams (hyper-connections), which have a
+    dimension more."""
     if not isinstance(found, Tensor) or found.dim() != 3:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise CapabilityError(f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but {shape}")
+        raise CapabilityError(
+            f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but "
+            f"{shape}"
+        )
     return found

@@ -1,4 +1,5 @@
-"""The files that a model's name means: a name becomes a source once, before anything of the model is read.
+"""The files that a model's name means: a name becomes a source once, before anything of the model
+is read.
 
     /models/llama                 a folder with a checkpoint of transformers
     USER/REPO                     one on the hub
@@ -30,7 +31,8 @@ class ModelSource:
 
     name: str  # as it was given; of a GGUF file on the hub the path in the cache, once it is there
     revision: str | None = None  # of a model on the hub
-    folder: Path | None = None  # with the checkpoint's files on this machine; of one on the hub, its snapshot in the cache
+    # with the checkpoint's files on this machine; of one on the hub, its snapshot in the cache
+    folder: Path | None = None
     gguf: GgufFile | None = None
     adapter: Adapter | None = None
     base: ModelSource | None = None  # the model that the adapter changes
@@ -47,7 +49,8 @@ class ModelSource:
 
     @property
     def with_tokenizer(self) -> ModelSource:
-        """The source of the tokenizer: an adapter's own folder where it has one, otherwise its base."""
+        """The source of the tokenizer: an adapter's own folder where it has one, otherwise its
+        base."""
         if self.base is None or self.adapter is None or self.adapter.has_tokenizer:
             return self
         return self.base.with_tokenizer
@@ -56,10 +59,11 @@ class ModelSource:
 def resolve(name: str, revision: str | None = None, *, fetches: bool = True) -> ModelSource:
     """The source that a name means.
 
-    `fetches`: what is on the hub alone comes here; a GGUF file whole, of another checkpoint its config.
+    `fetches`: what is on the hub alone comes here; a GGUF file whole, of another checkpoint its
+    config.
 
-    Raises CheckpointError for a GGUF file that is missing, ambiguous or damaged and for a damaged adapter, CapabilityError for
-    those that cannot run.
+    Raises CheckpointError for a GGUF file that is missing, ambiguous or damaged and for a damaged
+    adapter, CapabilityError for those that cannot run.
     """
     if name.startswith("~"):
         name = str(Path(name).expanduser())
@@ -78,23 +82,34 @@ def resolve(name: str, revision: str | None = None, *, fetches: bool = True) -> 
 
 
 def weights_folder(source: ModelSource, *, fetches: bool = True) -> Path | None:
-    """The folder with the safetensors files of a checkpoint, an adapter's base included; None for one that is on the hub alone.
+    """The folder with the safetensors files of a checkpoint, an adapter's base included; None for
+    one that is on the hub alone.
 
     `fetches`: they come here. Raises CheckpointError where they cannot, or there are none.
     """
     weights = source.weights
     folder = weights.folder
     if Path(weights.name).expanduser().is_file():
-        raise CheckpointError(f"'{source.name}' is a single file; weights are read from folders of safetensors and GGUF files.")
+        raise CheckpointError(
+            f"'{source.name}' is a single file; weights are read from folders of safetensors and "
+            "GGUF files."
+        )
     try:
         if folder is None or not Path(weights.name).expanduser().is_dir():
             offline = not fetches or hub.only_cached(weights.name)
-            folder = Path(huggingface_hub.snapshot_download(
-                weights.name, revision=weights.revision, allow_patterns=WEIGHT_PATTERNS, local_files_only=offline
-            ))  # fmt: skip
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    weights.name,
+                    revision=weights.revision,
+                    allow_patterns=WEIGHT_PATTERNS,
+                    local_files_only=offline,
+                )
+            )
             weight_files(folder)
     except Exception as error:
         if fetches:
-            raise CheckpointError(f"cannot read the weights of '{source.name}': {first_line(error)}") from error
+            raise CheckpointError(
+                f"cannot read the weights of '{source.name}': {first_line(error)}"
+            ) from error
         return None
     return folder

@@ -1,4 +1,5 @@
-"""The draft service, the drafter that asks it, and the coordinator before several servers: docs/services.md.
+"""The draft service, the drafter that asks it, and the coordinator before several servers:
+docs/services.md.
 
     coordinator/ an HTTP router with resumption
     draft/       the draft service, and the drafter that asks it
@@ -12,4 +13,5 @@
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its library writes to the terminal what an error says anyway
+# its library writes to the terminal what an error says anyway
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,5 @@
-"""What two processes must agree on before one drafts for the other: hashes that the handshake compares."""
+"""What two processes must agree on before one drafts for the other: hashes that the handshake
+compares."""
 
 from __future__ import annotations
 
@@ -19,20 +20,31 @@ def vocabulary_hash(tokenizer: Any) -> str:
 
 def model_identity(name: str, tokenizer: Any, vocab_size: int) -> messages.ModelIdentity:
     """The identity of a process's model in a handshake."""
-    return messages.ModelIdentity(name=name, vocab_size=vocab_size, vocabulary_sha256=vocabulary_hash(tokenizer))
+    return messages.ModelIdentity(
+        name=name, vocab_size=vocab_size, vocabulary_sha256=vocabulary_hash(tokenizer)
+    )
 
 
 def check_protocol(theirs: messages.Hello | messages.Welcome, who: str) -> None:
     """Raises CapabilityError where the other side speaks another version of the protocol, or none."""
     if theirs.protocol != PROTOCOL:
-        spoken = f"version {theirs.protocol} of the protocol (release {theirs.release or 'unknown'})"
-        raise CapabilityError(f"{who} speaks {spoken}; this side speaks {PROTOCOL} (release {__version__}): install one release")
+        spoken = (
+            f"version {theirs.protocol} of the protocol (release {theirs.release or 'unknown'})"
+        )
+        raise CapabilityError(
+            f"{who} speaks {spoken}; this side speaks {PROTOCOL} (release {__version__}): install "
+            "one release"
+        )
 
 
-def check_vocabulary(ours: messages.ModelIdentity, theirs: messages.ModelIdentity, who: str) -> None:
+def check_vocabulary(
+    ours: messages.ModelIdentity, theirs: messages.ModelIdentity, who: str
+) -> None:
     """Raises CapabilityError where the same token id may mean something else on the other side."""
     if ours.vocabulary_sha256 != theirs.vocabulary_sha256:
         raise CapabilityError(
-            f"{who} works with '{theirs.name}', whose vocabulary ({theirs.vocab_size} wide, {theirs.vocabulary_sha256[:12]}) is "
-            f"not that of '{ours.name}' ({ours.vocab_size} wide, {ours.vocabulary_sha256[:12]}): use a model of the same family"
+            f"{who} works with '{theirs.name}', whose vocabulary ({theirs.vocab_size} wide, "
+            f"{theirs.vocabulary_sha256[:12]}) is "
+            f"not that of '{ours.name}' ({ours.vocab_size} wide, {ours.vocabulary_sha256[:12]}): "
+            "use a model of the same family"
         )

@@ -1,4 +1,5 @@
-"""Asks a service how it is, by the standard health service of gRPC; for probes that cannot speak TLS themselves."""
+"""Asks a service how it is, by the standard health service of gRPC; for probes that cannot speak
+TLS themselves."""
 
 from __future__ import annotations
 
@@ -38,8 +39,11 @@ def in_words(error: grpc.RpcError) -> str:
     for pattern, meaning in KNOWN.items():
         if re.search(pattern, details):
             return meaning
-    text = re.sub(r"^failed to connect to all addresses; last error: ", "", " ".join(details.split()))
-    text = re.sub(r"^(Unexpected <class '[^']+'>): .*", r"\1", text)  # an error's own message may quote a request
+    text = re.sub(
+        r"^failed to connect to all addresses; last error: ", "", " ".join(details.split())
+    )
+    # an error's own message may quote a request
+    text = re.sub(r"^(Unexpected <class '[^']+'>): .*", r"\1", text)
     code = getattr(error, "code", str)()
     return text[:LONGEST] or getattr(code, "name", str(code))
 
@@ -56,11 +60,15 @@ async def check_health(endpoint: Endpoint, security: ClientSecurity, timeout_s: 
         try:
             answer = await _ask(channel, timeout_s)
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
-                raise ServerError(f"{endpoint} takes no calls now: it loads its model, drains, or has failed")
+                raise ServerError(
+                    f"{endpoint} takes no calls now: it loads its model, drains, or has failed"
+                )
             return median([await health_call_s(channel, timeout_s) for _ in range(CALLS)])
         except grpc.RpcError as error:
             code = getattr(error, "code", str)()
-            raise ServerError(f"{endpoint} does not answer: {getattr(code, 'name', code)}, {in_words(error)}") from error
+            raise ServerError(
+                f"{endpoint} does not answer: {getattr(code, 'name', code)}, {in_words(error)}"
+            ) from error
 
 
 async def health_call_s(channel: aio.Channel, timeout_s: float) -> float:
@@ -71,4 +79,6 @@ async def health_call_s(channel: aio.Channel, timeout_s: float) -> float:
 
 
 async def _ask(channel: aio.Channel, timeout_s: float) -> Any:
-    return await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    return await health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(), timeout=timeout_s
+    )

@@ -1,7 +1,8 @@
 """The life of a gRPC service: listen, tell health, count, drain, leave.
 
-The standard health service (grpc.health.v1) answers NOT_SERVING while models load and once it drains, so that probes and load
-balancers need nothing of ours. `/metrics` is prometheus_client's own HTTP server, on a port of its own.
+The standard health service (grpc.health.v1) answers NOT_SERVING while models load and once it
+drains, so that probes and load balancers need nothing of ours. `/metrics` is prometheus_client's
+own HTTP server, on a port of its own.
 """
 
 from __future__ import annotations
@@ -28,19 +29,23 @@ log = logging.getLogger("outrider.service")
 
 
 class GarbageCheck(aio.ServerInterceptor):
-    """Refuses requests that cannot be read. Without it gRPC writes a traceback for each, and calls it a fault of the service.
+    """Refuses requests that cannot be read. Without it gRPC writes a traceback for each, and calls
+    it a fault of the service.
 
     Calls whose requests are a stream do so themselves.
     """
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """A handler whose request is None where its bytes are no message."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
-        read, method = handler.request_deserializer, handler_call_details.method
+        read = handler.request_deserializer
+        method = handler_call_details.method
         form = "unary_stream" if handler.response_streaming else "unary_unary"
         behaviour = getattr(handler, form)
 
@@ -52,14 +57,25 @@ class GarbageCheck(aio.ServerInterceptor):
 
         async def check(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
             if request is None:
-                log.info("refused", extra={"call": method, "status": "INVALID_ARGUMENT", "reason": "bytes that are no message"})
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bytes that are no message of {method}")
+                log.info(
+                    "refused",
+                    extra={
+                        "call": method,
+                        "status": "INVALID_ARGUMENT",
+                        "reason": "bytes that are no message",
+                    },
+                )
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"bytes that are no message of {method}"
+                )
 
         async def answer(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             await check(request, context)
             return await behaviour(request, context)
 
-        async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def stream(
+            request: Any, context: aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
             await check(request, context)
             async with aclosing(behaviour(request, context)) as replies:
                 async for reply in replies:
@@ -95,19 +111,30 @@ class ServiceSettings:
         is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
         found = []
         if is_open and not self.security.tokens and self.security.client_ca is None:
-            found.append("anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or --tls-client-ca")
+            found.append(
+                "anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or "
+                "--tls-client-ca"
+            )
         if is_open and self.security.certificate is None:
-            found.append("the line is not encrypted: --tls-cert and --tls-key, or keep it in a closed network")
+            found.append(
+                "the line is not encrypted: --tls-cert and --tls-key, or keep it in a closed "
+                "network"
+            )
         return found
 
 
 class GrpcServer:
     """One listening service. Made and used in one event loop."""
 
-    def __init__(self, settings: ServiceSettings, registry: CollectorRegistry | None = None) -> None:
-        checks: Sequence[Any] = [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
+    def __init__(
+        self, settings: ServiceSettings, registry: CollectorRegistry | None = None
+    ) -> None:
+        checks: Sequence[Any] = (
+            [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
+        )
         interceptors = [*checks, GarbageCheck()]
-        self._settings, self._registry = settings, registry
+        self._settings = settings
+        self._registry = registry
         options = [*OPTIONS, ("grpc.max_concurrent_streams", settings.max_streams)]
         self.server = aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
@@ -116,22 +143,31 @@ class GrpcServer:
         self.address = ""
 
     async def listen(self) -> None:
-        """Bind and begin to answer, health as NOT_SERVING. Raises ConfigError where that is not possible."""
+        """Bind and begin to answer, health as NOT_SERVING. Raises ConfigError where that is not
+        possible."""
         settings = self._settings
         host = settings.host.strip("[]")
         shown = f"[{host}]" if ":" in host and not host.startswith("unix:") else host
         where = host if host.startswith("unix:") else f"{shown}:{settings.port}"
         credentials = settings.security.credentials()
         try:
-            port = self.server.add_secure_port(where, credentials) if credentials else self.server.add_insecure_port(where)
+            port = (
+                self.server.add_secure_port(where, credentials)
+                if credentials
+                else self.server.add_insecure_port(where)
+            )
         except RuntimeError as error:
             taken = "the port is taken, or the address is none of this machine's"
             raise ConfigError(f"cannot listen on {where}: {taken}") from error
         if settings.metrics_port is not None:
             try:
-                self._metrics, _ = start_http_server(settings.metrics_port, host, self._registry or CollectorRegistry())
+                self._metrics, _ = start_http_server(
+                    settings.metrics_port, host, self._registry or CollectorRegistry()
+                )
             except OSError as error:
-                raise ConfigError(f"cannot serve metrics on {shown}:{settings.metrics_port}: {error.strerror}") from error
+                raise ConfigError(
+                    f"cannot serve metrics on {shown}:{settings.metrics_port}: {error.strerror}"
+                ) from error
         await self.set_serving(False)
         await self.server.start()
         self.address = where if where.startswith("unix:") else f"{shown}:{port}"
@@ -154,7 +190,8 @@ class GrpcServer:
 
 async def until_signal() -> None:
     """Return at the first SIGTERM or Ctrl-C; a second one ends the process at once."""
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await stopped.wait()

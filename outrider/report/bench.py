@@ -1,11 +1,19 @@
-"""The report of a bench run: what pays where, in sentences; then tables and plots; then how it was measured."""
+"""The report of a bench run: what pays where, in sentences; then tables and plots; then how it was
+measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from outrider.errors import counted
-from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
+from outrider.lab.bench.bench_result import (
+    ENDINGS,
+    BenchResult,
+    Cell,
+    Identity,
+    Measured,
+    TargetInfo,
+)
 from outrider.lab.intervals import WORTH
 from outrider.report import server
 from outrider.report.bench_tables import main_cells, plots, speed_text, speeds, tables
@@ -17,7 +25,13 @@ def document(result: BenchResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = []
     if result.cells:
-        blocks += [*_verdicts(result), *_other_cells(result), *_disturbed(result), *_identity(result), *_failures(result)]
+        blocks += [
+            *_verdicts(result),
+            *_other_cells(result),
+            *_disturbed(result),
+            *_identity(result),
+            *_failures(result),
+        ]
         blocks += [*tables(result), *plots(result)]
     if result.servers:
         blocks += server.blocks(result.servers)
@@ -27,13 +41,23 @@ def document(result: BenchResult) -> Document:
 
 def brief(result: BenchResult) -> Document:
     """The verdicts and one table: what `outrider demo` shows."""
-    blocks = [*_verdicts(result), *_disturbed(result), *_identity(result), *_failures(result), speeds(result)]
+    blocks = [
+        *_verdicts(result),
+        *_disturbed(result),
+        *_identity(result),
+        *_failures(result),
+        speeds(result),
+    ]
     return Document(_title(result), _subtitle(result), tuple(blocks))
 
 
 def best(result: BenchResult, cell: Cell) -> Measured | None:
     """The lossless configuration with the largest speedup; None where none was measured."""
-    able = [one for one in cell.configurations if one.speedup and result.configurations[one.configuration].lossless]
+    able = [
+        one
+        for one in cell.configurations
+        if one.speedup and result.configurations[one.configuration].lossless
+    ]
     return max(able, key=lambda one: one.speedup.value if one.speedup else 0.0, default=None)
 
 
@@ -42,14 +66,21 @@ def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
     first = best(result, cell)
     if first is None or first.speedup is None:
         return f"{cell.label}: nothing was compared with plain decoding", "caution"
-    name, speedup = result.configurations[first.configuration].label, first.speedup
+    name = result.configurations[first.configuration].label
+    speedup = first.speedup
     fastest = f"{name}: {speed_text(speedup)}"
     if speedup.value < WORTH and speedup.low <= 1:
         return f"do not speculate on {cell.label}: the fastest is {fastest}", "bad"
     if not speedup.is_known:
-        return f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others", "caution"
+        return (
+            f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others",
+            "caution",
+        )
     if speedup.low <= 1:
-        return f"{fastest} on {cell.label}, which may be no gain: the interval reaches below 1", "caution"
+        return (
+            f"{fastest} on {cell.label}, which may be no gain: the interval reaches below 1",
+            "caution",
+        )
     return f"{fastest} on {cell.label}{_lost(result, cell)}", "good"
 
 
@@ -71,25 +102,44 @@ def _disturbed(result: BenchResult) -> list[Block]:
 
 def _lost(result: BenchResult, cell: Cell) -> str:
     """The configurations that are surely slower than plain decoding in a cell."""
-    slow = [one.configuration for one in cell.configurations if one.speedup and one.speedup.high < 1]
+    slow = [
+        one.configuration for one in cell.configurations if one.speedup and one.speedup.high < 1
+    ]
     losers = [result.configurations[number].label for number in slow]
     return f" (slower than plain: {', '.join(losers)})" if losers else ""
 
 
 def _identity(result: BenchResult) -> Iterator[Block]:
     """Whether greedy texts are the plain ones."""
-    checked = [(cell, one, one.identity) for cell in result.cells for one in cell.configurations if one.identity]
-    parted = [(cell, one, found) for cell, one, found in checked if found.num_identical < found.num_compared]
+    checked = [
+        (cell, one, one.identity)
+        for cell in result.cells
+        for one in cell.configurations
+        if one.identity
+    ]
+    parted = [
+        (cell, one, found)
+        for cell, one, found in checked
+        if found.num_identical < found.num_compared
+    ]
     compared = sum(found.num_compared for *_, found in checked)
     if not parted:
         if checked:
-            yield Paragraph(f"All {counted(compared, 'text')} that must be the plain ones are, token by token.", "good")
+            yield Paragraph(
+                f"All {counted(compared, 'text')} that must be the plain ones are, token by token.",
+                "good",
+            )
         return
     differing = sum(found.num_compared - found.num_identical for *_, found in parted)
     promised = any(_promised(result, one) for _, one, _ in parted)
-    why = "" if promised else " None of them was promised to the bit: see the notes on rounding and lossy verifiers."
+    why = (
+        ""
+        if promised
+        else " None of them was promised to the bit: see the notes on rounding and lossy verifiers."
+    )
     yield Paragraph(
-        f"{differing} of {compared} texts that should be the plain ones differ.{why} `outrider certify` looks for the cause.",
+        f"{differing} of {compared} texts that should be the plain ones differ.{why} `outrider "
+        "certify` looks for the cause.",
         "bad" if promised else "caution",
     )
     yield Bullets([_parting(result, cell, one, found) for cell, one, found in parted])
@@ -113,7 +163,11 @@ def _parting(result: BenchResult, cell: Cell, one: Measured, found: Identity) ->
 
 def _failures(result: BenchResult) -> Iterator[Block]:
     missing = [f"{info.label}: {info.failure}" for info in result.configurations if info.failure]
-    missing += [f"{cell.label}, {label}: {why}" for cell in result.cells for label, why in cell.failures.items()]
+    missing += [
+        f"{cell.label}, {label}: {why}"
+        for cell in result.cells
+        for label, why in cell.failures.items()
+    ]
     if missing:
         yield Paragraph("Some configurations could not run:", "caution")
         yield Bullets(missing)
@@ -121,13 +175,18 @@ def _failures(result: BenchResult) -> Iterator[Block]:
 
 def _circumstances(result: BenchResult) -> Iterator[str]:
     """Everything that a reader needs to repeat it, and to doubt it."""
-    skipped = f", {result.workload.num_skipped_lines} bad lines skipped" if result.workload.num_skipped_lines else ""
+    skipped = (
+        f", {result.workload.num_skipped_lines} bad lines skipped"
+        if result.workload.num_skipped_lines
+        else ""
+    )
     yield f"workload {result.workload.name}{skipped}"
     yield from result.workload.notes
     for cell in result.cells:
         num_runs = max((one.num_runs for one in cell.configurations), default=0)
         yield (
-            f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, {counted(cell.rounds, 'round')}, "
+            f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, "
+            f"{counted(cell.rounds, 'round')}, "
             f"{counted(num_runs, 'run')} each; "
             f"ended by: {ENDINGS[cell.ended_by]}"
         )
@@ -146,18 +205,26 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
 def _title(result: BenchResult) -> str:
     if result.target is None:
         return "Bench: " + " against ".join(one.label for one in reversed(result.servers))
-    return f"Bench: {result.target.name}" + (f" with draft {result.target.draft}" if result.target.draft else "")
+    return f"Bench: {result.target.name}" + (
+        f" with draft {result.target.draft}" if result.target.draft else ""
+    )
 
 
 def _subtitle(result: BenchResult) -> str:
     if (target := result.target) is None:
         return origin(result)
     return origin(
-        result, f"{_numbers(target)} on {target.device}, {counted(target.threads, 'thread')}", f"{target.runtime} runtime",
+        result,
+        f"{_numbers(target)} on {target.device}, {counted(target.threads, 'thread')}",
+        f"{target.runtime} runtime",
         f"{result.seconds / 60:.1f} minutes of measuring",
-    )  # fmt: skip
+    )
 
 
 def _numbers(target: TargetInfo) -> str:
     """What the target's weights are held in."""
-    return target.dtype if target.quantise is None else f"{target.dtype}, rounded to {target.quantise} bits on loading,"
+    return (
+        target.dtype
+        if target.quantise is None
+        else f"{target.dtype}, rounded to {target.quantise} bits on loading,"
+    )

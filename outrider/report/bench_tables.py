@@ -1,4 +1,5 @@
-"""The tables and plots of a bench report: columns with what each says of a configuration in a cell, rows, and lines."""
+"""The tables and plots of a bench report: columns with what each says of a configuration in a cell,
+rows, and lines."""
 
 from __future__ import annotations
 
@@ -7,7 +8,18 @@ from dataclasses import replace
 
 from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Percentiles, TargetInfo
 from outrider.lab.result import Interval
-from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Plot, Series, Table, curves, table
+from outrider.report.document import (
+    Block,
+    Column,
+    Fact,
+    Heading,
+    Paragraph,
+    Plot,
+    Series,
+    Table,
+    curves,
+    table,
+)
 from outrider.report.text import amount, interval, number
 
 POSITIONS = 5  # of acceptance in the table; the plot has all
@@ -33,17 +45,22 @@ def _right(one: Measured) -> str:
 
 
 def _positions(shares: Sequence[float | None]) -> str:
-    return " ".join(number(share) for share in shares[:POSITIONS]) + (" ..." if len(shares) > POSITIONS else "")
+    return " ".join(number(share) for share in shares[:POSITIONS]) + (
+        " ..." if len(shares) > POSITIONS else ""
+    )
 
 
 def _milliseconds(found: Percentiles | None, *names: str) -> str:
-    return "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
+    return (
+        "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
+    )
 
 
 SPEED: tuple[Fact[Measured], ...] = (
     Fact(
         "speedup", lambda one: speed_text(one.speedup),
-        "plain seconds / own seconds of the decode phase, behind the first step, over the same tokens: sums over prompts, each "
+        "plain seconds / own seconds of the decode phase, behind the first step, over the same "
+        "tokens: sums over prompts, each "
         "the mean of its rounds; 95 % bootstrap over prompts",
     ),
     Fact(
@@ -59,20 +76,23 @@ SPEED: tuple[Fact[Measured], ...] = (
     Fact("same text", _same, "greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain"),
     Fact(
         "right", _right,
-        "answers of the first round that are right, of those that were complete on both sides; plain decoding's on the same "
+        "answers of the first round that are right, of those that were complete on both sides; "
+        "plain decoding's on the same "
         "prompts, and McNemar's exact p where the sides differ",
     ),
 )  # fmt: skip
 OTHERS: Fact[Measured] = Fact(
-    "others", lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
+    "others",
+    lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
     "mean share of the processors that other processes used during its runs",
-)  # fmt: skip
+)
 DRAFTS: tuple[Fact[Measured], ...] = (
     Fact("utilisation", lambda one: number(one.draft_utilisation), "accepted / drafted (vLLM calls this the acceptance rate)"),
     Fact("drafted", lambda one: number(one.drafted / one.num_steps, 1), "draft tokens per step"),
     Fact(
         "conditional", lambda one: _positions(one.acceptance.conditional if one.acceptance else ()),
-        "P(the i-th draft token is kept | those before it were); on a tree: some token of that depth", "left",
+        "P(the i-th draft token is kept | those before it were); on a tree: some token of that "
+        "depth", "left",
     ),
     Fact(
         "kept", lambda one: _positions(one.acceptance.per_position if one.acceptance else ()),
@@ -90,7 +110,8 @@ LATENCY: tuple[Fact[Measured], ...] = (
     ),
     Fact(
         "chunk", lambda one: _milliseconds(one.chunk_s, "p50", "p99"),
-        "ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 over all",
+        "ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 "
+        "over all",
     ),
     Fact(
         "all rows", lambda one: number(one.throughput_tokens_per_s, 1),
@@ -98,7 +119,8 @@ LATENCY: tuple[Fact[Measured], ...] = (
     ),
     Fact(
         "of the roof", lambda one: "-" if one.roof is None else f"{one.roof:.0%}",
-        "a row's tokens/s / those of a plain decoder that reads its weights and keys at the full measured bandwidth",
+        "a row's tokens/s / those of a plain decoder that reads its weights and keys at the full "
+        "measured bandwidth",
     ),
 )  # fmt: skip
 PHASES = {
@@ -108,6 +130,8 @@ PHASES = {
     "verify": "distributions, verdicts, appending",
     "other": "caches, and what lies between steps",
 }
+
+
 def tables(result: BenchResult) -> Iterator[Block]:
     """Every table of a bench report; those without a row are left out."""
     yield speeds(result)
@@ -116,7 +140,9 @@ def tables(result: BenchResult) -> Iterator[Block]:
         yield drafts
     yield Heading("Latency and time")
     yield _table(result, LATENCY, "Latency, ms")
-    yield _table(result, [_phase(name) for name in PHASES], "Where the time goes, share of the wall time")
+    yield _table(
+        result, [_phase(name) for name in PHASES], "Where the time goes, share of the wall time"
+    )
     yield from _memory(result)
 
 
@@ -125,11 +151,15 @@ def speeds(result: BenchResult) -> Table:
     every = [(one, cell) for cell in result.cells for one in cell.configurations]
     is_disturbed = any(one.num_disturbed for one, _ in every)
     marked = frozenset(index for index, (one, cell) in enumerate(every) if _is_best(one, cell))
-    return replace(_table(result, [*SPEED, OTHERS] if is_disturbed else SPEED, "Speed"), marked=marked)
+    return replace(
+        _table(result, [*SPEED, OTHERS] if is_disturbed else SPEED, "Speed"), marked=marked
+    )
 
 
 def _phase(name: str) -> Fact[Measured]:
-    return Fact(name, lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}", PHASES[name])
+    return Fact(
+        name, lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}", PHASES[name]
+    )
 
 
 def _memory(result: BenchResult) -> Iterator[Block]:
@@ -142,17 +172,22 @@ def _memory(result: BenchResult) -> Iterator[Block]:
         [
             Fact("configuration", lambda info: info.label, align="left"),
             Fact(
-                "weights", lambda info: _amount(info.added_weights_bytes),
+                "weights",
+                lambda info: _amount(info.added_weights_bytes),
                 "beside the target's, one copy; -: the drafter does not say",
             ),
-            Fact("of the target's", lambda info: _share(info.added_weights_bytes, target.weights_bytes)),
             Fact(
-                "KV per token", lambda info: _amount(info.added_kv_bytes_per_token),
+                "of the target's",
+                lambda info: _share(info.added_weights_bytes, target.weights_bytes),
+            ),
+            Fact(
+                "KV per token",
+                lambda info: _amount(info.added_kv_bytes_per_token),
                 "beside the target's; tables of model-free drafters are not counted",
             ),
         ],
         "What drafting adds",
-    )  # fmt: skip
+    )
     yield Paragraph(_roof(target))
 
 
@@ -178,16 +213,29 @@ def _roof(target: TargetInfo) -> str:
 
 
 def _table(
-    result: BenchResult, facts: Sequence[Fact[Measured]], title: str, wanted: Callable[[Measured], bool] = lambda one: True
+    result: BenchResult,
+    facts: Sequence[Fact[Measured]],
+    title: str,
+    wanted: Callable[[Measured], bool] = lambda one: True,
 ) -> Table:
     """A cell's name stands in its first row only."""
     rows: list[list[str]] = []
     for cell in result.cells:
         label = cell.label
         for one in filter(wanted, cell.configurations):
-            rows.append([label, result.configurations[one.configuration].label, *(fact.cell(one) for fact in facts)])
+            rows.append(
+                [
+                    label,
+                    result.configurations[one.configuration].label,
+                    *(fact.cell(one) for fact in facts),
+                ]
+            )
             label = ""
-    columns = [Column("cell", "left"), Column("configuration", "left"), *(fact.column for fact in facts)]
+    columns = [
+        Column("cell", "left"),
+        Column("configuration", "left"),
+        *(fact.column for fact in facts),
+    ]
     return Table(columns, rows, title)
 
 
@@ -208,17 +256,31 @@ def main_cells(result: BenchResult) -> list[Cell]:
 
 
 def plots(result: BenchResult) -> Iterator[Block]:
-    """Speedups over batch sizes and context lengths, and how far drafts survive; none where there is nothing to show."""
+    """Speedups over batch sizes and context lengths, and how far drafts survive; none where there
+    is nothing to show."""
     lines: list[Block] = []
     for first in main_cells(result):
-        alike = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
+        alike = [
+            cell
+            for cell in result.cells
+            if (cell.task, cell.temperature) == (first.task, first.temperature)
+        ]
         where = f"{first.task}, T = {first.temperature:g}"
         by_batch = {cell.batch_size: cell for cell in alike if cell.context is None}
         by_context = {cell.context: cell for cell in alike if cell.context is not None}
         if len(by_batch) > 1:
-            lines.append(_speedups(result, by_batch, f"Speedup by batch size: {where}", "rows at once"))
+            lines.append(
+                _speedups(result, by_batch, f"Speedup by batch size: {where}", "rows at once")
+            )
         if len(by_context) > 1:
-            lines.append(_speedups(result, by_context, f"Speedup by context length: {where}", "tokens in the prompt"))
+            lines.append(
+                _speedups(
+                    result,
+                    by_context,
+                    f"Speedup by context length: {where}",
+                    "tokens in the prompt",
+                )
+            )
     lines += _survival(result)
     if lines:
         yield Heading("Curves")
@@ -250,6 +312,10 @@ def _survival(result: BenchResult) -> Iterator[Plot]:
                 continue
             count = sum(steps >= ENOUGH for steps in one.acceptance.reached)
             if count:
-                lines[result.configurations[one.configuration].label] = dict(enumerate(one.acceptance.survival[:count], 1))
+                lines[result.configurations[one.configuration].label] = dict(
+                    enumerate(one.acceptance.survival[:count], 1)
+                )
         if lines:
-            yield curves(f"Survival: {cell.label}", "draft position", "P(this many draft tokens kept)", lines)
+            yield curves(
+                f"Survival: {cell.label}", "draft position", "P(this many draft tokens kept)", lines
+            )

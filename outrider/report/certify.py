@@ -64,9 +64,7 @@ def document(result: CertifyResult) -> Document:
         _overview(result.sections),
         Paragraph(_decoded(result)),
         Heading("Greedy text"),
-        Paragraph(
-            "Token ids at temperature 0, compared with plain decoding of each prompt alone."
-        ),
+        Paragraph("Token ids at temperature 0, compared with plain decoding of each prompt alone."),
         *_texts(result.greedy),
         *_sampled(result.sampled_distribution),
     ]
@@ -182,7 +180,8 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         Fact(
             "G (df)",
             lambda one: f"{one.g:.1f} ({one.df})",
-            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about as large "
+            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about "
+            "as large "
             "as its degrees of freedom where the distribution is right",
         ),
         Fact("p", lambda one: f"{one.p_value:.2g}"),

@@ -1,4 +1,5 @@
-"""The report of a comparison: what differs between the runs first, then a verdict, then every number."""
+"""The report of a comparison: what differs between the runs first, then a verdict, then every
+number."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def _run(run: Result) -> str:
 def _machines(comparison: Comparison) -> Iterator[Block]:
     if comparison.machines:
         yield Paragraph(
-            "Different machines: times and speeds below compare machines, they do not say that a version became faster or "
+            "Different machines: times and speeds below compare machines, they do not say that a "
+            "version became faster or "
             "slower.",
             "bad",
         )
@@ -51,8 +53,14 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
     """Counts of verdicts; the counts expected by chance stand beside them."""
     changes = comparison.changes
     count = {verdict: sum(change.verdict == verdict for change in changes) for verdict in WORDS}
-    judged = [f"{number} {verdict}" for verdict, number in count.items() if number and verdict != "no evidence"]
-    silent = [f"{count['no evidence']} without evidence of a change"] if count["no evidence"] else []
+    judged = [
+        f"{number} {verdict}"
+        for verdict, number in count.items()
+        if number and verdict != "no evidence"
+    ]
+    silent = (
+        [f"{count['no evidence']} without evidence of a change"] if count["no evidence"] else []
+    )
     text = f"Of {counted(len(changes), 'number')}: {', '.join(judged + silent)}."
     yield Paragraph(text, "bad" if count["worse"] else "good" if count["better"] else "plain")
     measured = [change for change in changes if change.is_measured]
@@ -61,7 +69,8 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
         chance = (1 - level) * len(measured)
         paired = sum(change.num_pairs > 0 for change in measured)
         yield Paragraph(
-            f"{len(measured)} were measured ({paired} compared prompt by prompt), with intervals of {level:.0%}: if nothing had "
+            f"{len(measured)} were measured ({paired} compared prompt by prompt), with intervals "
+            f"of {level:.0%}: if nothing had "
             f"changed, about {chance:.1f} of them would still differ by chance."
         )
 
@@ -69,10 +78,19 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
 def _table(changes: Sequence[Change]) -> Table:
     columns = [
         Column("number", align="left", help="↑ higher is better, ↓ lower is better"),
-        Column("verdict", align="left", help="no evidence: the interval of the change includes no change at all"),
-        Column("change", help=METHOD), Column("old"), Column("new"),
-    ]  # fmt: skip
-    rows = [[_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)] for one in changes]
+        Column(
+            "verdict",
+            align="left",
+            help="no evidence: the interval of the change includes no change at all",
+        ),
+        Column("change", help=METHOD),
+        Column("old"),
+        Column("new"),
+    ]
+    rows = [
+        [_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)]
+        for one in changes
+    ]
     marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
     return Table(columns, rows, "All numbers", marked)
 
@@ -85,7 +103,8 @@ def _label(change: Change) -> str:
 
 def _number(number: float | Interval) -> str:
     if isinstance(number, Interval):
-        low, high = (end if math.isfinite(end) else None for end in (number.low, number.high))  # None: an open end
+        # None: an open end
+        low, high = (end if math.isfinite(end) else None for end in (number.low, number.high))
         return with_interval(number.value, low, high)
     return figure(number)
 
@@ -105,5 +124,9 @@ def _missing(title: str, labels: Sequence[str]) -> Iterator[Block]:
 
 
 def _differences(differences: Sequence[Difference]) -> Table:
-    columns = [Column("what", align="left"), Column("old", align="left"), Column("new", align="left")]
+    columns = [
+        Column("what", align="left"),
+        Column("old", align="left"),
+        Column("new", align="left"),
+    ]
     return Table(columns, [[one.what, one.old, one.new] for one in differences])

@@ -1,6 +1,8 @@
-"""A document on a terminal: its Markdown, as rich prints it. Piped output is not squeezed into 80 columns.
+"""A document on a terminal: its Markdown, as rich prints it. Piped output is not squeezed into 80
+columns.
 
-Code keeps its lines, to be copied whole, and an annotated text has colours; they only add to its marks (tokens.py).
+Code keeps its lines, to be copied whole, and an annotated text has colours; they only add to its
+marks (tokens.py).
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ FATES = {
     "plain": "",
     "mark": "dim",
 }
-LOOKS = {"markdown.h1": "bold", "markdown.h2": "bold underline", "markdown.h3": "bold", "markdown.table.border": "dim"}
+LOOKS = {
+    "markdown.h1": "bold",
+    "markdown.h2": "bold underline",
+    "markdown.h3": "bold",
+    "markdown.table.border": "dim",
+}
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
@@ -104,8 +111,14 @@ class _Table(markdown.TableElement):
         assert self.header is not None
         assert self.header.row is not None
         heads = [cell.content for cell in self.header.row.cells]
-        rows = [[cell.content for cell in row.cells] for row in self.body.rows] if self.body is not None else []
-        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        rows = (
+            [[cell.content for cell in row.cells] for row in self.body.rows]
+            if self.body is not None
+            else []
+        )
+        table = RichTable(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+        )
         for head, *cells in zip(heads, *rows, strict=True):
             words = [word for text in (head, *cells) for word in text.plain.split()]
             widest = min(LONGEST_WORD, max(map(cell_len, words), default=0))
@@ -118,11 +131,15 @@ class _Table(markdown.TableElement):
 def _fitted(table: RichTable, console: Console, options: ConsoleOptions) -> list[Segment]:
     """The table in the terminal's width, where its words allow that.
 
-    rich widens columns to their longest word after it has fitted the table, so a smaller width may have to be asked for.
+    rich widens columns to their longest word after it has fitted the table, so a smaller width may
+    have to be asked for.
     """
     for width in range(options.max_width, options.max_width // 2, -1):
         segments = list(console.render(table, options.update(width=width)))
-        if all(Segment.get_line_length(line) <= options.max_width for line in Segment.split_lines(segments)):
+        if all(
+            Segment.get_line_length(line) <= options.max_width
+            for line in Segment.split_lines(segments)
+        ):
             return segments
     return list(console.render(table, options))
 
@@ -148,7 +165,9 @@ def _print_tokens(block: MarkedTokens, console: Console) -> None:
     _print_markdown(tokens_heading(block), console)
     console.print()
     shown = list(islice(block.tokens, MAX_TOKENS))
-    console.print(Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown))), soft_wrap=True)
+    console.print(
+        Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown))), soft_wrap=True
+    )
     if len(block.tokens) > len(shown):
         rest = len(block.tokens) - len(shown)
         console.print(Text(f"({rest} more tokens: the HTML page shows all)", "dim"))

@@ -1,8 +1,9 @@
 """What a report says: blocks, each of which is Markdown (markdown.py).
 
-A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`). The terminal prints its Markdown
-through rich (console.py), and the page is made of it (html.py); plots and annotated texts are drawn there. Renderers compute
-nothing that a reader could not recompute from the result.
+A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`). The
+terminal prints its Markdown through rich (console.py), and the page is made of it (html.py); plots
+and annotated texts are drawn there. Renderers compute nothing that a reader could not recompute
+from the result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`tone`: "good", "bad" and "caution" stand out (a verdict, a warning); there is always a word too, never colour alone."""
+    """`tone`: "good", "bad" and "caution" stand out (a verdict, a warning); there is always a word
+    too, never colour alone."""
 
     text: str
     tone: Tone = "plain"
@@ -51,7 +53,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are finished text. `marked`: numbers of rows that stand out (the recommendation, the best)."""
+    """Cells are finished text. `marked`: numbers of rows that stand out (the recommendation, the
+    best)."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -74,7 +77,12 @@ class Fact(Generic[T]):
         return Column(self.heading, self.align, self.help)
 
 
-def table(subjects: Iterable[T], facts: Sequence[Fact[T]], title: str = "", marked: frozenset[int] = frozenset()) -> Table:
+def table(
+    subjects: Iterable[T],
+    facts: Sequence[Fact[T]],
+    title: str = "",
+    marked: frozenset[int] = frozenset(),
+) -> Table:
     """A row for each subject."""
     rows = [[fact.cell(subject) for fact in facts] for subject in subjects]
     return Table([fact.column for fact in facts], rows, title, marked)
@@ -117,9 +125,14 @@ class Plot:
 
 
 def curves(
-    title: str, x_label: str, y_label: str, lines: Mapping[str, Mapping[Any, float | None]], *, baseline: float | None = None,
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Mapping[str, Mapping[Any, float | None]],
+    *,
+    baseline: float | None = None,
     log_x: bool = False,
-) -> Plot:  # fmt: skip
+) -> Plot:
     """Lines given by their values over x; a gap where one has none."""
     x = sorted({at for line in lines.values() for at in line})
     series = [Series(label, [line.get(at) for at in x]) for label, line in lines.items()]
@@ -128,7 +141,8 @@ def curves(
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a text that is coloured by fate. `hover`: lines of numbers, shown when pointed at or tapped."""
+    """One token of a text that is coloured by fate. `hover`: lines of numbers, shown when pointed
+    at or tapped."""
 
     text: str
     fate: Literal["prompt", "accepted", "correction", "bonus", "plain"]

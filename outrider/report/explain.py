@@ -1,4 +1,5 @@
-"""The report of an explanation: what to do, what each cause cost, where; then the texts, coloured by fate."""
+"""The report of an explanation: what to do, what each cause cost, where; then the texts, coloured
+by fate."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def _causes(result: ExplainResult) -> Iterator[Block]:
         Fact(
             "tokens lost",
             lambda row: number(row.tokens, 1),
-            "what the steps could have emitted (asked for + 1, as far as the text goes, and the next "
+            "what the steps could have emitted (asked for + 1, as far as the text goes, and the "
+            "next "
             "token of drafts kept whole) - what they emitted",
         ),
         Fact("per step", lambda row: number(row.tokens_per_step, 3)),
@@ -193,7 +195,8 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
     ]
     if result.has_draft_probs:
         items.append(
-            "distributions come from one more pass of each model over the finished text; the step that "
+            "distributions come from one more pass of each model over the finished text; the step "
+            "that "
             "tested a token saw the same text before it"
         )
     else:
@@ -202,7 +205,8 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
         times = result.times
         items.append(
             f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
-            f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the prompt, "
+            f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the "
+            "prompt, "
             "left out)"
         )
     items += [_sentence(note) for note in result.notes]
@@ -228,7 +232,8 @@ def token_text(text: TextColumns) -> Sequence[Token]:
 
 
 def _card(text: TextColumns, index: int, fate: Fate) -> Iterator[str]:
-    """The token, its place in the draft, how likely it was to both models, what was drafted instead."""
+    """The token, its place in the draft, how likely it was to both models, what was drafted
+    instead."""
     kind = LETTERS["kind"][text.kind[index]]
     section = LETTERS["section"][text.section[index]]
     where = f"{kind}, {section}" if section != "text" else kind

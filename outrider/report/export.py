@@ -9,6 +9,8 @@ from outrider.train.train_result import ExportResult
 
 def document(result: ExportResult) -> Document:
     """Everything in it is in the result."""
-    block: Block = Bullets(result.checks) if result.checks else Paragraph("not checked: no --check", "caution")
+    block: Block = (
+        Bullets(result.checks) if result.checks else Paragraph("not checked: no --check", "caution")
+    )
     title = f"Export: {result.drafter} for {result.target}, layout {result.layout}"
     return Document(title, origin(result, f"from {result.source}"), (block,))

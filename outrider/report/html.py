@@ -1,8 +1,10 @@
-"""A document as one HTML file: its Markdown in page.html.j2, with style, script and pictures inside; nothing is fetched.
+"""A document as one HTML file: its Markdown in page.html.j2, with style, script and pictures
+inside; nothing is fetched.
 
-The content security policy allows this page's own style sheet and script by their hashes and nothing else, so not even a
-text that slipped through the escaping could load or run anything. Without the script everything is still readable: it
-only adds the card with a token's numbers and the copy buttons.
+The content security policy allows this page's own style sheet and script by their hashes and
+nothing else, so not even a text that slipped through the escaping could load or run anything.
+Without the script everything is still readable: it only adds the card with a token's numbers and
+the copy buttons.
 """
 
 from __future__ import annotations
@@ -67,7 +69,12 @@ def _part(block: Block) -> Part:
         case Paragraph():
             return Part(f"paragraph {block.tone}", _rendered(block_markdown(block)))
         case Plot():
-            return Part("plot", _rendered(plot_markdown(block)), image=to_image(block), title=one_line(block.title))
+            return Part(
+                "plot",
+                _rendered(plot_markdown(block)),
+                image=to_image(block),
+                title=one_line(block.title),
+            )
         case MarkedTokens():
             title = _rendered(block_markdown(Heading(block.title, 3))) if block.title else Markup()
             return Part("text", title, tokens=list(_spans(block.tokens)), fates=fates(block.tokens))
@@ -76,7 +83,8 @@ def _part(block: Block) -> Part:
 
 
 def _rendered(markdown: str) -> Markup:
-    """Markdown as HTML. Raw HTML in it would be escaped; columns are aligned by class, as the policy forbids style attributes."""
+    """Markdown as HTML. Raw HTML in it would be escaped; columns are aligned by class, as the
+    policy forbids style attributes."""
     parser = _parser()
     tokens = parser.parse(markdown)
     for token in tokens:
@@ -88,7 +96,9 @@ def _rendered(markdown: str) -> Markup:
 @cache
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
-    parser.add_render_rule("table_open", lambda *_: '<div class="scroll" role="region" tabindex="0"><table>')
+    parser.add_render_rule(
+        "table_open", lambda *_: '<div class="scroll" role="region" tabindex="0"><table>'
+    )
     parser.add_render_rule("table_close", lambda *_: "</table></div>")
     return parser
 
@@ -108,7 +118,10 @@ def _spans(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _policy(style: str, script: str) -> str:
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (style, script)
+    ]
     return (
         f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
@@ -121,5 +134,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(_asset("page.html.j2"))

@@ -1,7 +1,9 @@
-"""A document as Markdown: what a `.md` file holds, and what the terminal (console.py) and the page (html.py) are made of.
+"""A document as Markdown: what a `.md` file holds, and what the terminal (console.py) and the page
+(html.py) are made of.
 
-Everything in a text that Markdown or HTML could read as its own is escaped. A plot is the table of its numbers; the page
-draws it. An annotated text keeps its marks (tokens.py) in <pre>, where GitHub also shows underline and strike-through.
+Everything in a text that Markdown or HTML could read as its own is escaped. A plot is the table of
+its numbers; the page draws it. An annotated text keeps its marks (tokens.py) in <pre>, where GitHub
+also shows underline and strike-through.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ SAMPLES = {
 }
 MARK = "▸"  # before a row that stands out
 LINE = 100  # letters of an annotated text before it is broken: GitHub breaks none
-_SPECIAL = re.compile(r"[\\`*<|~$]|&(?=[#\w])|](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")  # inside a word _ is only a letter
+# inside a word _ is only a letter
+_SPECIAL = re.compile(r"[\\`*<|~$]|&(?=[#\w])|](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]|:(?=-)|\[(?=[ xX]\]))", re.MULTILINE)
 _NUMBERED = re.compile(r"^(\s*\d+)(?=[.)])", re.MULTILINE)
 _FENCE = re.compile(r"`{3,}")
 
 
 def to_markdown(document: Document) -> str:
-    """The whole report; ends with a newline. Raises ValueError for a plot whose series do not fit its x."""
+    """The whole report; ends with a newline. Raises ValueError for a plot whose series do not fit
+    its x."""
     parts = [f"# {_line(document.title)}"]
     if document.subtitle:
         parts.append(_started(_line(document.subtitle)))
@@ -68,7 +72,9 @@ def block_markdown(block: Block) -> str:
         case Plot():
             return plot_markdown(block)
         case MarkedTokens():
-            return "\n\n".join(filter(None, [tokens_heading(block), f"<pre>\n{_marked_text(block)}\n</pre>"]))
+            return "\n\n".join(
+                filter(None, [tokens_heading(block), f"<pre>\n{_marked_text(block)}\n</pre>"])
+            )
 
 
 def table_markdown(table: Table) -> str:
@@ -81,7 +87,11 @@ def table_markdown(table: Table) -> str:
             cells[0] = f"{MARK} {cells[0]}".rstrip()
         rows.append(_row(cells))
     meanings = [_meaning(column) for column in table.columns if column.help]
-    parts = [_bold(_line(table.title)), "\n".join([_head(table.columns), *rows]), "  \n".join(meanings)]
+    parts = [
+        _bold(_line(table.title)),
+        "\n".join([_head(table.columns), *rows]),
+        "  \n".join(meanings),
+    ]
     return "\n\n".join(filter(None, parts))
 
 
@@ -141,7 +151,8 @@ def _marked_text(block: MarkedTokens) -> str:
 
 
 def _broken(text: str, column: int) -> tuple[str, int]:
-    """Long lines broken, and the column after: ↵ marks the text's own line breaks, so the others can be distinguished."""
+    """Long lines broken, and the column after: ↵ marks the text's own line breaks, so the others
+    can be distinguished."""
     out = []
     for letter in text:
         if letter == "\n":

@@ -1,7 +1,7 @@
 """A plot as an SVG image, drawn by matplotlib: lines with bands, and the baseline as a dashed line.
 
-Series differ by marker and dash too, never by colour alone. Nothing of pyplot's global state is touched; equal plots give equal
-bytes. On a dark page style sheets invert the image.
+Series differ by marker and dash too, never by colour alone. Nothing of pyplot's global state is
+touched; equal plots give equal bytes. On a dark page style sheets invert the image.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ def finite(values: Sequence[float | None] | None, count: int) -> list[float | No
 
 
 def short(value: float | None) -> str:
-    """For a tick of an axis: three significant digits, no more than needed: 0.0123, 1.5, 48, 1234, 1.2e-05."""
+    """For a tick of an axis: three significant digits, no more than needed: 0.0123, 1.5, 48, 1234,
+    1.2e-05."""
     text = figure(value)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 def figure(value: float | None) -> str:
-    """For a measured value: three significant digits, whole from 100 on: 0.0123, 1.50, 48.0, 1234. A dash where there is none."""
+    """For a measured value: three significant digits, whole from 100 on: 0.0123, 1.50, 48.0, 1234.
+    A dash where there is none."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e7:
@@ -76,18 +78,29 @@ def caption(plot: Plot) -> str:
 
 def numbers(plot: Plot) -> Table:
     """One row per x, one column per series."""
-    columns = [Column(plot.x_label), *(Column(series.label or plot.y_label) for series in plot.series)]
+    columns = [
+        Column(plot.x_label),
+        *(Column(series.label or plot.y_label) for series in plot.series),
+    ]
     found = [points(series, len(plot.x)) for series in plot.series]
-    rows = [[short(x), *(with_interval(*one[row]) for one in found)] for row, x in enumerate(plot.x)]
+    rows = [
+        [short(x), *(with_interval(*one[row]) for one in found)] for row, x in enumerate(plot.x)
+    ]
     return Table(columns, rows)
 
 
-WIDTH = 420  # of the picture, in points: text of 12 is then 10 px high on a phone of 390 px, 12 to 16 on a screen
-INK, FAINT = "#1f2328", "#8a8f98"
+# of the picture, in points: text of 12 is then 10 px high on a phone of 390 px, 12 to 16 on a
+# screen
+WIDTH = 420
+INK = "#1f2328"
+FAINT = "#8a8f98"
 COLOURS = ("#0b6bcb", "#c2410c", "#15803d", "#9333ea", "#b4860b", "#0e7490", "#be185d", "#57534e")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.5)), (0, (7, 2, 1.5, 2)))  # what lies under a dashed line can be seen
-LEGEND_WIDTH, BESIDE_WIDTH = 52, 34  # letters before a name wraps
+# what lies under a dashed line can be seen
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.5)), (0, (7, 2, 1.5, 2)))
+# letters before a name wraps
+LEGEND_WIDTH = 52
+BESIDE_WIDTH = 34
 SETTINGS = {
     "svg.fonttype": "none", "svg.hashsalt": "outrider", "text.parse_math": False, "font.size": 12,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
@@ -101,7 +114,8 @@ SETTINGS = {
 def to_image(plot: Plot) -> str:
     """The picture as a URL that holds it, for an <img> element.
 
-    Raises ValueError where a series has another length than x, or a logarithmic axis has values at or below 0.
+    Raises ValueError where a series has another length than x, or a logarithmic axis has values at
+    or below 0.
     """
     return f"data:image/svg+xml;base64,{base64.b64encode(to_svg(plot).encode()).decode()}"
 
@@ -112,7 +126,8 @@ def to_svg(plot: Plot) -> str:
     drawn = [points(series, len(plot.x)) for series in plot.series]
     is_empty = all(value is None for line in drawn for value, _, _ in line)
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that matplotlib's font lacks: the browser's has them
+        # letters that matplotlib's font lacks: the browser's has them
+        warnings.simplefilter("ignore", UserWarning)
         size = WIDTH / 72, (48 if is_empty else _height(plot)) / 72
         canvas = matplotlib.figure.Figure(figsize=size, layout="constrained", facecolor="none")
         axes: Any = canvas.add_subplot(facecolor="none")
@@ -135,8 +150,12 @@ def _height(plot: Plot) -> float:
 
 def _draw_line(axes: Any, xs: Sequence[float], line: Sequence[Point], number: int) -> Any:
     """A series of a single point is a mark: large, without a line."""
-    ys, lows, highs = ([math.nan if value is None else value for value in column] for column in zip(*line, strict=True))
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    ys, lows, highs = (
+        [math.nan if value is None else value for value in column]
+        for column in zip(*line, strict=True)
+    )
+    colour = COLOURS[number % len(COLOURS)]
+    marker = MARKERS[number % len(MARKERS)]
     look: dict[str, Any] = {"linestyle": DASHES[number % len(DASHES)]}
     if sum(value is not None for value, _, _ in line) == 1:
         look = {"linestyle": "none", "markersize": 9, "zorder": 5}
@@ -145,7 +164,8 @@ def _draw_line(axes: Any, xs: Sequence[float], line: Sequence[Point], number: in
 
 
 def _explain(canvas: Any, axes: Any, plot: Plot, lines: Sequence[Any]) -> None:
-    """The baseline, both axes, and a legend where there is a choice: a series a line, since names are whole configurations."""
+    """The baseline, both axes, and a legend where there is a choice: a series a line, since names
+    are whole configurations."""
     if plot.baseline is not None:
         axes.axhline(plot.baseline, color=INK, linestyle=(0, (4, 3)), linewidth=1)
     axes.set_xlabel(textwrap.fill(one_line(plot.x_label), LEGEND_WIDTH))
@@ -153,16 +173,22 @@ def _explain(canvas: Any, axes: Any, plot: Plot, lines: Sequence[Any]) -> None:
     _set_ticks(axes, plot)
     if len(lines) > 1:
         canvas.legend(
-            lines, [_legend_name(series) for series in plot.series], loc="outside upper left",
-            labelspacing=0.25, borderaxespad=0.1, handlelength=2.4,
-        )  # fmt: skip
+            lines,
+            [_legend_name(series) for series in plot.series],
+            loc="outside upper left",
+            labelspacing=0.25,
+            borderaxespad=0.1,
+            handlelength=2.4,
+        )
 
 
 def _set_ticks(axes: Any, plot: Plot) -> None:
     """A logarithmic axis has a tick at each x value."""
     if plot.log_x:
         if min(plot.x) <= 0:
-            raise ValueError(f"a logarithmic axis cannot show {short(min(plot.x))} ('{plot.title}')")
+            raise ValueError(
+                f"a logarithmic axis cannot show {short(min(plot.x))} ('{plot.title}')"
+            )
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(plot.x))

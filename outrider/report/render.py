@@ -1,4 +1,5 @@
-"""From a result to a document, one function per kind of result; and what stands at both ends of most of them."""
+"""From a result to a document, one function per kind of result; and what stands at both ends of
+most of them."""
 
 from __future__ import annotations
 
@@ -36,8 +37,12 @@ def render(result: Result) -> Document:
 
 
 def origin(result: Result, *facts: str) -> str:
-    """One line under a title: date, version, processor, and what else there is to say. Empty facts are left out."""
-    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
+    """One line under a title: date, version, processor, and what else there is to say. Empty facts
+    are left out."""
+    words = [
+        f"{result.created:%Y-%m-%d %H:%M} UTC",
+        f"outrider {result.versions.get('outrider', '?')}",
+    ]
     return " · ".join(filter(None, [*words, str(result.machine.get("cpu", "")), *facts]))
 
 
@@ -51,7 +56,11 @@ def disturbed(found: Mapping[str, OtherProcesses | None]) -> list[Block]:
     bullets = [
         f"{where}: {one.num_disturbed} of {one.num_runs} runs disturbed (others used more than {one.allowed:.0%} of the "
         f"processors); others used {one.mean:.0%} on average over all runs, at most {one.highest:.0%}"
-        + (f"; {one.num_repeated} runs are the calmest of several attempts" if one.num_repeated else "")
+        + (
+            f"; {one.num_repeated} runs are the calmest of several attempts"
+            if one.num_repeated
+            else ""
+        )
         for where, one in found.items()
         if one is not None and one.num_disturbed
     ]

@@ -6,7 +6,17 @@ from outrider.configuration import PLAIN
 from outrider.errors import counted
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval
-from outrider.report.document import Block, Column, Document, Fact, Paragraph, Table, Tone, curves, table
+from outrider.report.document import (
+    Block,
+    Column,
+    Document,
+    Fact,
+    Paragraph,
+    Table,
+    Tone,
+    curves,
+    table,
+)
 from outrider.report.render import origin, to_keep_in_mind
 from outrider.report.text import interval, number
 
@@ -16,11 +26,16 @@ COLUMNS: tuple[Fact[ReplayedConfiguration], ...] = (
     Fact(
         "τ",
         lambda one: interval(one.overall.tau),
-        "emitted / steps: tokens per target pass, the target's own included. The upper bound of the speedup: what it would be "
+        "emitted / steps: tokens per target pass, the target's own included. The upper bound of "
+        "the speedup: what it would be "
         "if a pass over k + 1 tokens cost the same as one over one token, and drafting nothing",
     ),
     Fact("α", lambda one: number(one.overall.alpha), "accepted / tested draft tokens"),
-    Fact("draft utilisation", lambda one: number(one.overall.draft_utilisation), "accepted / drafted tokens"),
+    Fact(
+        "draft utilisation",
+        lambda one: number(one.overall.draft_utilisation),
+        "accepted / drafted tokens",
+    ),
     Fact(
         "drafted per step",
         lambda one: number(one.overall.drafted / one.overall.steps, 1),
@@ -35,7 +50,8 @@ COLUMNS: tuple[Fact[ReplayedConfiguration], ...] = (
 SPEEDUP: Fact[ReplayedConfiguration] = Fact(
     "predicted speedup",
     lambda one: _cell(one.overall),
-    "emitted × seconds of a plain step / seconds of all steps, each by its own draft, as bench measured them",
+    "emitted × seconds of a plain step / seconds of all steps, each by its own draft, as bench "
+    "measured them",
 )
 
 
@@ -69,16 +85,27 @@ def verdict(result: ReplayResult) -> tuple[str, Tone]:
         return text, "plain" if best.overall.tau.value >= HARDLY else "caution"
     speedup = interval(best.overall.speedup, "x")
     if best.overall.speedup.value < 1:
-        return f"Do not speculate on these texts: the best, {name}, is predicted at {speedup}, {tau}.", "bad"
+        return (
+            f"Do not speculate on these texts: the best, {name}, is predicted at {speedup}, {tau}.",
+            "bad",
+        )
     if best.overall.speedup.value < HARDLY:
-        return f"Hardly a gain: the best of these texts, {name}, is predicted at {speedup}, {tau}.", "caution"
+        return (
+            f"Hardly a gain: the best of these texts, {name}, is predicted at {speedup}, {tau}.",
+            "caution",
+        )
     return f"Best of these texts: {name}, predicted speedup {speedup}, {tau}.", "good"
 
 
 def _best(result: ReplayResult) -> ReplayedConfiguration | None:
-    """By predicted speedup, otherwise by tau; of equals the one that drafts less. None where nothing drafts."""
+    """By predicted speedup, otherwise by tau; of equals the one that drafts less. None where
+    nothing drafts."""
     drafting = [one for one in result.configurations if one.drafter != PLAIN]
-    return max(drafting, key=lambda one: (_objective(one.overall).value, -one.overall.drafted), default=None)
+    return max(
+        drafting,
+        key=lambda one: (_objective(one.overall).value, -one.overall.drafted),
+        default=None,
+    )
 
 
 def _objective(counts: AcceptanceCounts) -> Interval:
@@ -86,14 +113,26 @@ def _objective(counts: AcceptanceCounts) -> Interval:
 
 
 def _tasks(result: ReplayResult) -> list[Block]:
-    counts = {task: cell.num_texts for one in result.configurations for task, cell in one.by_task.items()}
+    counts = {
+        task: cell.num_texts for one in result.configurations for task, cell in one.by_task.items()
+    }
     if len(counts) < 2:
         return []
-    columns = [Column("configuration", align="left"), *(Column(f"{task} ({counts[task]})") for task in sorted(counts))]
-    rows = [
-        [one.configuration, *(_cell(one.by_task[task]) for task in sorted(counts))] for one in result.configurations
+    columns = [
+        Column("configuration", align="left"),
+        *(Column(f"{task} ({counts[task]})") for task in sorted(counts)),
     ]
-    return [Table(columns, rows, f"{'τ' if result.costs is None else 'predicted speedup'} by task (number of texts)")]
+    rows = [
+        [one.configuration, *(_cell(one.by_task[task]) for task in sorted(counts))]
+        for one in result.configurations
+    ]
+    return [
+        Table(
+            columns,
+            rows,
+            f"{'τ' if result.costs is None else 'predicted speedup'} by task (number of texts)",
+        )
+    ]
 
 
 def _cell(counts: AcceptanceCounts) -> str:
@@ -103,11 +142,14 @@ def _cell(counts: AcceptanceCounts) -> str:
 def _positions(result: ReplayResult) -> list[Block]:
     lines = {
         one.configuration: {
-            position: count / one.overall.steps for position, count in enumerate(one.overall.accepted_per_position, 1)
+            position: count / one.overall.steps
+            for position, count in enumerate(one.overall.accepted_per_position, 1)
         }
         for one in result.configurations
         if one.overall.accepted
     }
     if not lines:
         return []
-    return [curves("How far drafts are kept", "draft token", "share of all steps that keep it", lines)]
+    return [
+        curves("How far drafts are kept", "draft token", "share of all steps that keep it", lines)
+    ]

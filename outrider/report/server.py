@@ -1,4 +1,5 @@
-"""Servers that were measured, as blocks for a bench report: speed, what their counters say, and one against the other."""
+"""Servers that were measured, as blocks for a bench report: speed, what their counters say, and one
+against the other."""
 
 from __future__ import annotations
 
@@ -14,22 +15,43 @@ SHOWN = 5  # failures of each server, and requests whose texts differ
 def _three(values: Percentiles | None, scale: float = 1000, digits: int = 1) -> str:
     if values is None:
         return "-"
-    return " / ".join(f"{scale * value:.{digits}f}" for value in (values.p50, values.p90, values.p99))
+    return " / ".join(
+        f"{scale * value:.{digits}f}" for value in (values.p50, values.p90, values.p99)
+    )
 
 
 SPEED: tuple[Fact[ServerMeasurement], ...] = (
     Fact("server", lambda one: one.label, align="left"),
     Fact("URL", lambda one: one.url, align="left"),
-    Fact("model", lambda one: f"{one.model} on {one.engine}" if one.engine else one.model, align="left"),
-    Fact("answered", lambda one: f"{len(one.answers)} of {one.num_requests}", "requests that were answered to their end"),
+    Fact(
+        "model",
+        lambda one: f"{one.model} on {one.engine}" if one.engine else one.model,
+        align="left",
+    ),
+    Fact(
+        "answered",
+        lambda one: f"{len(one.answers)} of {one.num_requests}",
+        "requests that were answered to their end",
+    ),
     Fact(
         "tokens/s",
         lambda one: number(one.tokens_per_s, 1),
-        "completion tokens of all answers, as the server counts them / seconds in which requests ran",
+        "completion tokens of all answers, as the server counts them / seconds in which requests "
+        "ran",
     ),
-    Fact("TTFT (ms)", lambda one: _three(one.ttft_s), "from sending to the first chunk with text; p50 / p90 / p99"),
-    Fact("TPOT (ms)", lambda one: _three(one.tpot_s), "(request − TTFT) / (tokens − 1), per request"),
-    Fact("request (s)", lambda one: _three(one.request_s, 1, 2), "from sending to the end of the text"),
+    Fact(
+        "TTFT (ms)",
+        lambda one: _three(one.ttft_s),
+        "from sending to the first chunk with text; p50 / p90 / p99",
+    ),
+    Fact(
+        "TPOT (ms)", lambda one: _three(one.tpot_s), "(request − TTFT) / (tokens − 1), per request"
+    ),
+    Fact(
+        "request (s)",
+        lambda one: _three(one.request_s, 1, 2),
+        "from sending to the end of the text",
+    ),
 )
 
 
@@ -46,18 +68,26 @@ def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         found = one.comparison
         if found is None or found.speedup is None:
             continue
-        tone: Tone = "good" if found.speedup.low > 1 else "bad" if found.speedup.high < 1 else "caution"
+        tone: Tone = (
+            "good" if found.speedup.low > 1 else "bad" if found.speedup.high < 1 else "caution"
+        )
         speedup = interval(found.speedup, "x")
-        yield Paragraph(f"{one.label}: {speedup} tokens/s of {found.baseline}, over {found.num_pairs} prompts", tone)
+        yield Paragraph(
+            f"{one.label}: {speedup} tokens/s of {found.baseline}, over {found.num_pairs} prompts",
+            tone,
+        )
         if found.differing:
             yield Paragraph(
                 f"{len(found.differing)} of {found.num_pairs} greedy texts differ (requests "
-                f"{', '.join(found.differing[:SHOWN])}). Between two servers that need not be speculation: another batch, "
+                f"{', '.join(found.differing[:SHOWN])}). Between two servers that need not be "
+                "speculation: another batch, "
                 "kernel or rounding decides near ties too. To know, compare a server with itself.",
                 "caution",
             )
         elif found.differing is not None:
-            yield Paragraph(f"All {found.num_pairs} greedy texts are the same on both servers.", "good")
+            yield Paragraph(
+                f"All {found.num_pairs} greedy texts are the same on both servers.", "good"
+            )
 
 
 def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
@@ -69,14 +99,27 @@ def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         counted,
         [
             Fact("server", lambda one: one[0], align="left"),
-            Fact("τ", lambda one: number(one[1].tau), "tokens per target pass that had a draft, its own token included"),
+            Fact(
+                "τ",
+                lambda one: number(one[1].tau),
+                "tokens per target pass that had a draft, its own token included",
+            ),
             Fact("utilisation", lambda one: number(one[1].draft_utilisation), "accepted / drafted"),
-            Fact("steps", lambda one: word(one[1].num_steps), "passes that had a draft; from /metrics, after minus before"),
+            Fact(
+                "steps",
+                lambda one: word(one[1].num_steps),
+                "passes that had a draft; from /metrics, after minus before",
+            ),
             Fact("drafted", lambda one: word(one[1].num_draft_tokens)),
             Fact("accepted", lambda one: word(one[1].num_accepted_tokens)),
             Fact(
                 "by position",
-                lambda one: " ".join(f"{count / one[1].num_steps:.2f}" for count in one[1].accepted_per_position) or "-",
+                lambda one: (
+                    " ".join(
+                        f"{count / one[1].num_steps:.2f}" for count in one[1].accepted_per_position
+                    )
+                    or "-"
+                ),
                 "passes that kept the token at this position / passes with a draft",
                 "left",
             ),
@@ -90,7 +133,8 @@ def _troubles(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         missing = one.num_requests - len(one.answers)
         if missing:
             yield Paragraph(
-                f"{one.label}: {missing} requests without an answer, {len(one.failures)} of them failed. All numbers are "
+                f"{one.label}: {missing} requests without an answer, {len(one.failures)} of them "
+                "failed. All numbers are "
                 "of the answers that came to their end.",
                 "caution",
             )

@@ -1,4 +1,5 @@
-"""Lines and JSON for people and programs, from finished results; and text that others wrote, made harmless.
+"""Lines and JSON for people and programs, from finished results; and text that others wrote, made
+harmless.
 
 Every ratio is printed with its formula, because the field uses the same word for different ones
 (docs/glossary.md).
@@ -22,8 +23,11 @@ PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
 ASCII = dict(zip("✅❌⚠✓✗▸•─‹›⁺▌·ταγµ×−", "+x!+x>--<>+|-tagux-", strict=True)) | {"\ufe0f": ""}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = "\ud800-\udfff"
-_NON_CHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
-_TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # right-to-left letters turn themselves and need none of these
+_NON_CHARACTERS = "\ufdd0-\ufdef" + "".join(
+    chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)
+)
+# right-to-left letters turn themselves and need none of these
+_TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HARMFUL = re.compile(f"[{_SURROGATES}{_NON_CHARACTERS}{_TURNS}\u2028\u2029]")
 
 
@@ -65,10 +69,14 @@ def amount(num_bytes: float) -> str:
 
 
 def stats_line(
-    stats: DecodeStats, finish_reason: str | None = None, *, lossless: bool = True, seeded: str | None = None
+    stats: DecodeStats,
+    finish_reason: str | None = None,
+    *,
+    lossless: bool = True,
+    seeded: str | None = None,
 ) -> str:
-    """One generation, or the sum over several, in one line: counts, time to first token, speed after it, drafts. `seeded`: what
-    the text depends on besides its prompt, where it has a seed."""
+    """One generation, or the sum over several, in one line: counts, time to first token, speed
+    after it, drafts. `seeded`: what the text depends on besides its prompt, where it has a seed."""
     parts = [
         *([] if lossless else ["LOSSY"]),
         f"{counted(stats.emitted, 'token')} in {number(stats.ttft_s + stats.decode_s)} s",
@@ -98,11 +106,16 @@ def _speed_parts(stats: DecodeStats) -> list[str]:
     first = f"first token after {number(stats.mean_ttft_s)} s{average}"
     if stats.decode_tokens_per_s is None or stats.tpot_s is None:
         return [first]
-    return [first, f"then {number(stats.decode_tokens_per_s, 0)} tokens/s ({number(1000 * stats.tpot_s, 1)} ms per token)"]
+    return [
+        first,
+        f"then {number(stats.decode_tokens_per_s, 0)} tokens/s ({number(1000 * stats.tpot_s, 1)} "
+        "ms per token)",
+    ]
 
 
 def to_json(value: dict[str, Any]) -> str:
-    """One line of strict JSON: infinities and NaN, which it lacks, become null; unknown objects their str."""
+    """One line of strict JSON: infinities and NaN, which it lacks, become null; unknown objects
+    their str."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
 
 

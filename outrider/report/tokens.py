@@ -1,9 +1,11 @@
-"""Texts whose tokens carry their fate: joined into runs, and the marks that tell fates apart without colour.
+"""Texts whose tokens carry their fate: joined into runs, and the marks that tell fates apart
+without colour.
 
     prompt▌‹ James picks 18› eggs⁺‹ in the›[-evening-] morning
 
-Between ‹ › stands what was drafted and accepted, between [- -] what was drafted and rejected, before the target's correction
-of it; ⁺ follows the target's bonus token after a draft that was kept whole; ▌ ends the prompt.
+Between ‹ › stands what was drafted and accepted, between [- -] what was drafted and rejected,
+before the target's correction of it; ⁺ follows the target's bonus token after a draft that was kept
+whole; ▌ ends the prompt.
 """
 
 from __future__ import annotations

@@ -32,17 +32,27 @@ def document(result: TuneResult) -> Document:
         subtitle=origin(result, *_tried(result)),
         blocks=(
             *map(_sentence, result.recommendations),
-            *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
-            *_acceptance(result), *_schedule(result), *_advice(result),
-            *_spent(result), *to_keep_in_mind(result), *_next(result),
+            *disturbed({"confirming runs": result.others}),
+            *_confirmed(result),
+            *_forecasts(result),
+            *_acceptance(result),
+            *_schedule(result),
+            *_advice(result),
+            *_spent(result),
+            *to_keep_in_mind(result),
+            *_next(result),
         ),
-    )  # fmt: skip
+    )
 
 
 def _tried(result: TuneResult) -> list[str]:
     tried = result.tried
     tasks = ", ".join(f"{count} {task}" for task, count in tried.tasks.items())
-    return [f"{tried.workload} ({tasks})", f"temperature {tried.temperature:g}", f"{tried.batch_size} at a time"]
+    return [
+        f"{tried.workload} ({tasks})",
+        f"temperature {tried.temperature:g}",
+        f"{tried.batch_size} at a time",
+    ]
 
 
 def _sentence(one: Recommendation) -> Paragraph:
@@ -56,22 +66,36 @@ def _confirmed(result: TuneResult) -> list[Block]:
     if not result.confirmed:
         return []
     order = sorted(result.confirmed, key=lambda one: -one.speedup.value)
-    best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
+    best = next(
+        (
+            index
+            for index, one in enumerate(order)
+            if one.configuration == result.recommendations[0].configuration
+        ),
+        None,
+    )
     facts: list[Fact[Confirmed]] = [
         Fact("configuration", lambda one: one.configuration, align="left"),
         Fact(
-            "speedup", lambda one: interval(one.speedup, "x"),
-            "plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts",
+            "speedup",
+            lambda one: interval(one.speedup, "x"),
+            "plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over "
+            "prompts",
         ),
         Fact(
-            "forecast", lambda one: times(result.overall_speedup.get(one.configuration)),
+            "forecast",
+            lambda one: times(result.overall_speedup.get(one.configuration)),
             "from probes alone, before this was run",
         ),
         Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "of one row's decode phase"),
-        Fact("τ", lambda one: number(one.tau), "tokens per target pass and row, the bonus token included"),
+        Fact(
+            "τ",
+            lambda one: number(one.tau),
+            "tokens per target pass and row, the bonus token included",
+        ),
         Fact("prompts", lambda one: str(one.texts)),
         Fact("identical", lambda one: _same(result, one), "greedy texts equal to plain decoding's"),
-    ]  # fmt: skip
+    ]
     marked = frozenset() if best is None else frozenset({best})
     missed: list[Block] = [Bullets(result.missed_forecasts)] if result.missed_forecasts else []
     return [Heading("Measured"), table(order, facts, marked=marked), *missed]
@@ -88,17 +112,23 @@ def _forecasts(result: TuneResult) -> list[Block]:
     facts: list[Fact[str]] = [
         Fact("configuration", lambda label: label, align="left"),
         Fact(
-            "speedup", lambda label: times(result.overall_speedup[label]),
+            "speedup",
+            lambda label: times(result.overall_speedup[label]),
             "τ × seconds of a plain step / expected seconds of its step, over the whole workload",
         ),
         Fact(
             f"τ ({', '.join(tasks)})" if len(tasks) > 1 else "τ",
             lambda label: " ".join(number(tau) for tau in by_label[label]),
         ),
-    ]  # fmt: skip
+    ]
     shown = ranking[:SHOWN]
     title = f"The best {len(shown)} of {len(ranking)} forecasts, none of them run as such"
-    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result), *_break_even(result)]
+    return [
+        Heading("Forecast for everything"),
+        table(shown, facts, title),
+        *_length_plot(result),
+        *_break_even(result),
+    ]
 
 
 def _length_plot(result: TuneResult) -> list[Block]:
@@ -106,34 +136,60 @@ def _length_plot(result: TuneResult) -> list[Block]:
     sizes_of: dict[str, dict[int, float]] = {}
     for one in result.forecasts:
         if one.configuration in result.overall_speedup:
-            sizes_of.setdefault(one.family, {})[one.size] = result.overall_speedup[one.configuration]
-    ranking = sorted((f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values()))[:CURVES]
+            sizes_of.setdefault(one.family, {})[one.size] = result.overall_speedup[
+                one.configuration
+            ]
+    ranking = sorted(
+        (f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values())
+    )[:CURVES]
     if not ranking:
         return []
     lines = {family: sizes_of[family] for family in ranking}
-    return [curves("Forecast speedup by draft length", "draft tokens per step", "speedup", lines, baseline=1.0)]
+    return [
+        curves(
+            "Forecast speedup by draft length",
+            "draft tokens per step",
+            "speedup",
+            lines,
+            baseline=1.0,
+        )
+    ]
 
 
 def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
-    alpha = next((one.break_even_alpha for one in result.forecasts if one.configuration == best), None)
+    alpha = next(
+        (one.break_even_alpha for one in result.forecasts if one.configuration == best), None
+    )
     if alpha is None:
         return []
-    return [Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions.")]
+    return [
+        Paragraph(
+            f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all "
+            "positions."
+        )
+    ]
 
 
 def _acceptance(result: TuneResult) -> list[Block]:
-    """How far drafts survive, for the families whose drafts survive longest; and the families that were not tried."""
+    """How far drafts survive, for the families whose drafts survive longest; and the families that
+    were not tried."""
     lines = {}
     for family in result.families:
         for task, curve in family.survival.items():
             label = family.family if len(family.survival) == 1 else f"{family.family} ({task})"
             lines[label] = {at: kept for at, kept in enumerate(curve, 1) if kept >= RARE}
-    longest = sorted((label for label in lines if len(lines[label]) > 1), key=lambda label: -sum(lines[label].values()))
+    longest = sorted(
+        (label for label in lines if len(lines[label]) > 1),
+        key=lambda label: -sum(lines[label].values()),
+    )
     blocks: list[Block] = []
     if longest:
         shown = {label: lines[label] for label in longest[:CURVES]}
-        blocks += [Heading("Acceptance"), curves("How far drafts survive", "position in the draft", "P(kept)", shown)]
+        blocks += [
+            Heading("Acceptance"),
+            curves("How far drafts survive", "position in the draft", "P(kept)", shown),
+        ]
     failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
     return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
 
@@ -162,7 +218,11 @@ def _lengths(result: TuneResult) -> list[Block]:
         return []
     words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in found]
     configuration = result.recommendations[0].configuration
-    return [Paragraph(f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}.")]
+    return [
+        Paragraph(
+            f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}."
+        )
+    ]
 
 
 def _next(result: TuneResult) -> list[Block]:
@@ -173,7 +233,10 @@ def _next(result: TuneResult) -> list[Block]:
 def _advice(result: TuneResult) -> list[Block]:
     blocks: list[Block] = []
     for words in result.advice:
-        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, "bash")] if words.text else [])]
+        blocks += [
+            Heading(words.engine, 3),
+            *([CodeBlock(words.text, "bash")] if words.text else []),
+        ]
         blocks += [Bullets(words.notes)] if words.notes else []
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
 
@@ -181,7 +244,10 @@ def _advice(result: TuneResult) -> list[Block]:
 def _spent(result: TuneResult) -> list[Block]:
     parts = ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in result.stages)
     text = f"Tuning took {result.seconds:.0f} s ({parts}). Running all {result.num_members} configurations on all prompts "
-    return [Heading("What this cost"), Paragraph(f"{text}would have taken about {result.exhaustive_s:.0f} s.")]
+    return [
+        Heading("What this cost"),
+        Paragraph(f"{text}would have taken about {result.exhaustive_s:.0f} s."),
+    ]
 
 
 def _same(result: TuneResult, one: Confirmed) -> str:

@@ -18,23 +18,34 @@ from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.program_check import check_program
 from outrider.runtime.schedule import Schedule, schedule
-from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct, WeightFormat
+from outrider.runtime.structures import (
+    OperandStruct,
+    OpStruct,
+    PhaseStruct,
+    ProgramStruct,
+    WeightFormat,
+)
 
-NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT = range(6)  # where a value lies, as in `native/program.h`
+# where a value lies, as in `native/program.h`
+NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT = range(6)
 
 
 def packed(weight: Tensor) -> tuple[WeightFormat, Tensor]:
-    """A plain weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that it cannot."""
+    """A plain weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that
+    it cannot."""
     outputs, inputs = weight.shape
     if weight.dtype == torch.bfloat16 and inputs % 2 == 0:
         return WeightFormat.PANELS_BF16, to_panels(weight)
     if weight.dtype != torch.float32:
-        raise NotLoweredError(f"a weight of {inputs} inputs in {str(weight.dtype).removeprefix('torch.')}")
+        raise NotLoweredError(
+            f"a weight of {inputs} inputs in {str(weight.dtype).removeprefix('torch.')}"
+        )
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % WIDTH))
     return WeightFormat.PANELS_FP32, padded.view(-1, WIDTH, inputs).transpose(1, 2).contiguous()
 
 
-# Panels of plain weights, as long as both are in use: models made from one module share them, and so do heads with their target.
+# Panels of plain weights, as long as both are in use: models made from one module share them, and
+# so do heads with their target.
 _shared: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -55,10 +66,17 @@ class Binding:
     """The structures of one program, and the tensors that they point into."""
 
     def __init__(
-        self, program: Program, tensors: Mapping[str, Tensor | Matrix], layers: Sequence[LayerShape], dtype: torch.dtype
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor | Matrix],
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
     ) -> None:
         check_program(program, tensors, layers, dtype)
-        self._program, self._tensors, self._layers, self._dtype = program, tensors, layers, dtype
+        self._program = program
+        self._tensors = tensors
+        self._layers = layers
+        self._dtype = dtype
         self._kept: list[Tensor] = []
         self._schedule: Schedule = schedule(program)
         phases = self._schedule.phases
@@ -75,9 +93,17 @@ class Binding:
         )
         assert program.logits is not None
         self.struct = ProgramStruct(
-            len(ops), len(phases), ctypes.addressof(self._ops), ctypes.addressof(self._phases),
-            self._schedule.body_bytes, self._schedule.head_bytes, self._operand(program.logits), program.logits.cols, 0, 0,
-        )  # fmt: skip
+            len(ops),
+            len(phases),
+            ctypes.addressof(self._ops),
+            ctypes.addressof(self._phases),
+            self._schedule.body_bytes,
+            self._schedule.head_bytes,
+            self._operand(program.logits),
+            program.logits.cols,
+            0,
+            0,
+        )
         del self._tensors  # weights that lie in panels are needed here no longer
 
     @property
@@ -94,58 +120,86 @@ class Binding:
         if view is None:
             return OperandStruct(NOTHING)
         value = self._program.values[view.value]
-        width, steps = value.dtype.itemsize, (view.offset, view.row_step, view.col_step, value.dtype == torch.bfloat16)
+        width = value.dtype.itemsize
+        steps = (view.offset, view.row_step, view.col_step, value.dtype == torch.bfloat16)
         if value.source == Source.CONSTANT:
             return OperandStruct(CONSTANT, self._keep(self._tensor(value.name)), 0, *steps)
         if value.source in (Source.ROTARY, Source.INPUT):
             source = ROTARY if value.source == Source.ROTARY else INPUT
             return OperandStruct(source, int(value.name), value.size * width, *steps)
         section = HEAD if view.value in self._schedule.in_head else BODY
-        return OperandStruct(section, self._schedule.offsets[view.value], value.size * width, *steps)
+        return OperandStruct(
+            section, self._schedule.offsets[view.value], value.size * width, *steps
+        )
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def _op(self, op: Op) -> OpStruct:
-        operands = (OperandStruct * 5)(*(self._operand(view) for view in (*op.inputs, *[None] * 5)[:5]))
+        operands = (OperandStruct * 5)(
+            *(self._operand(view) for view in (*op.inputs, *[None] * 5)[:5])
+        )
         first = op.output if op.output is not None else op.inputs[0]
         made = OpStruct(int(op.code), first.rows, first.cols, self._operand(op.output), operands)
         made.numbers = (ctypes.c_double * 2)(*(*op.numbers, 0.0, 0.0)[:2])
-        made.layer, made.by_position, made.is_value = op.layer, op.by_position, op.is_value
+        made.layer = op.layer
+        made.by_position = op.by_position
+        made.is_value = op.is_value
         if op.code == Code.LINEAR:
             self._bind_linear(made, op)
         elif op.code == Code.EXPERTS:
             self._bind_experts(made, op)
         elif op.code == Code.HEADS:
-            self._bind_layers(made, op, self._tensor(op.weight).unflatten(0, (op.heads, -1))[:, slice(*op.part)])
+            self._bind_layers(
+                made, op, self._tensor(op.weight).unflatten(0, (op.heads, -1))[:, slice(*op.part)]
+            )
         elif op.code == Code.EMBED:
             made.numbers[0] = op.bound
             self._bind_table(made, op)
         elif op.code == Code.ATTENTION:
             shape = self._layers[op.layer]
-            made.heads, made.kv_heads, made.window, made.sees_all = op.heads, shape.num_kv_heads, op.window, op.sees_all
-            made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
+            made.heads = op.heads
+            made.kv_heads = shape.num_kv_heads
+            made.window = op.window
+            made.sees_all = op.sees_all
+            made.size = shape.key_size
+            made.value_size = shape.value_size
+            made.scale = op.scale
+            made.softcap = op.softcap
             made.values_in_keys = shape.values_in_keys
-            made.weight = self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
-            made.is_short, made.chosen = shape.window is not None, op.chosen
+            made.weight = (
+                self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
+            )
+            made.is_short = shape.window is not None
+            made.chosen = op.chosen
             if shape.window is not None and not 0 < op.window <= shape.window:
-                raise NotLoweredError(f"attention that sees {op.window or 'all'} positions of a layer that keeps {shape.window}")
+                raise NotLoweredError(
+                    f"attention that sees {op.window or 'all'} positions of a layer that keeps "
+                    f"{shape.window}"
+                )
             self._check(op)
         elif op.code == Code.CHOICE:
-            made.heads, made.size, made.scale = op.heads, self._layers[op.layer].key_size, op.scale
+            made.heads = op.heads
+            made.size = self._layers[op.layer].key_size
+            made.scale = op.scale
             self._check(op)
         elif op.code == Code.STORE:
             made.is_short = self._layers[op.layer].window is not None
             self._check(op)
         elif op.code == Code.CONVOLUTION:
             weight = self._tensor(op.weight)
-            made.K, made.weight = weight.shape[1], self._keep(weight.float().t().contiguous())
+            made.K = weight.shape[1]
+            made.weight = self._keep(weight.float().t().contiguous())
             made.bias = self._keep(self._tensor(op.bias).float().contiguous()) if op.bias else None
         elif op.code == Code.DELTA_RULE:
             key, value, decay = op.inputs[1:4]
-            made.heads, made.kv_heads, made.size, made.value_size = value.rows, key.rows, key.cols, value.cols
-            made.N, made.scale = decay.cols, op.scale
+            made.heads = value.rows
+            made.kv_heads = key.rows
+            made.size = key.cols
+            made.value_size = value.cols
+            made.N = decay.cols
+            made.scale = op.scale
         elif op.code == Code.SCAN:
             rates = self._tensor(op.weight) if op.weight else None
             made.size = 1 if rates is None else rates.shape[1]
@@ -154,7 +208,8 @@ class Binding:
 
     def _check(self, op: Op) -> None:
         """Queries, keys and values must have the cache's type; pairs of bf16 must be whole."""
-        shape, dtype = self._layers[op.layer], self._program.values[op.inputs[0].value].dtype
+        shape = self._layers[op.layer]
+        dtype = self._program.values[op.inputs[0].value].dtype
         if dtype != self._dtype or (dtype == torch.bfloat16 and shape.key_size % 2):
             raise NotLoweredError("attention in another type than the cache's")
 
@@ -169,7 +224,8 @@ class Binding:
         if isinstance(table, Matrix):
             self._bind_blocks(made, table)
         else:
-            made.format, made.weight = int(WeightFormat.TABLE), self._keep(table)
+            made.format = int(WeightFormat.TABLE)
+            made.weight = self._keep(table)
 
     def _bind_linear(self, made: OpStruct, op: Op) -> None:
         weight = self._tensors[op.weight]
@@ -179,19 +235,23 @@ class Binding:
             self._bind_blocks(made, weight)
             return
         kind, panels = shared_panels(weight, transposed=op.transposed)
-        made.format, made.weight = int(kind), self._keep(panels)
+        made.format = int(kind)
+        made.weight = self._keep(panels)
         made.N, made.K = weight.shape[::-1] if op.transposed else weight.shape
 
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
         if matrix.form.is_float and self._dtype != torch.bfloat16:
             raise NotLoweredError("fp8 weights beside numbers in another type than bfloat16")
-        made.format, made.form, made.group = int(matrix.format), matrix.form.number, matrix.form.group
+        made.format = int(matrix.format)
+        made.form = matrix.form.number
+        made.group = matrix.form.group
         made.weight = self._keep(matrix.panels)
 
     def _bind_experts(self, made: OpStruct, op: Op) -> None:
         made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
         if isinstance(matrix := self._tensors[op.weight], Matrix):
-            made.experts, (made.N, made.K) = matrix.experts, matrix.shape
+            made.experts = matrix.experts
+            (made.N, made.K) = matrix.shape
             self._bind_blocks(made, matrix)
             return
         self._bind_layers(made, op, self._tensor(op.weight))
@@ -204,5 +264,10 @@ class Binding:
             panels = panels if number else own.new_empty(len(weights), *own.shape)
             panels[number] = own  # one at a time, so that no second copy of all lies beside them
             made.format = int(kind)
-        made.weight, made.experts = self._keep(panels), len(weights)
-        made.N, made.K = (weights.shape[2], weights.shape[1]) if op.transposed else (weights.shape[1], weights.shape[2])
+        made.weight = self._keep(panels)
+        made.experts = len(weights)
+        made.N, made.K = (
+            (weights.shape[2], weights.shape[1])
+            if op.transposed
+            else (weights.shape[1], weights.shape[2])
+        )

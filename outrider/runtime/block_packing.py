@@ -1,7 +1,8 @@
-"""Puts tensors of a GGUF file into panels by the native library, straight from the mapped file to where they stay.
+"""Puts tensors of a GGUF file into panels by the native library, straight from the mapped file to
+where they stay.
 
-The panels are those of `models/gguf/packing.by_torch` to the byte, which needs some ten passes over memory: most of the time that
-a large model took to start.
+The panels are those of `models/gguf/packing.by_torch` to the byte, which needs some ten passes over
+memory: most of the time that a large model took to start.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from outrider.runtime import library
 
 log = logging.getLogger("outrider.models")
 
+
 def pack(stored: Stored) -> Tensor:
-    """A `Packer`: the library, looked for when there is something to pack; torch where there is none for this CPU."""
+    """A `Packer`: the library, looked for when there is something to pack; torch where there is
+    none for this CPU."""
     native = _library()
     return by_torch(stored) if native is None else by_library(native, stored)
 
@@ -43,15 +46,25 @@ def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
     """What `by_torch` makes."""
     tensors, order = stored
     if len({(tensor.kind, tensor.shape[-1], tensor.shape[:-2]) for tensor in tensors}) > 1:
-        raise CheckpointError(f"'{tensors[0].name}' and what belongs to it are tensors of several kinds")
+        raise CheckpointError(
+            f"'{tensors[0].name}' and what belongs to it are tensors of several kinds"
+        )
     mapped = [tensor.read() for tensor in tensors]  # held until the panels are made
     rows = np.concatenate([_addresses(one) for one in mapped], axis=-1)
     rows = rows if order is SAME else rows[..., order]  # numpy refuses one that is not there
-    kind, inputs, outputs = tensors[0].kind, tensors[0].shape[-1], rows.shape[-1]
-    panels = room_for_weight([*rows.shape[:-1], -(-outputs // WIDTH), panel_bytes(kind, WIDTH, inputs)])
-    for own, made in zip(rows.reshape(-1, outputs), panels.view(-1, *panels.shape[-2:]), strict=True):
+    kind = tensors[0].kind
+    inputs = tensors[0].shape[-1]
+    outputs = rows.shape[-1]
+    panels = room_for_weight(
+        [*rows.shape[:-1], -(-outputs // WIDTH), panel_bytes(kind, WIDTH, inputs)]
+    )
+    for own, made in zip(
+        rows.reshape(-1, outputs), panels.view(-1, *panels.shape[-2:]), strict=True
+    ):
         own = np.ascontiguousarray(own)
-        packed = native.outrider_pack_blocks(own.ctypes.data, outputs, inputs, int(kind), made.data_ptr())
+        packed = native.outrider_pack_blocks(
+            own.ctypes.data, outputs, inputs, int(kind), made.data_ptr()
+        )
         assert packed, f"{kind.name} has panels, and the library does not make them"
     return panels
 

@@ -28,7 +28,8 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Index:
-    """Token ids, or positions, with a number added: what embeddings are looked up by. Ids from `bound` on count as 0."""
+    """Token ids, or positions, with a number added: what embeddings are looked up by. Ids from
+    `bound` on count as 0."""
 
     by_position: bool
     offset: int = 0
@@ -44,7 +45,8 @@ class IsBelow:
 
 @dataclass(frozen=True)
 class Block:
-    """A tensor of numbers: `axes` names its dimensions, "B", "T", "N" (rows and tokens in one) or "" (a token's own)."""
+    """A tensor of numbers: `axes` names its dimensions, "B", "T", "N" (rows and tokens in one) or
+    "" (a token's own)."""
 
     axes: tuple[str, ...]
     own: Strided  # the dimensions that are a token's own, in order
@@ -64,7 +66,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Complex:
-    """A tensor of complex numbers; `pairs` has one more dimension, the last: real and imaginary part."""
+    """A tensor of complex numbers; `pairs` has one more dimension, the last: real and imaginary
+    part."""
 
     pairs: Block
 

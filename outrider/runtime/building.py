@@ -1,4 +1,5 @@
-"""Builds the executor's shared library. Needs neither torch nor anything else that is installed: `hatch_build.py` calls it."""
+"""Builds the executor's shared library. Needs neither torch nor anything else that is installed:
+`hatch_build.py` calls it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ HERE = Path(__file__).parent
 PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
 SOURCES = tuple(sorted((HERE / "native").glob("*.*")))
 LIBRARIES = ("-lstdc++", "-lm")  # by name: a CXX that says gcc would leave them out
-FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-Wl,-Bsymbolic")
+FLAGS = (
+    "-O3",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-Wno-unknown-pragmas",
+    "-Wl,-Bsymbolic",
+)
 
 
 def compiler() -> str | None:
@@ -36,7 +45,8 @@ def file_name(kind: str) -> str:
 
 
 def build(path: Path, kind: str) -> None:
-    """Compile to `path`, some ten seconds. Raises CapabilityError with the compiler's first complaint."""
+    """Compile to `path`, some ten seconds. Raises CapabilityError with the compiler's first
+    complaint."""
     tool = compiler()
     if tool is None:
         raise CapabilityError("no C++ compiler found (install g++)")
@@ -44,17 +54,28 @@ def build(path: Path, kind: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch) / path.name
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
-        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", *sources, *LIBRARIES, "-o", str(made))
+        command = (
+            tool,
+            *FLAGS,
+            *INSTRUCTIONS[kind],
+            f"-I{HERE / 'native'}",
+            *sources,
+            *LIBRARIES,
+            "-o",
+            str(made),
+        )
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            first = next(
+                (line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200]
+            )
             raise CapabilityError(f"{tool} could not build the native runtime ({first.strip()})")
         os.replace(made, path)  # atomic: a reader sees the whole file or none
 
 
 def build_all(folder: Path = PREBUILT) -> list[Path]:
-    """A library for each set of instructions of this architecture, those of other sources deleted; the files. Raises
-    CapabilityError as `build` does."""
+    """A library for each set of instructions of this architecture, those of other sources deleted;
+    the files. Raises CapabilityError as `build` does."""
     kinds = of_this_architecture()
     wanted = [folder / file_name(kind) for kind in kinds]
     for path, kind in zip(wanted, kinds, strict=True):

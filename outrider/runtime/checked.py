@@ -1,7 +1,8 @@
-"""What loading found out about a model on the native runtime, kept in a small file for the next start.
+"""What loading found out about a model on the native runtime, kept in a small file for the next
+start.
 
-A model whose files, machine or software are others is another one. What files do not tell apart (a checkpoint's own code, an
-adapter, a name on the hub without its commit) is checked at every start.
+A model whose files, machine or software are others is another one. What files do not tell apart (a
+checkpoint's own code, an adapter, a name on the hub without its commit) is checked at every start.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from outrider.runtime.building import fingerprint
 MAX_FILES = 200  # the oldest go first
 MAX_GRANULARITY = 1024  # tokens that passes are rounded up to
 MAX_NUMBER = 1 << 50  # of what is counted in a model
-FEW_WEIGHTS = 1_000_000_000  # passes over fewer are short: threads would wait for one another longer than they work
+# passes over fewer are short: threads would wait for one another longer than they work
+FEW_WEIGHTS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings: the model's shape, that its passes give the plain module's logits, and their limits."""
+    """The findings: the model's shape, that its passes give the plain module's logits, and their
+    limits."""
 
     shape: LMShape
     limits: PassLimits
@@ -42,15 +45,23 @@ class Checked:
 def key_of(
     source: ModelSource, commit: str | None, dtype: torch.dtype, quantise: int | None = None
 ) -> str | None:
-    """Tells this model on this machine from every other one; None where its files do not. `commit`: of a model on the hub;
-    `quantise`: bits that loading rounds its linear layers to."""
+    """Tells this model on this machine from every other one; None where its files do not. `commit`:
+    of a model on the hub; `quantise`: bits that loading rounds its linear layers to."""
     files = files_of(source)
     if source.adapter is not None or not (files or commit):
         return None
     facts = (
-        place_of(source), files, commit, str(dtype), quantise, torch.__version__, version("transformers"), sources(),
-        fingerprint(), cpu_name(),
-    )  # fmt: skip
+        place_of(source),
+        files,
+        commit,
+        str(dtype),
+        quantise,
+        torch.__version__,
+        version("transformers"),
+        sources(),
+        fingerprint(),
+        cpu_name(),
+    )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -62,16 +73,30 @@ def find(key: str | None) -> Checked | None:
 
 
 def _read(content: Any) -> Checked:
-    """The findings in a file's content, which anybody may have changed. Raises an error of any kind where they are none."""
-    shape, limits = content["shape"], content["limits"]
+    """The findings in a file's content, which anybody may have changed. Raises an error of any kind
+    where they are none."""
+    shape = content["shape"]
+    limits = content["limits"]
     layers = tuple(LayerShape(**layer) for layer in shape.pop("layers"))
     states = tuple(StateShape(**state) for state in shape.pop("states"))
     if not 1 <= limits["granularity"] <= MAX_GRANULARITY:
         raise ValueError("passes of a length that none has")
-    sizes = [shape["vocab_size"], shape["context_length"], limits["granularity"], limits["max_tokens_per_pass"]]
+    sizes = [
+        shape["vocab_size"],
+        shape["context_length"],
+        limits["granularity"],
+        limits["max_tokens_per_pass"],
+    ]
     windows = [shape["sliding_window"], *(layer.window for layer in layers)]
-    counts = [number for layer in layers for number in (layer.num_kv_heads, layer.key_size, layer.value_size)]
-    counts += [shape["num_parameters"], *(number for state in states for number in (state.size, state.record_bytes))]
+    counts = [
+        number
+        for layer in layers
+        for number in (layer.num_kv_heads, layer.key_size, layer.value_size)
+    ]
+    counts += [
+        shape["num_parameters"],
+        *(number for state in states for number in (state.size, state.record_bytes)),
+    ]
     sizes += [window for window in windows if window is not None]
     if not all(type(size) is int and 1 <= size <= MAX_NUMBER for size in sizes):
         raise ValueError("a size of the model that is none")
@@ -117,7 +142,8 @@ def files_of(source: ModelSource) -> list[tuple[str, int, int]]:
 
 
 def files_beside(source: ModelSource) -> list[tuple[str, int, int]]:
-    """`files_of`, and of those next to a GGUF file whatever may say how it is read: a tokenizer, chat templates."""
+    """`files_of`, and of those next to a GGUF file whatever may say how it is read: a tokenizer,
+    chat templates."""
     states = set(files_of(source))
     if not states:
         return []
@@ -137,7 +163,10 @@ def _state(file: Path) -> tuple[str, int, int]:
 def sources() -> tuple[tuple[str, int, int], ...]:
     """States of our own source files that read, lower and run models."""
     package = Path(__file__).parents[1]
-    files = [*package.glob("*.py"), *(file for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py"))]
+    files = [
+        *package.glob("*.py"),
+        *(file for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py")),
+    ]
     return tuple(sorted(_state(file) for file in files))
 
 

@@ -1,6 +1,8 @@
-"""Rules of lowering for what routers choose: the largest of a row's numbers, numbers at indices, and numbers put there.
+"""Rules of lowering for what routers choose: the largest of a row's numbers, numbers at indices,
+and numbers put there.
 
-An index is a number of the token like any other, in fp32, which holds the indices of any row exactly.
+An index is a number of the token like any other, in fp32, which holds the indices of any row
+exactly.
 """
 
 from __future__ import annotations
@@ -28,11 +30,20 @@ def top(low: Lowering, event: Event) -> list[Block]:
     block = _last(low, tensor, dim)
     if not largest:
         raise NotLoweredError("the smallest numbers")
-    rows, sizes = _rows(low, block), (*block.own.sizes[:-1], count)
-    indices, numbers = low.value(sizes, INDICES), low.value(sizes, event.outputs[0].dtype)
+    rows = _rows(low, block)
+    sizes = (*block.own.sizes[:-1], count)
+    indices = low.value(sizes, INDICES)
+    numbers = low.value(sizes, event.outputs[0].dtype)
     picked = View(indices.value, rows.rows, count, 0, count)
     low.add(Op(Code.TOP, (rows,), picked, (float(rows.cols),)))
-    low.add(Op(Code.TAKE, (rows, picked), View(numbers.value, rows.rows, count, 0, count), (float(rows.cols),)))
+    low.add(
+        Op(
+            Code.TAKE,
+            (rows, picked),
+            View(numbers.value, rows.rows, count, 0, count),
+            (float(rows.cols),),
+        )
+    )
     return [Block(block.axes, numbers), Block(block.axes, indices)]
 
 
@@ -45,7 +56,10 @@ def largest(low: Lowering, event: Event) -> list[Known]:
     if keeps:
         return [numbers, indices]
     return [
-        Block(block.axes[:-1], replace(block.own, sizes=block.own.sizes[:-1], steps=block.own.steps[:-1]))
+        Block(
+            block.axes[:-1],
+            replace(block.own, sizes=block.own.sizes[:-1], steps=block.own.steps[:-1]),
+        )
         for block in (numbers, indices)
     ]
 
@@ -53,34 +67,49 @@ def largest(low: Lowering, event: Event) -> list[Known]:
 def take(low: Lowering, event: Event) -> list[Known]:
     """gather(x, dim, index)"""
     tensor, dim, index = event.args[:3]
-    block, indices = _last(low, tensor, dim), low.block(index)
+    block = _last(low, tensor, dim)
+    indices = low.block(index)
     _check(block, indices)
     made = low.value(indices.own.sizes, event.outputs[0].dtype)
-    rows, at = _rows(low, block), _rows(low, indices)
-    low.add(Op(Code.TAKE, (rows, at), View(made.value, at.rows, at.cols, 0, at.cols), (float(rows.cols),)))
+    rows = _rows(low, block)
+    at = _rows(low, indices)
+    low.add(
+        Op(
+            Code.TAKE,
+            (rows, at),
+            View(made.value, at.rows, at.cols, 0, at.cols),
+            (float(rows.cols),),
+        )
+    )
     return [Block(indices.axes, made)]
 
 
 def reorder(low: Lowering, event: Event) -> list[Known]:
     """index_select(x, dim, index) with indices that are a constant of the model."""
     tensor, dim, index = event.args
-    block, indices = _last(low, tensor, dim), low.block(index)
+    block = _last(low, tensor, dim)
+    indices = low.block(index)
     if any(indices.axes) or len(block.own.sizes) != 1:
         raise NotLoweredError("a choice among other numbers than a row's")
     made = low.value(indices.own.sizes, event.outputs[0].dtype)
-    rows, at = _rows(low, block), _rows(low, indices)
-    low.add(Op(Code.TAKE, (rows, at), View(made.value, 1, at.cols, 0, at.cols), (float(rows.cols),)))
+    rows = _rows(low, block)
+    at = _rows(low, indices)
+    low.add(
+        Op(Code.TAKE, (rows, at), View(made.value, 1, at.cols, 0, at.cols), (float(rows.cols),))
+    )
     return [Block(block.axes, made)]
 
 
 def put(low: Lowering, event: Event) -> list[Known]:
     """scatter(x, dim, index, numbers or one number)"""
     tensor, dim, index, source = event.args[:4]
-    block, indices = _last(low, tensor, dim), low.block(index)
+    block = _last(low, tensor, dim)
+    indices = low.block(index)
     _check(block, indices)
     if event.kwargs or len(event.args) > 4:
         raise NotLoweredError("numbers put together with those that are there")
-    rows, at = _rows(low, block), _rows(low, indices)
+    rows = _rows(low, block)
+    at = _rows(low, indices)
     if isinstance(source, Tensor) and source.dim():
         numbers = low.block(source)
         if numbers.axes != indices.axes or numbers.own.sizes != indices.own.sizes:
@@ -89,7 +118,14 @@ def put(low: Lowering, event: Event) -> list[Known]:
     else:
         new = View(low.block(source).own.value, at.rows, at.cols, 0, 0, 0)
     made = low.value(block.own.sizes, event.outputs[0].dtype)
-    low.add(Op(Code.PUT, (rows, at, new), View(made.value, rows.rows, rows.cols, 0, rows.cols), (float(at.cols),)))
+    low.add(
+        Op(
+            Code.PUT,
+            (rows, at, new),
+            View(made.value, rows.rows, rows.cols, 0, rows.cols),
+            (float(at.cols),),
+        )
+    )
     return [Block(block.axes, made)]
 
 

@@ -1,4 +1,5 @@
-"""Rules of lowering for complex numbers, with which DeepSeek V2 and Llama 4 rotate queries and keys by their position."""
+"""Rules of lowering for complex numbers, with which DeepSeek V2 and Llama 4 rotate queries and keys
+by their position."""
 
 from __future__ import annotations
 
@@ -58,9 +59,15 @@ def _numbers(low: Lowering, tensor: Tensor) -> Complex:
 def _parts(pairs: Block) -> list[Block]:
     """Real and imaginary parts."""
     own = pairs.own
-    sizes, steps, apart = own.sizes[:-1], own.steps[:-1], own.steps[-1]
+    sizes = own.sizes[:-1]
+    steps = own.steps[:-1]
+    apart = own.steps[-1]
     return [
-        Block(pairs.axes[:-1], replace(own, sizes=sizes, steps=steps, offset=own.offset + part * apart)) for part in range(2)
+        Block(
+            pairs.axes[:-1],
+            replace(own, sizes=sizes, steps=steps, offset=own.offset + part * apart),
+        )
+        for part in range(2)
     ]
 
 

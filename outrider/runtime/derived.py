@@ -1,4 +1,5 @@
-"""Models made from the target's own weights (`models/derived/derive.py`) on the native runtime, where the target runs there."""
+"""Models made from the target's own weights (`models/derived/derive.py`) on the native runtime,
+where the target runs there."""
 
 from __future__ import annotations
 
@@ -16,15 +17,21 @@ from outrider.runtime.run import NativeRun
 
 
 def native_derived_lm(module: Any, target: LM, name: str) -> LM:
-    """An `LM` around a module derived from the target's, on the executor; panels of weights that it left alone are shared.
+    """An `LM` around a module derived from the target's, on the executor; panels of weights that it
+    left alone are shared.
 
-    It gives no hidden states, and is not compared with the plain module, which may have no other kernels. Raises NotLoweredError
-    where it cannot run there, CapabilityError when its logits are no numbers.
+    It gives no hidden states, and is not compared with the plain module, which may have no other
+    kernels. Raises NotLoweredError where it cannot run there, CapabilityError when its logits are
+    no numbers.
     """
     assert isinstance(target.run, NativeRun)
     lm = plain_lm(module, target)
     run = NativeRun(lm, module, lower(module, (AFTER_NORM,)), target.run.path)
-    lm.run, lm.limits, lm.kernels = run, target.limits, target.kernels
+    lm.run = run
+    lm.limits = target.limits
+    lm.kernels = target.kernels
     if not torch.isfinite(probe_logits(lm)).all():
-        raise CapabilityError(f"{name} gives NaN or infinite logits, so it cannot draft. Use another drafter.")
+        raise CapabilityError(
+            f"{name} gives NaN or infinite logits, so it cannot draft. Use another drafter."
+        )
     return lm

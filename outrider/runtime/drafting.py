@@ -1,8 +1,9 @@
 """Chains of draft tokens on the executor: catch-up, passes and picks of a whole batch in one call.
 
-Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows that draw invert their
-distribution's cumulative sum at their own uniform, rows that share the verifier's noise take its winner. Drafting token by token
-is the reference: `tests/unit/runtime/test_drafting.py`.
+Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows
+that draw invert their distribution's cumulative sum at their own uniform, rows that share the
+verifier's noise take its winner. Drafting token by token is the reference:
+`tests/unit/runtime/test_drafting.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from outrider.sampling.rng import KeyedStreams, Purpose
 
 
 def noise_tables(rows: Rows, num_positions: int) -> list[Tensor | None]:
-    """B * n tables (V,) fp64: of each row that races, the noise of its next n positions; None of others."""
+    """B * n tables (V,) fp64: of each row that races, the noise of its next n positions; None of
+    others."""
     tables: list[Tensor | None] = [None] * (len(rows) * num_positions)
     if racing := rows.racing_rows:
         starts = rows.starts
         positions = [list(range(starts[row], starts[row] + num_positions)) for row in racing]
         made = rows.rng.select(racing).noise(positions, rows.vocab_size)
         for index, row in enumerate(racing):
-            tables[row * num_positions : (row + 1) * num_positions] = made[index * num_positions : (index + 1) * num_positions]
+            tables[row * num_positions : (row + 1) * num_positions] = made[
+                index * num_positions : (index + 1) * num_positions
+            ]
     return tables
 
 
@@ -48,15 +52,24 @@ class Picks(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, num_tokens: int) -> Picks:
         """The numbers that `choice.choose` would pick with."""
-        options, rng = rows.sampling.options, rows.rng
+        options = rows.sampling.options
+        rng = rows.rng
         drawn = rows.sampling.sampled_rows.tolist()
         if not drawn:
-            return cls(options, np.empty((len(rows), num_tokens)), [None] * (len(rows) * num_tokens), drawn)
+            return cls(
+                options, np.empty((len(rows), num_tokens)), [None] * (len(rows) * num_tokens), drawn
+            )
         assert isinstance(rng, KeyedStreams)
         racing = set(rows.racing_rows)
-        drawn, tables = [row for row in drawn if row not in racing], noise_tables(rows, num_tokens)
+        drawn = [row for row in drawn if row not in racing]
+        tables = noise_tables(rows, num_tokens)
         starts = rows.starts
-        return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
+        return cls(
+            options,
+            np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)),
+            tables,
+            drawn,
+        )
 
     @classmethod
     def likeliest(cls, num_rows: int, num_tokens: int) -> Picks:
@@ -69,9 +82,11 @@ class Vocabulary(NamedTuple):
     """What is drafted, of what a program has logits for."""
 
     size: int  # of tokens and distributions
-    sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: at its own index
+    # (V,) int64: where a token's logit stands, -1: nowhere; None: at its own index
+    sources: Tensor | None = None
     outside: float = OUTSIDE  # the logit of tokens that have none
-    feeds_sources: bool = False  # the program has other ids than the tokens: those where their logits stand
+    # the program has other ids than the tokens: those where their logits stand
+    feeds_sources: bool = False
 
     @classmethod
     def of(cls, size: int, known: Tensor | None) -> Vocabulary:
@@ -93,9 +108,15 @@ class ChainRequest(NamedTuple):
 
     @classmethod
     def of(
-        cls, picks: Picks, num_tokens: int, vocabulary: Vocabulary, last_position: int = 0, carried: Tensor | None = None
+        cls,
+        picks: Picks,
+        num_tokens: int,
+        vocabulary: Vocabulary,
+        last_position: int = 0,
+        carried: Tensor | None = None,
     ) -> ChainRequest:
-        """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is given."""
+        """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is
+        given."""
         num_rows = len(picks.options)
         probs = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
         probs[:, num_tokens] = 0
@@ -105,75 +126,125 @@ class ChainRequest(NamedTuple):
             by_row[row] = table
         tables = {"noise": addresses(picks.noise), "laws": addresses(by_row)}
         struct = DraftingStruct(
-            nodes=num_tokens, vocab=vocabulary.size, last_position=last_position,
-            outside=vocabulary.outside, feeds_sources=vocabulary.feeds_sources,
+            nodes=num_tokens,
+            vocab=vocabulary.size,
+            last_position=last_position,
+            outside=vocabulary.outside,
+            feeds_sources=vocabulary.feeds_sources,
             sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
-            options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
+            options=picks.options.data_ptr(),
+            uniforms=picks.uniforms.ctypes.data,
+            found=found.data_ptr(),
             carried=None if carried is None else carried.data_ptr(),
             carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
             **{name: ctypes.addressof(table) for name, table in tables.items()},
-        )  # fmt: skip
+        )
         return cls(struct, found, probs, (picks, tables, vocabulary, carried))
 
 
 def first_pass(
-    kv: KVCache, pending: Sequence[list[int]], num_behind: int, last_position: int, vocab_size: int, *inputs: Tensor
+    kv: KVCache,
+    pending: Sequence[list[int]],
+    num_behind: int,
+    last_position: int,
+    vocab_size: int,
+    *inputs: Tensor,
 ) -> FirstPass:
-    """The pass that feeds what each row's cache lacks, one token at least; the cache gets room for it and `num_behind` tokens
-    more. `inputs` (B, T, size): of these tokens."""
-    width, lengths = max(map(len, pending)), kv.lengths
+    """The pass that feeds what each row's cache lacks, one token at least; the cache gets room for
+    it and `num_behind` tokens more. `inputs` (B, T, size): of these tokens."""
+    width = max(map(len, pending))
+    lengths = kv.lengths
     kv.reserve(len(pending), max(lengths) + width + num_behind)
     kv.make_room(0, len(pending), width + num_behind)
-    # Lists: every small operation of torch or NumPy is slow where a pass has driven its code and data out of the caches.
+    # Lists: every small operation of torch or NumPy is slow where a pass has driven its code and
+    # data out of the caches.
     known = [[min(token, vocab_size - 1) for token in tokens] for tokens in pending]
     ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in known])
-    positions = np.array([[min(place, last_position) for place in range(start, start + width)] for start in lengths])
-    return FirstPass(ids, positions, np.array(lengths), np.array([len(tokens) - 1 for tokens in pending]), inputs)
+    positions = np.array(
+        [[min(place, last_position) for place in range(start, start + width)] for start in lengths]
+    )
+    return FirstPass(
+        ids, positions, np.array(lengths), np.array([len(tokens) - 1 for tokens in pending]), inputs
+    )
 
 
 def draft_chains(
-    bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int,
+    bound: Bound,
+    kv: KVCache,
+    picks: Picks,
+    first: FirstPass,
+    num_tokens: int,
+    vocabulary: Vocabulary,
+    last_position: int,
     states: StatePass | None = None,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Draft tokens (B, n) and the distributions (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
+) -> tuple[Tensor, Tensor] | None:
+    """Draft tokens (B, n) and the distributions (R, n + 1, V) of rows that draw; None where a row's
+    scores are not numbers.
 
-    The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
+    The cache has room for all that is written. A program with an input is given, for the next
+    token, its own first signal.
     """
-    carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
+    carried = (
+        torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype)
+        if first.inputs
+        else None
+    )
     asked = ChainRequest.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
     bases = torch.tensor(kv.bases) if kv.is_short else None
-    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states, bases)
+    found = bound.executor.draft(
+        first, kv.keys, kv.values, rotary, carried, asked.struct, states, bases
+    )
     return (asked.tokens, asked.probs) if found else None
 
 
 def chains_behind(
-    lm: LM, run: NativeRun, picks: Picks, pending: Sequence[list[int]], num_tokens: int, vocabulary: Vocabulary
+    lm: LM,
+    run: NativeRun,
+    picks: Picks,
+    pending: Sequence[list[int]],
+    num_tokens: int,
+    vocabulary: Vocabulary,
 ) -> tuple[Tensor, Tensor] | None:
-    """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing: what was fed, all but the
-    last token drafted, lies behind what the caches hold. None, too, for chains that a
-    running state could not be taken back from."""
-    kv, last = lm.kv, lm.shape.context_length - 1
+    """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing:
+    what was fed, all but the last token drafted, lies behind what the caches hold. None, too, for
+    chains that a running state could not be taken back from."""
+    kv = lm.kv
+    last = lm.shape.context_length - 1
     if isinstance(kv, StateSlots) and max(map(len, pending)) + num_tokens > HELD_BACK:
         return None
     first = first_pass(kv, pending, num_tokens, last, lm.shape.vocab_size)
-    states = kv.begin_chain([len(tokens) for tokens in pending], num_tokens) if isinstance(kv, StateSlots) else None
+    states = (
+        kv.begin_chain([len(tokens) for tokens in pending], num_tokens)
+        if isinstance(kv, StateSlots)
+        else None
+    )
     return draft_chains(run.bound, kv, picks, first, num_tokens, vocabulary, last, states)
 
 
 class ChainLoop:
-    """The whole chain of a draft model: what `draft_model.py` does token by token, for every length."""
+    """The whole chain of a draft model: what `draft_model.py` does token by token, for every
+    length."""
 
     def __init__(self, lm: LM, run: NativeRun, vocab_size: int) -> None:
-        """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the target's."""
-        self.lm, self._run, self._vocabulary = lm, run, Vocabulary(vocab_size)
+        """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the
+        target's."""
+        self.lm = lm
+        self._run = run
+        self._vocabulary = Vocabulary(vocab_size)
 
-    def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor] | None:
-        """Draft behind rows whose caches lack `pending`; their caches then hold all but the last token.
+    def draft(
+        self, rows: Rows, pending: Sequence[list[int]], num_tokens: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Draft behind rows whose caches lack `pending`; their caches then hold all but the last
+        token.
 
-        See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token says more.
+        See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token
+        says more.
         """
-        found = chains_behind(self.lm, self._run, Picks.of(rows, num_tokens), pending, num_tokens, self._vocabulary)
+        found = chains_behind(
+            self.lm, self._run, Picks.of(rows, num_tokens), pending, num_tokens, self._vocabulary
+        )
         if found is not None:
             for row, tokens in enumerate(pending):
                 self.lm.kv.advance(row, len(tokens) + num_tokens - 1)

@@ -25,7 +25,8 @@ UNARY = {
 
 def to_copy(low: Lowering, event: Event) -> list[Known]:
     """A change of dtype; of the layout alone nothing is left to do."""
-    tensor, out = event.args[0], event.outputs[0]
+    tensor = event.args[0]
+    out = event.outputs[0]
     if tensor.dtype == out.dtype or not tensor.is_floating_point():
         return [low.find(tensor)]
     if out.dtype == torch.bool:
@@ -33,16 +34,24 @@ def to_copy(low: Lowering, event: Event) -> list[Known]:
     return elementwise(low, Code.COPY, [tensor], out)
 
 
-def elementwise(low: Lowering, code: Code, operands: Sequence[Any], out: Tensor, numbers: tuple[float, ...] = ()) -> list[Known]:
+def elementwise(
+    low: Lowering, code: Code, operands: Sequence[Any], out: Tensor, numbers: tuple[float, ...] = ()
+) -> list[Known]:
     """Tensors and plain numbers, broadcast to the shape of `out`."""
     dtype = TRUTHS if out.dtype == torch.bool else out.dtype
-    return [combined(low, code, [low.block(one) for one in operands], tuple(out.shape), dtype, numbers)]
+    return [
+        combined(low, code, [low.block(one) for one in operands], tuple(out.shape), dtype, numbers)
+    ]
 
 
 def combined(
-    low: Lowering, code: Code, blocks: Sequence[Block], shape: tuple[int, ...], dtype: torch.dtype,
+    low: Lowering,
+    code: Code,
+    blocks: Sequence[Block],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
     numbers: tuple[float, ...] = (),
-) -> Block:  # fmt: skip
+) -> Block:
     """Blocks, broadcast to this shape of the recording."""
     axes = [""] * len(shape)
     for block in blocks:
@@ -58,12 +67,14 @@ def combined(
 def _broadcast(block: Block, axes: Sequence[str], shape: tuple[int, ...]) -> Strided:
     """The block's own numbers at the sizes of a result with these axes."""
     missing = len(axes) - len(block.axes)
-    sizes, steps = [], []
+    sizes = []
+    steps = []
     for dim, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         theirs, step, count = (
-            ("", 0, 1) if dim < missing else
-            (block.axes[dim - missing], block.steps[dim - missing], block.shape[dim - missing])
-        )  # fmt: skip
+            ("", 0, 1)
+            if dim < missing
+            else (block.axes[dim - missing], block.steps[dim - missing], block.shape[dim - missing])
+        )
         if axis and not theirs and count != 1:
             raise NotLoweredError("numbers of one token combined with another's")
         if not axis:
@@ -81,7 +92,12 @@ def binary(code: Code, low: Lowering, event: Event) -> list[Known]:
     first, second = event.args[:2]
     if event.kwargs.get("alpha", 1) != 1 or event.kwargs.get("rounding_mode"):
         raise NotLoweredError("a sum with a factor, or a rounded quotient")
-    if code == Code.ADD and isinstance(first, Tensor) and isinstance(found := low.find(first), Index) and isinstance(second, int):
+    if (
+        code == Code.ADD
+        and isinstance(first, Tensor)
+        and isinstance(found := low.find(first), Index)
+        and isinstance(second, int)
+    ):
         return [replace(found, offset=found.offset + second)]
     return elementwise(low, code, [first, second], event.outputs[0])
 
@@ -115,18 +131,24 @@ def gelu(low: Lowering, event: Event) -> list[Known]:
 
 def clamp(low: Lowering, event: Event) -> list[Known]:
     bounds = [*event.args[1:], None, None][:2]
-    low_bound, high_bound = (event.kwargs.get(name, bound) for name, bound in zip(("min", "max"), bounds, strict=True))
+    low_bound, high_bound = (
+        event.kwargs.get(name, bound) for name, bound in zip(("min", "max"), bounds, strict=True)
+    )
     if isinstance(low_bound, Tensor) and high_bound is None:
         return elementwise(low, Code.LARGER, [event.args[0], low_bound], event.outputs[0])
     if isinstance(low_bound, Tensor) or isinstance(high_bound, Tensor):
         raise NotLoweredError("numbers between two bounds that are tensors")
-    numbers = (float("-inf") if low_bound is None else low_bound, float("inf") if high_bound is None else high_bound)
+    numbers = (
+        float("-inf") if low_bound is None else low_bound,
+        float("inf") if high_bound is None else high_bound,
+    )
     return elementwise(low, Code.CLAMP, event.args[:1], event.outputs[0], numbers)
 
 
 def absolute(low: Lowering, event: Event) -> list[Known]:
     """The larger of a number and its negative."""
-    block, (out,) = low.block(event.args[0]), event.outputs
+    block = low.block(event.args[0])
+    (out,) = event.outputs
     negative = combined(low, Code.NEG, [block], tuple(out.shape), out.dtype)
     return [combined(low, Code.LARGER, [block, negative], tuple(out.shape), out.dtype)]
 
@@ -138,7 +160,9 @@ def softplus(low: Lowering, event: Event) -> list[Known]:
 
 def compared(code: Code, low: Lowering, event: Event, *, reversed_: bool = False) -> list[Known]:
     first, second = event.args[:2]
-    return elementwise(low, code, [second, first] if reversed_ else [first, second], event.outputs[0])
+    return elementwise(
+        low, code, [second, first] if reversed_ else [first, second], event.outputs[0]
+    )
 
 
 def differ(low: Lowering, first: Any, second: Any, out: Tensor) -> list[Known]:
@@ -171,7 +195,8 @@ def masked_fill(low: Lowering, event: Event) -> list[Known]:
 
 def filled(number: float | None, low: Lowering, event: Event) -> list[Known]:
     """Numbers of the shape of others, all the same."""
-    block, own = low.block(event.args[0]), low.block(event.args[1] if number is None else number).own
+    block = low.block(event.args[0])
+    own = low.block(event.args[1] if number is None else number).own
     return [Block(block.axes, Strided(own.value, block.own.sizes, (0,) * len(block.own.sizes)))]
 
 

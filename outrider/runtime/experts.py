@@ -1,7 +1,9 @@
-"""Mixtures of experts in a recorded pass: transformers' common interface for them, with a function of ours behind it.
+"""Mixtures of experts in a recorded pass: transformers' common interface for them, with a function
+of ours behind it.
 
-A router's choice is recorded operation by operation, and so are the gate and the sum of what the chosen experts give. Only their
-products are not: each token multiplies with other weights, which is one operation of the native runtime.
+A router's choice is recorded operation by operation, and so are the gate and the sum of what the
+chosen experts give. Only their products are not: each token multiplies with other weights, which is
+one operation of the native runtime.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(
         _forward, recorder, {id(part): path for path, part in module.named_modules()}
     )
-    configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")}
+    configs = {
+        id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")
+    }
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
         for config in configs.values():
@@ -35,17 +39,25 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._experts_implementation = before[key]
-        del transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING]  # or what was recorded would stay
+        # or what was recorded would stay
+        del transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING]
 
 
 def _forward(
-    recorder: Recorder, paths: Mapping[int, str], part: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    recorder: Recorder,
+    paths: Mapping[int, str],
+    part: Any,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
 ) -> Tensor:
-    """(tokens, hidden size), as transformers' `batched_mm` gives it, summed in the order of the choice."""
+    """(tokens, hidden size), as transformers' `batched_mm` gives it, summed in the order of the
+    choice."""
 
     def multiplied(x: Tensor, name: str) -> Tensor:
         """(tokens, k, out): each token with the weights of the experts that it chose."""
-        weight, bias = getattr(part, name), getattr(part, f"{name}_bias") if part.has_bias else None
+        weight = getattr(part, name)
+        bias = getattr(part, f"{name}_bias") if part.has_bias else None
         with recorder.paused():
             in_blocks = isinstance(weight, BlockExperts)
             outputs = weight.outputs if in_blocks else weight.shape[2 if part.is_transposed else 1]
@@ -54,8 +66,10 @@ def _forward(
         recorder.events.append(Event("experts", (x, top_k_index, weight, bias), options, (out,)))
         return out
 
-    inner = part._apply_gate(multiplied(hidden_states, "gate_up_proj")) if part.has_gate else part.act_fn(
-        multiplied(hidden_states, "up_proj")
+    inner = (
+        part._apply_gate(multiplied(hidden_states, "gate_up_proj"))
+        if part.has_gate
+        else part.act_fn(multiplied(hidden_states, "up_proj"))
     )
     found = multiplied(inner, "down_proj")
     if getattr(part, "has_post_expert_norm", False):

@@ -1,4 +1,5 @@
-"""Heads that are fed hidden states (EAGLE's, MTP's) on the native runtime: their passes, whole chains and trees."""
+"""Heads that are fed hidden states (EAGLE's, MTP's) on the native runtime: their passes, whole
+chains and trees."""
 
 from __future__ import annotations
 
@@ -29,8 +30,10 @@ class FedRun:
     """A head's passes: a `HeadRun` (`models/heads/head_lm.py`)."""
 
     def __init__(self, lm: HeadLM, path: Path) -> None:
-        """The head is bound to its target, its linear layers plain. Raises NotLoweredError where it cannot run there."""
-        head, self.kv = lm.head, lm.kv
+        """The head is bound to its target, its linear layers plain. Raises NotLoweredError where it
+        cannot run there."""
+        head = lm.head
+        self.kv = lm.kv
         parts = _parts_of(head)
 
         def states(
@@ -45,7 +48,8 @@ class FedRun:
             found = head.fuse(inputs[0])
             return {AFTER_NORM: found}, found
 
-        config, dtype = head.config, lm.dtype
+        config = head.config
+        dtype = lm.dtype
 
         def lowered(size: int, part: Part) -> Bound:
             try:
@@ -76,32 +80,54 @@ class FedChains:
     """Whole chains of a head: what `drafters/heads/feature_fed.py` does token by token."""
 
     def __init__(self, lm: HeadLM, run: FedRun) -> None:
-        self._lm, self._run = lm, run
+        self._lm = lm
+        self._run = run
         self._vocabulary = Vocabulary.of(lm.shape.vocab_size, lm.head.draft_ids)
 
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens and distributions as of `draft_chains`, behind rows whose caches lack these pairs: tokens, and the target's
-        hidden states (k, F) beside them. Commits nothing: the pairs are in the caches' scratch."""
-        lm, kv, last = self._lm, self._lm.kv, self._lm.shape.context_length - 1
+        """Tokens and distributions as of `draft_chains`, behind rows whose caches lack these pairs:
+        tokens, and the target's hidden states (k, F) beside them. Commits nothing: the pairs are in
+        the caches' scratch."""
+        lm = self._lm
+        kv = self._lm.kv
+        last = self._lm.shape.context_length - 1
         features = _side_by_side(lm.fused([joined for _, joined in pairs]))
-        first = first_pass(kv, [tokens for tokens, _ in pairs], num_tokens, last, lm.shape.vocab_size, features)
-        return draft_chains(self._run.bound, kv, Picks.of(rows, num_tokens), first, num_tokens, self._vocabulary, last)
+        first = first_pass(
+            kv, [tokens for tokens, _ in pairs], num_tokens, last, lm.shape.vocab_size, features
+        )
+        return draft_chains(
+            self._run.bound,
+            kv,
+            Picks.of(rows, num_tokens),
+            first,
+            num_tokens,
+            self._vocabulary,
+            last,
+        )
 
 
 class FedTrees:
     """Whole trees of a head: what `drafters/heads/feature_fed.py` does level by level."""
 
     def __init__(self, lm: HeadLM, run: FedRun) -> None:
-        self._lm, self._run = lm, run
+        self._lm = lm
+        self._run = run
 
-    def grow(self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]) -> GrownTrees | None:
-        """See `grow_trees`: behind rows whose caches lack these tokens, beside which are the features that the head was given."""
-        lm, features = self._lm, _side_by_side(self._lm.given)
-        last, num_behind = lm.shape.context_length - 1, limits.max_fed(max(budgets))
+    def grow(
+        self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
+    ) -> GrownTrees | None:
+        """See `grow_trees`: behind rows whose caches lack these tokens, beside which are the
+        features that the head was given."""
+        lm = self._lm
+        features = _side_by_side(self._lm.given)
+        last = lm.shape.context_length - 1
+        num_behind = limits.max_fed(max(budgets))
         first = first_pass(lm.kv, pending, num_behind, last, lm.shape.vocab_size, features)
-        return grow_trees(self._run.bound, lm.kv, rows, first, limits, budgets, last, lm.head.draft_ids)
+        return grow_trees(
+            self._run.bound, lm.kv, rows, first, limits, budgets, last, lm.head.draft_ids
+        )
 
 
 def _side_by_side(features: Sequence[Tensor]) -> Tensor:
@@ -118,18 +144,25 @@ class _EagleParts(nn.Module):
         super().__init__()
         if not isinstance(head.output, nn.Module):
             raise NotLoweredError("an output head that is no module")
-        self.head, self.output, self.fuses = head, head.output, head.config.kind == "eagle3"
+        self.head = head
+        self.output = head.output
+        self.fuses = head.config.kind == "eagle3"
         if isinstance(head.embedding, nn.Parameter):
             self.embedding = head.embedding
         else:
             self.register_buffer("embedding", head.embedding)
 
-    def states(self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache) -> Tensor:
-        return self.head.states(F.embedding(ids, self.head.embedding), features, positions, cache.attend)
+    def states(
+        self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache
+    ) -> Tensor:
+        return self.head.states(
+            F.embedding(ids, self.head.embedding), features, positions, cache.attend
+        )
 
 
 class _MtpParts(nn.Module):
-    """An MTP head with what it shares with its target; its layer attends by transformers' interface."""
+    """An MTP head with what it shares with its target; its layer attends by transformers'
+    interface."""
 
     fuses = False
 
@@ -139,7 +172,9 @@ class _MtpParts(nn.Module):
             raise NotLoweredError("it has several layers, which are run in turn")
         self.head, self.embedding, self.output = head, *head.shared
 
-    def states(self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache) -> Tensor:
+    def states(
+        self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache
+    ) -> Tensor:
         with cache.attending(self.head.layer(0).body):
             return self.head.states(ids, features, positions)
 

@@ -1,6 +1,8 @@
-"""Best-first trees of draft tokens on the executor: catch-up, passes and choices of a whole batch in one call.
+"""Best-first trees of draft tokens on the executor: catch-up, passes and choices of a whole batch
+in one call.
 
-Growing them level by level is the reference (`drafters/model/draft_tree.py`): `tests/unit/runtime/test_growing.py`.
+Growing them level by level is the reference (`drafters/model/draft_tree.py`):
+`tests/unit/runtime/test_growing.py`.
 """
 
 from __future__ import annotations
@@ -39,42 +41,74 @@ class GrownTrees(NamedTuple):
     lengths: Tensor  # (B,) int64
     tokens: Tensor  # (B, N) int64
     parents: Tensor  # (B, N) int64, -1: the pending token
-    fed: list[list[int]]  # (B, N): which of the tokens that the model was fed behind the first pass a node is; -1: none
+    # (B, N): which of the tokens that the model was fed behind the first pass a node is; -1: none
+    fed: list[list[int]]
 
 
 def grow_trees(
-    bound: Bound, kv: KVCache, rows: Rows, first: FirstPass, limits: TreeLimits, budgets: Sequence[int], last_position: int,
+    bound: Bound,
+    kv: KVCache,
+    rows: Rows,
+    first: FirstPass,
+    limits: TreeLimits,
+    budgets: Sequence[int],
+    last_position: int,
     known: Tensor | None,
-) -> GrownTrees | None:  # fmt: skip
-    """A tree for each row, of at most budgets[b] nodes; commits nothing. None where a row's scores are not numbers.
+) -> GrownTrees | None:
+    """A tree for each row, of at most budgets[b] nodes; commits nothing. None where a row's scores
+    are not numbers.
 
-    Every row's candidates are ranked by the softmax of the scores, with the shared noise where rows race. The cache has room for
-    all that is written. `known` (V',): the target's id of every token that is scored; None: they are the same.
+    Every row's candidates are ranked by the softmax of the scores, with the shared noise where rows
+    race. The cache has room for all that is written. `known` (V',): the target's id of every token
+    that is scored; None: they are the same.
     """
-    program, num_rows, num_nodes = bound.executor.program, len(budgets), max(budgets)
+    program = bound.executor.program
+    num_rows = len(budgets)
+    num_nodes = max(budgets)
     assert program.logits is not None
-    levels, max_expanded = min(limits.max_depth, num_nodes), min(limits.top_k, num_nodes)
+    levels = min(limits.max_depth, num_nodes)
+    max_expanded = min(limits.top_k, num_nodes)
     max_tokens = max(first.ids.shape[1], max_expanded)
-    carried = torch.empty(num_rows, max_tokens, program.hidden_size, dtype=kv.dtype) if first.inputs else None
-    asked, heat = torch.tensor(budgets), rows.soft_sampling.options[:, 0].contiguous()
+    carried = (
+        torch.empty(num_rows, max_tokens, program.hidden_size, dtype=kv.dtype)
+        if first.inputs
+        else None
+    )
+    asked = torch.tensor(budgets)
+    heat = rows.soft_sampling.options[:, 0].contiguous()
     noise = noise_tables(rows, levels)
     tables = addresses(noise)
-    lengths, (tokens, parents, fed) = torch.empty_like(asked), torch.empty(3, num_rows, num_nodes, dtype=torch.int64)
+    lengths = torch.empty_like(asked)
+    (tokens, parents, fed) = torch.empty(3, num_rows, num_nodes, dtype=torch.int64)
     struct = GrowingStruct(
-        nodes=num_nodes, top_k=limits.top_k, max_depth=levels, min_gain=limits.min_gain,
-        width=min(program.logits.cols, rows.vocab_size) if known is None else program.logits.cols, last_position=last_position,
-        budgets=asked.data_ptr(), temperatures=heat.data_ptr(), noise=ctypes.addressof(tables),
-        known=None if known is None else known.data_ptr(), carried=None if carried is None else carried.data_ptr(),
-        carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize, lengths=lengths.data_ptr(),
-        tokens=tokens.data_ptr(), parents=parents.data_ptr(), fed=fed.data_ptr(),
-    )  # fmt: skip
+        nodes=num_nodes,
+        top_k=limits.top_k,
+        max_depth=levels,
+        min_gain=limits.min_gain,
+        width=min(program.logits.cols, rows.vocab_size) if known is None else program.logits.cols,
+        last_position=last_position,
+        budgets=asked.data_ptr(),
+        temperatures=heat.data_ptr(),
+        noise=ctypes.addressof(tables),
+        known=None if known is None else known.data_ptr(),
+        carried=None if carried is None else carried.data_ptr(),
+        carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
+        lengths=lengths.data_ptr(),
+        tokens=tokens.data_ptr(),
+        parents=parents.data_ptr(),
+        fed=fed.data_ptr(),
+    )
     rotary = bound.rotary.up_to(max(map(max, first.positions.tolist())) + limits.max_depth)
     bases = torch.tensor(kv.bases) if kv.is_short else None
-    found = bound.executor.grow(first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_expanded), bases)
+    found = bound.executor.grow(
+        first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_expanded), bases
+    )
     if not found:
         return None
     width = max(lengths.tolist())
-    return GrownTrees(lengths, tokens[:, :width].contiguous(), parents[:, :width].contiguous(), fed.tolist())
+    return GrownTrees(
+        lengths, tokens[:, :width].contiguous(), parents[:, :width].contiguous(), fed.tolist()
+    )
 
 
 class ModelTrees:
@@ -83,10 +117,16 @@ class ModelTrees:
     def __init__(self, lm: LM, run: NativeRun) -> None:
         """`run` makes the passes of `lm`, which keeps no running states."""
         assert not isinstance(lm.kv, StateSlots)
-        self._lm, self._run = lm, run
+        self._lm = lm
+        self._run = run
 
-    def grow(self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]) -> GrownTrees | None:
+    def grow(
+        self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
+    ) -> GrownTrees | None:
         """See `grow_trees`: behind rows whose caches lack these tokens."""
-        lm, kv, last, num_behind = self._lm, self._lm.kv, self._lm.shape.context_length - 1, limits.max_fed(max(budgets))
+        lm = self._lm
+        kv = self._lm.kv
+        last = self._lm.shape.context_length - 1
+        num_behind = limits.max_fed(max(budgets))
         first = first_pass(kv, pending, num_behind, last, lm.shape.vocab_size)
         return grow_trees(self._run.bound, kv, rows, first, limits, budgets, last, None)

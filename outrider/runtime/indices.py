@@ -1,4 +1,5 @@
-"""Rules of lowering for token ids that are compared with the length of a table: those beyond it read the table's first row.
+"""Rules of lowering for token ids that are compared with the length of a table: those beyond it
+read the table's first row.
 
 Gemma 3n asks so, because its per-layer embeddings end before its vocabulary does.
 """
@@ -42,7 +43,8 @@ def both(low: Lowering, event: Event) -> list[Known]:
 def where(low: Lowering, event: Event) -> list[Known]:
     """Numbers, or where(ids < bound, ids, 0)."""
     condition, first, second = event.args
-    truth, index = _find(low, condition), _find(low, first)
+    truth = _find(low, condition)
+    index = _find(low, first)
     if not isinstance(truth, IsBelow):
         return list(ELEMENTWISE["where"](low, event))
     if index != Index(by_position=False) or _number(second) != 0:
@@ -51,7 +53,9 @@ def where(low: Lowering, event: Event) -> list[Known]:
 
 
 def _find(low: Lowering, tensor: Any) -> Known | None:
-    return low.find(tensor) if isinstance(tensor, Tensor) and not tensor.is_floating_point() else None
+    return (
+        low.find(tensor) if isinstance(tensor, Tensor) and not tensor.is_floating_point() else None
+    )
 
 
 def _number(value: Any) -> Any:

@@ -1,10 +1,13 @@
-"""All that a model's next start takes over from an earlier one, so that it makes no module of transformers' and imports none.
+"""All that a model's next start takes over from an earlier one, so that it makes no module of
+transformers' and imports none.
 
-Kept is what loading found and decided: the config's values, which tokens end a text, the program of a pass, where each of its
-tensors lies in the checkpoint's files, the numbers behind its rotary tables. The weights stay where they are. A model of which
-something cannot be kept to the bit (`models/loading/tensor_store.py`, `rotary.py`) starts as the first time.
+Kept is what loading found and decided: the config's values, which tokens end a text, the program of
+a pass, where each of its tensors lies in the checkpoint's files, the numbers behind its rotary
+tables. The weights stay where they are. A model of which something cannot be kept to the bit
+(`models/loading/tensor_store.py`, `rotary.py`) starts as the first time.
 
-Weights that loading rounds or repacks are in no file of the checkpoint: `weights/` in the cache folder has them in panels.
+Weights that loading rounds or repacks are in no file of the checkpoint: `weights/` in the cache
+folder has them in panels.
 """
 
 from __future__ import annotations
@@ -38,9 +41,12 @@ from outrider.runtime.rotary import Rotary, Wave, waves_of
 from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
 from outrider.runtime.start_check import check_start
 
-MAX_FILES, MAX_TOKENIZERS = 50, 20  # the oldest go first
+# the oldest go first
+MAX_FILES = 50
+MAX_TOKENIZERS = 20
 DTYPES = ("bfloat16", "float32")  # that the native runtime runs
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")  # whose versions decide what is loaded
+# whose versions decide what is loaded
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Start:
     """What is kept of a model on the native runtime."""
 
     card: ModelCard
-    tokenizer: str | None  # name of the file with its record; None: transformers' own, which is loaded anew
+    # name of the file with its record; None: transformers' own, which is loaded anew
+    tokenizer: str | None
     dtype: str
     ends: list[int]  # tokens that end a text
     asked: Asked | None
@@ -74,7 +81,8 @@ class Key(NamedTuple):
     """Tells a start of a model on this machine from every other one."""
 
     start: str
-    weights: str  # the same for a checkpoint that has changed, whose weights take the place of the old ones
+    # the same for a checkpoint that has changed, whose weights take the place of the old ones
+    weights: str
 
 
 def key_of(source: ModelSource, *options: object) -> Key | None:
@@ -86,8 +94,21 @@ def key_of(source: ModelSource, *options: object) -> Key | None:
     if source.adapter is not None or not files:
         return None
     name = checked.place_of(source)
-    facts = (name, files, options, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
-    return Key(*(hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest() for each in (facts, (name, options))))
+    facts = (
+        name,
+        files,
+        options,
+        [_version(one) for one in PACKAGES],
+        checked.sources(),
+        fingerprint(),
+        cpu_name(),
+    )
+    return Key(
+        *(
+            hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest()
+            for each in (facts, (name, options))
+        )
+    )
 
 
 def find(key: Key | None) -> Start | None:
@@ -96,30 +117,46 @@ def find(key: Key | None) -> Start | None:
 
 
 def _start(content: Any) -> Start:
-    """A start of a file's content, which anybody may have changed. Raises an error of any kind where it is none."""
-    asked, memory = content.pop("asked"), content.pop("memory")
+    """A start of a file's content, which anybody may have changed. Raises an error of any kind
+    where it is none."""
+    asked = content.pop("asked")
+    memory = content.pop("memory")
     card = pydantic.TypeAdapter(ModelCard).validate_json(json.dumps(content.pop("card")))
-    start = Start(card=card, asked=None if asked is None else Asked(**asked), memory=ModelMemory(**memory), **content)
+    start = Start(
+        card=card,
+        asked=None if asked is None else Asked(**asked),
+        memory=ModelMemory(**memory),
+        **content,
+    )
     name, *sizes = astuple(start.memory)
-    texts = [start.dtype, name, *start.notes, *([] if start.tokenizer is None else [start.tokenizer])]
+    texts = [
+        start.dtype,
+        name,
+        *start.notes,
+        *([] if start.tokenizer is None else [start.tokenizer]),
+    ]
     numbers = [*start.ends, *sizes]
     if not all(isinstance(text, str) for text in texts) or start.dtype not in DTYPES:
         raise TypeError("a name, a note or a type that is none")
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise TypeError("a token or a size that is none")
-    if asked is not None and not (isinstance(asked["values"], dict) and isinstance(asked["foreign"], dict)):
+    if asked is not None and not (
+        isinstance(asked["values"], dict) and isinstance(asked["foreign"], dict)
+    ):
         raise TypeError("sampling defaults that are none")
     return start
 
 
 def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found) -> None:
-    """Remember a start, where all of it can be kept. An error costs the next start its time, nothing else."""
+    """Remember a start, where all of it can be kept. An error costs the next start its time,
+    nothing else."""
     if key is None:
         return
     with keeping(f"how '{source.name}' starts"):
         assert isinstance(lm.run, NativeRun)
         program = lm.run.executor.program
-        written, waves = program_text.written(program), waves_of(module, program, lm.shape.context_length)
+        written = program_text.written(program)
+        waves = waves_of(module, program, lm.shape.context_length)
         if written is None or waves is None:
             return
         start = {
@@ -130,7 +167,9 @@ def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found
             "asked": None if found.asked is None else asdict(found.asked),
             "notes": found.notes,
             "program": written,
-            "stored": find_stored(source, module, tensors_of(program, module), program.matrices, _weights(key)),
+            "stored": find_stored(
+                source, module, tensors_of(program, module), program.matrices, _weights(key)
+            ),
             "waves": [asdict(wave) for wave in waves],
             "memory": asdict(found.memory),
         }
@@ -138,11 +177,13 @@ def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found
 
 
 def started_lm(start: Start, key: Key, source: ModelSource, found: checked.Checked) -> LM | None:
-    """The model that was kept, ready to run; None where its weights are not as they were. Damaged files may raise anything."""
+    """The model that was kept, ready to run; None where its weights are not as they were. Damaged
+    files may raise anything."""
     if (stored := read_stored(source, start.stored, _weights(key), pack)) is None:
         return None
     tensors, in_blocks = stored
-    dtype, path = getattr(torch, start.dtype), library.find(cache_folder())
+    dtype = getattr(torch, start.dtype)
+    path = library.find(cache_folder())
     program = program_text.read(start.program)
     program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
     waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
@@ -151,14 +192,17 @@ def started_lm(start: Start, key: Key, source: ModelSource, found: checked.Check
     bound = Bound(Executor(program, every, found.shape.layers, dtype, path), Rotary(waves))
     run = NativeRun.around(bound, path)
     lm = LM(run, found.shape, dtype, torch.device("cpu"))
-    lm.limits, lm.kernels = found.limits, run.executor.library
+    lm.limits = found.limits
+    lm.kernels = run.executor.library
     return lm
 
 
 def started_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
     """The tokenizer that was kept. `whole` loads transformers'."""
     path = None if start.tokenizer is None else _tokenizers() / Path(start.tokenizer).name
-    tokenizer = None if path is None else kept_json(path, lambda content: ModelTokenizer(content, whole))
+    tokenizer = (
+        None if path is None else kept_json(path, lambda content: ModelTokenizer(content, whole))
+    )
     return whole() if tokenizer is None else tokenizer
 
 

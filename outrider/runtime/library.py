@@ -1,7 +1,8 @@
-"""The executor's shared library: found in the package, or built once into the cache folder by a checkout never installed.
+"""The executor's shared library: found in the package, or built once into the cache folder by a
+checkout never installed.
 
-It links nothing but the C++ runtime: no torch, no OpenMP. One library for each set of instructions that `native/lanes.h` is
-written for; the best one that the CPU has is loaded.
+It links nothing but the C++ runtime: no torch, no OpenMP. One library for each set of instructions
+that `native/lanes.h` is written for; the best one that the CPU has is loaded.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from outrider.runtime.building import PREBUILT, build, compiler, file_name
 from outrider.wellformed import regular_bytes
 
 log = logging.getLogger("outrider.runtime")
-NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16, nor ARM's NEON with byte products, on Linux"
+NO_INSTRUCTIONS = (
+    "the CPU has neither AVX2 nor AVX-512 with bf16, nor ARM's NEON with byte products, on Linux"
+)
 
 
 def find(cache: Path) -> Path:
-    """The best library for this CPU, built into `cache` where the package has none, and again where it is damaged there. Raises
-    CapabilityError with the reason."""
+    """The best library for this CPU, built into `cache` where the package has none, and again where
+    it is damaged there. Raises CapabilityError with the reason."""
     kind = of_this_cpu()
     if kind is None:
         raise CapabilityError(NO_INSTRUCTIONS)
@@ -37,15 +40,21 @@ def find(cache: Path) -> Path:
         raise CapabilityError(f"no library is loaded from the cache, since {why}")
     if not _is_whole(path):
         if compiler() is not None:
-            log.warning("compiling the native runtime, once for this machine: some ten seconds, minutes on a busy one")
+            log.warning(
+                "compiling the native runtime, once for this machine: some ten seconds, minutes "
+                "on a busy one"
+            )
         try:
             make_folder(cache)
             with filelock.FileLock(cache / f"{name}.lock"):
-                if not _is_whole(path):  # a process that started at the same time may have built it meanwhile
+                # a process that started at the same time may have built it meanwhile
+                if not _is_whole(path):
                     build(path, kind)
                     _sum_of(path).write_text(_sum(path), encoding="utf-8")
         except OSError as error:
-            raise CapabilityError(f"the native runtime cannot be built in '{cache}': {error.strerror or error}") from error
+            raise CapabilityError(
+                f"the native runtime cannot be built in '{cache}': {error.strerror or error}"
+            ) from error
     return path
 
 
@@ -75,17 +84,23 @@ def why_missing() -> str | None:
         return None
     if (why := why_unsafe(cache_folder() / file_name(kind))) is not None:
         return f"not in this installation, and {why}"
-    return None if compiler() is not None else "not in this installation, and no C++ compiler found (install g++)"
+    return (
+        None
+        if compiler() is not None
+        else "not in this installation, and no C++ compiler found (install g++)"
+    )
 
 
 def has_tiles() -> bool:
-    """Whether the library, which is in the package or the cache, multiplies by matrix tiles (AMX) on this CPU."""
+    """Whether the library, which is in the package or the cache, multiplies by matrix tiles (AMX)
+    on this CPU."""
     return bool(load(find(cache_folder())).outrider_runtime_has_tiles())
 
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """The library, its names to itself. It has the verdict kernels of `verifiers/kernels.py`, too, on one thread.
+    """The library, its names to itself. It has the verdict kernels of `verifiers/kernels.py`, too,
+    on one thread.
 
     Raises CapabilityError where it cannot be loaded.
     """
@@ -93,31 +108,44 @@ def load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
     except OSError as error:  # damaged, or in a file system that nothing is run from
         raise CapabilityError(f"the native library cannot be loaded: {error}") from error
-    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
-    library.outrider_runtime_workers.argtypes, library.outrider_runtime_workers.restype = (size,), pointer
-    library.outrider_runtime_dismiss.argtypes, library.outrider_runtime_dismiss.restype = (pointer,), None
-    library.outrider_runtime_run.argtypes, library.outrider_runtime_run.restype = (pointer, pointer, pointer), None
-    library.outrider_runtime_draft.argtypes, library.outrider_runtime_draft.restype = (pointer,) * 4, ctypes.c_bool
-    library.outrider_runtime_grow.argtypes, library.outrider_runtime_grow.restype = (pointer,) * 4, ctypes.c_bool
-    library.outrider_runtime_levels.argtypes, library.outrider_runtime_levels.restype = (pointer, pointer), ctypes.c_bool
+    pointer = ctypes.c_void_p
+    size = ctypes.c_int64
+    number = ctypes.c_uint64
+    library.outrider_runtime_workers.argtypes = (size,)
+    library.outrider_runtime_workers.restype = pointer
+    library.outrider_runtime_dismiss.argtypes = (pointer,)
+    library.outrider_runtime_dismiss.restype = None
+    library.outrider_runtime_run.argtypes = (pointer, pointer, pointer)
+    library.outrider_runtime_run.restype = None
+    library.outrider_runtime_draft.argtypes = (pointer,) * 4
+    library.outrider_runtime_draft.restype = ctypes.c_bool
+    library.outrider_runtime_grow.argtypes = (pointer,) * 4
+    library.outrider_runtime_grow.restype = ctypes.c_bool
+    library.outrider_runtime_levels.argtypes = (pointer, pointer)
+    library.outrider_runtime_levels.restype = ctypes.c_bool
     library.outrider_runtime_linear.argtypes = (pointer, pointer, size, pointer, pointer)
     library.outrider_runtime_linear.restype = None
-    library.outrider_runtime_rows.argtypes, library.outrider_runtime_rows.restype = (pointer, pointer, size, pointer), None
-    library.outrider_runtime_has_tiles.argtypes, library.outrider_runtime_has_tiles.restype = (), ctypes.c_bool
-    library.outrider_runtime_sizes.argtypes, library.outrider_runtime_sizes.restype = (), size
+    library.outrider_runtime_rows.argtypes = (pointer, pointer, size, pointer)
+    library.outrider_runtime_rows.restype = None
+    library.outrider_runtime_has_tiles.argtypes = ()
+    library.outrider_runtime_has_tiles.restype = ctypes.c_bool
+    library.outrider_runtime_sizes.argtypes = ()
+    library.outrider_runtime_sizes.restype = size
     library.outrider_pack_blocks.argtypes = (pointer, size, size, size, pointer)
     library.outrider_pack_blocks.restype = ctypes.c_bool
-    library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
-    library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool
-    library.outrider_top_tokens.argtypes, library.outrider_top_tokens.restype = (pointer,) * 6, None
-    library.outrider_noise.argtypes, library.outrider_noise.restype = (
-        (number, number, pointer, pointer, size, size),
-        None,
-    )
+    library.outrider_laws.argtypes = (pointer,) * 5
+    library.outrider_laws.restype = ctypes.c_bool
+    library.outrider_verdicts.argtypes = (pointer, pointer)
+    library.outrider_verdicts.restype = ctypes.c_bool
+    library.outrider_top_tokens.argtypes = (pointer,) * 6
+    library.outrider_top_tokens.restype = None
+    library.outrider_noise.argtypes = (number, number, pointer, pointer, size, size)
+    library.outrider_noise.restype = None
     return library
 
 
 @functools.cache
 def workers(library: ctypes.CDLL, num_threads: int) -> int:
-    """Threads that run passes, shared by all models of the process; they sleep between passes, and are never dismissed."""
+    """Threads that run passes, shared by all models of the process; they sleep between passes, and
+    are never dismissed."""
     return library.outrider_runtime_workers(num_threads)

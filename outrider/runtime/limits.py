@@ -1,7 +1,9 @@
-"""What a loaded model shows of its passes on the executor: that a row's bits are its own, whatever is beside it.
+"""What a loaded model shows of its passes on the executor: that a row's bits are its own, whatever
+is beside it.
 
-The kernels keep one order of sums for every output by construction, which the tests show on many shapes, with samples that
-another order could not pass (`tests/unit/runtime`). What is checked at load is that this model, on this machine, agrees.
+The kernels keep one order of sums for every output by construction, which the tests show on many
+shapes, with samples that another order could not pass (`tests/unit/runtime`). What is checked at
+load is that this model, on this machine, agrees.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ TREE_PARENTS = [-1, -1, 0, 2, 1, 3, 4, 5]  # of the nodes behind the pending tok
 
 @torch.inference_mode()
 def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
-    """Limits of passes, of which there are none, and whether tokens kept their bits. The cache is empty, before and after.
+    """Limits of passes, of which there are none, and whether tokens kept their bits. The cache is
+    empty, before and after.
 
-    `widest`: tokens of a wide pass that is tried as well, where kernels might choose another way for it.
+    `widest`: tokens of a wide pass that is tried as well, where kernels might choose another way
+    for it.
     """
     lm.limits = PassLimits(granularity=1)
-    tokens = probe_tokens(lm.shape.vocab_size, PREFIXES[0] + CHAIN + len(TREE_PARENTS) + 1, lm.device)
+    tokens = probe_tokens(
+        lm.shape.vocab_size, PREFIXES[0] + CHAIN + len(TREE_PARENTS) + 1, lm.device
+    )
     for _ in PREFIXES:
         lm.kv.add_row()
     lm.catch_up([tokens[0, : length + 1].tolist() for length in PREFIXES])
-    chain, others = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN], tokens[:, -len(TREE_PARENTS) - 1 :]
+    chain = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN]
+    others = tokens[:, -len(TREE_PARENTS) - 1 :]
     together = lm.forward(torch.cat([chain, others[:, :CHAIN]])).logits[0]
     in_tree = _in_tree(lm, chain, others)
     whole = lm.forward(chain).logits[0]
@@ -42,7 +49,11 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
     late = lm.forward(chain[:, CUT:]).logits[0]
     for _ in PREFIXES:
         lm.kv.swap_remove(0)
-    exact_rows = torch.equal(together, whole) and torch.equal(alone, whole[:1]) and torch.equal(late, whole[CUT:])
+    exact_rows = (
+        torch.equal(together, whole)
+        and torch.equal(alone, whole[:1])
+        and torch.equal(late, whole[CUT:])
+    )
     exact_rows = exact_rows and torch.equal(wide[:CHAIN], whole)
     return PassLimits(granularity=1, exact_trees=torch.equal(in_tree, whole), exact_rows=exact_rows)
 

@@ -1,8 +1,10 @@
-"""Turns a recorded pass into a program: which numbers of one token each operation computes from which.
+"""Turns a recorded pass into a program: which numbers of one token each operation computes from
+which.
 
-Every tensor of the recording is followed by the axes that count rows and tokens; what is left of its shape is a token's own
-block. Views of it move nothing. An operation that `rules.py` has no rule for makes a tensor that cannot be lowered, which matters
-only where something that counts depends on it (masks that transformers builds and ours replace do not).
+Every tensor of the recording is followed by the axes that count rows and tokens; what is left of
+its shape is a token's own block. Views of it move nothing. An operation that `rules.py` has no rule
+for makes a tensor that cannot be lowered, which matters only where something that counts depends on
+it (masks that transformers builds and ours replace do not).
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from outrider.runtime.rules import RULES, Rule, rewritten
 
 
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
-    """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle.
+    """The program of one pass of `module`, whose linear layers are still plain. Raises
+    NotLoweredError naming the obstacle.
 
-    `signals`: the hidden states that it gives, what the output head reads among them; None: all that the model has as
-    (rows, tokens, width).
+    `signals`: the hidden states that it gives, what the output head reads among them; None: all
+    that the model has as (rows, tokens, width).
     """
     for part in module.modules():
         if is_rotary(part) and _rope_types(part) & set(CHANGING_ROPES):
@@ -47,7 +50,8 @@ def program_of(module: Any, recording: Recording, reach: int = 0) -> Program:
 
 
 def _recorded(module: Any, signals: tuple[int, ...]) -> Recording:
-    """A pass with these hidden states; where not all of them can be read, with what the output head reads alone."""
+    """A pass with these hidden states; where not all of them can be read, with what the output head
+    reads alone."""
     try:
         return record(module, signals)
     except CapabilityError as error:
@@ -97,34 +101,50 @@ class _Events(Lowering):
         logits = self.flat(self.block(self._recording.logits))
         behind = {logits.value}
         for op in reversed(self._ops):
-            if op.output is not None and op.output.value in behind and op.output.value != entrance.value:
+            if (
+                op.output is not None
+                and op.output.value in behind
+                and op.output.value != entrance.value
+            ):
                 behind |= {view.value for view in op.inputs}
         behind -= {entrance.value}
         head = [op for op in self._ops if op.output is not None and op.output.value in behind]
         if any(op.code in (Code.ATTENTION, Code.CHOICE, Code.EMBED, *RECURRENT) for op in head):
             raise NotLoweredError("an output head that reads more than the last hidden state")
-        wanted, body = {entrance.value}, []
+        wanted = {entrance.value}
+        body = []
         for op in reversed(self._ops):
-            if op.code in (Code.STORE, Code.SIGNAL) or (op.output is not None and op.output.value in wanted):
+            if op.code in (Code.STORE, Code.SIGNAL) or (
+                op.output is not None and op.output.value in wanted
+            ):
                 body.append(op)
                 wanted |= {view.value for view in op.inputs}
         rows = self.new(entrance.cols, self._made.values[entrance.value].dtype)
 
         def moved(view: View) -> View:
-            return replace(view, value=rows.value, offset=view.offset - entrance.offset) if view.value == entrance.value else view
+            return (
+                replace(view, value=rows.value, offset=view.offset - entrance.offset)
+                if view.value == entrance.value
+                else view
+            )
 
         self._made.body = body[::-1]
         self._made.head = [Op(Code.GATHER, (entrance,), rows)]
-        self._made.head += [replace(op, inputs=tuple(moved(view) for view in op.inputs)) for op in head]
+        self._made.head += [
+            replace(op, inputs=tuple(moved(view) for view in op.inputs)) for op in head
+        ]
         self._made.logits = moved(logits)
 
     def _event(self, event: Event) -> None:
-        tensors = [one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))]
+        tensors = [
+            one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))
+        ]
         tensors = [one for one in tensors if isinstance(one, Tensor)]
         if event.name == "t" and id(tensors[0]) not in self._known:
             self._transposed[id(event.outputs[0])] = tensors[0]
         if event.name in ("expand", "view", "reshape") and id(tensors[0]) not in self._known:
-            plain, (out,) = self._spread.get(id(tensors[0]), tensors[0]), event.outputs
+            plain = self._spread.get(id(tensors[0]), tensors[0])
+            (out,) = event.outputs
             if out.dim() == 3 and out.shape[1:] == plain.shape and out.stride()[0] == 0:
                 self._spread[id(out)] = plain
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
@@ -139,7 +159,16 @@ class _Events(Lowering):
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = self._by_rule(rule, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "choice", "store", "heads", "rotary", "short_convolution", "delta_rule", "scan"):
+            if event.name in (
+                "attention",
+                "choice",
+                "store",
+                "heads",
+                "rotary",
+                "short_convolution",
+                "delta_rule",
+                "scan",
+            ):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:
@@ -152,8 +181,11 @@ class _Events(Lowering):
                 self._sharing.setdefault(_memory(output), {})[id(output)] = output
 
     def _by_rule(self, rule: Rule, event: Event) -> Sequence[Known]:
-        """What a rule makes of a call. Models call torch in more forms than any rule knows: those it fails on are not lowered."""
+        """What a rule makes of a call. Models call torch in more forms than any rule knows: those
+        it fails on are not lowered."""
         try:
             return rule(self, event)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise NotLoweredError(f"torch's '{event.name}' in a form that is unknown here ({error})") from error
+            raise NotLoweredError(
+                f"torch's '{event.name}' in a form that is unknown here ({error})"
+            ) from error

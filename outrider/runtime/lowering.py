@@ -1,4 +1,5 @@
-"""What is known of the tensors of a recorded pass, and the operations that make them: what the rules of lowering work on."""
+"""What is known of the tensors of a recorded pass, and the operations that make them: what the
+rules of lowering work on."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ import torch
 from torch import Tensor
 
 from outrider.kv.state_slots import StateShape
-from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.blocks import (
+    DTYPES,
+    Block,
+    Complex,
+    Folded,
+    Index,
+    Known,
+    NotLoweredError,
+    Unknown,
+)
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.positional import MAX_NUMBERS, Positional
@@ -25,24 +35,34 @@ def _has_bits(left: Tensor, right: Tensor) -> bool:
 
 
 class Lowering:
-    """What is known of the tensors of a recording so far, and the operations that make them. Rules are called with it."""
+    """What is known of the tensors of a recording so far, and the operations that make them. Rules
+    are called with it."""
 
     def __init__(self, module: Any, recording: Recording, reach: int = 0) -> None:
         """`reach`: positions that texts may have, 0 where nobody says."""
         self._recording = recording
-        self._names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-        self._known: dict[int, Known] = {id(recording.ids): Index(False), id(recording.positions): Index(True)}
+        self._names = {
+            id(tensor): name
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
+        self._known: dict[int, Known] = {
+            id(recording.ids): Index(False),
+            id(recording.positions): Index(True),
+        }
         self._constants: dict[int, int] = {}
         self._transposed: dict[int, Tensor] = {}
         self._spread: dict[int, Tensor] = {}
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
-        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions)}
+        self._positional = {
+            id(recording.positions): Positional(("B", "T"), lambda positions: positions)
+        }
         self._reach = reach
         self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
-        self._sharing: dict[int, dict[int, Tensor]] = {}  # known tensors by the memory that they lie in, and identity
+        # known tensors by the memory that they lie in, and identity
+        self._sharing: dict[int, dict[int, Tensor]] = {}
         self._rotary: dict[object, int] = {}
         for index, tensor in enumerate(recording.inputs):
             size = tensor.shape[2]
@@ -55,7 +75,8 @@ class Lowering:
         return known if known is not None else self._constant(tensor)
 
     def block(self, tensor: Tensor | float) -> Block:
-        """A tensor or number that must be numbers of one token. Raises NotLoweredError with the reason why it is not."""
+        """A tensor or number that must be numbers of one token. Raises NotLoweredError with the
+        reason why it is not."""
         if not isinstance(tensor, Tensor):
             tensor = self._numbers.setdefault(float(tensor), torch.tensor([float(tensor)]))
         known = self.find(tensor)
@@ -68,17 +89,22 @@ class Lowering:
             raise NotLoweredError("complex numbers combined with real ones")
         if isinstance(known, Folded):
             raise NotLoweredError("a shape that mixes tokens")
-        raise NotLoweredError(known.why if isinstance(known, Unknown) else "numbers made of token ids or positions")
+        raise NotLoweredError(
+            known.why if isinstance(known, Unknown) else "numbers made of token ids or positions"
+        )
 
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
         """Numbers that follow from the position, out of a table for all positions."""
         own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
-        dtype, length = tensor.dtype, self._reach
+        dtype = tensor.dtype
+        length = self._reach
         if dtype not in DTYPES or not 0 < length * prod(own) <= MAX_NUMBERS:
             raise NotLoweredError("a table of positions that is too large")
         made = self.value(own, dtype)
         out = View(made.value, 1, made.count, 0, made.count)
-        self._ops.append(Op(Code.EMBED, (), out, weight=self._named(found.table(length)), by_position=True))
+        self._ops.append(
+            Op(Code.EMBED, (), out, weight=self._named(found.table(length)), by_position=True)
+        )
         return Block(found.axes, made)
 
     def _constant(self, tensor: Tensor) -> Block:
@@ -93,7 +119,8 @@ class Lowering:
         return Block(("",) * tensor.dim(), dense(number, tuple(tensor.shape)))
 
     def weight(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """The weight behind the second factor of a matrix product, and whether it is stored (in, out)."""
+        """The weight behind the second factor of a matrix product, and whether it is stored (in,
+        out)."""
         plain = self._transposed.get(id(tensor))
         return (tensor, True) if plain is None else (plain, False)
 
@@ -102,7 +129,8 @@ class Lowering:
         return self._spread.get(id(tensor))
 
     def name(self, weight: Tensor | None) -> str:
-        """The name of a parameter, or of what was made of parameters alone; "" for none. Raises NotLoweredError for others."""
+        """The name of a parameter, or of what was made of parameters alone; "" for none. Raises
+        NotLoweredError for others."""
         if weight is None:
             return ""
         if id(weight) in self._known:
@@ -114,7 +142,8 @@ class Lowering:
         dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
         made = tensor.detach().to(dtype).contiguous().clone()
         same = (name for name, known in self._made.constants.items() if _has_bits(known, made))
-        name = next(same, f"constant.{len(self._made.constants)}")  # layers may make the same table, each for itself
+        # layers may make the same table, each for itself
+        name = next(same, f"constant.{len(self._made.constants)}")
         self._made.constants[name] = made
         self._names[id(tensor)] = name
         self._kept.append(tensor)  # as long as it lives no other tensor has its identity
@@ -155,12 +184,17 @@ class Lowering:
         return made
 
     def fill(self, part: Strided) -> None:
-        """Before a part of such a value is written. Raises NotLoweredError where it may have been written or read before."""
+        """Before a part of such a value is written. Raises NotLoweredError where it may have been
+        written or read before."""
         self._unfilled[part.value] = self._unfilled.get(part.value, 0) - part.count
-        if self._unfilled[part.value] < 0 or any(view.value == part.value for op in self._ops for view in op.inputs):
+        if self._unfilled[part.value] < 0 or any(
+            view.value == part.value for op in self._ops for view in op.inputs
+        ):
             raise NotLoweredError("a tensor that is written in place")
 
-    def rotary(self, key: object, path: str, further: tuple[object, ...], which: int, like: Tensor) -> int:
+    def rotary(
+        self, key: object, path: str, further: tuple[object, ...], which: int, like: Tensor
+    ) -> int:
         """The value of a rotary module's output, one for each way that it is called."""
         if key not in self._rotary:
             if like.dim() != 3 or like.dtype not in DTYPES:
@@ -184,7 +218,8 @@ class Lowering:
         return View(flat.value, 1, flat.count, flat.offset, flat.count)
 
     def whole(self, block: Block) -> View:
-        """The block as a value of its own, so that those of all tokens are one stretch: what linear layers read."""
+        """The block as a value of its own, so that those of all tokens are one stretch: what linear
+        layers read."""
         flat = self.flat(block)
         return flat if flat.cols == self._made.values[flat.value].size else self.copied(block.own)
 
@@ -194,10 +229,17 @@ class Lowering:
         self.emit(Code.COPY, [own], dense(made.value, own.sizes))
         return made
 
-    def emit(self, code: Code, inputs: Sequence[Strided], output: Strided, numbers: tuple[float, ...] = (),
-             *, keep_last: bool = False) -> None:  # fmt: skip
-        """An operation on numbers of one token, operands of the output's sizes. What lies in too many directions for rows and
-        columns is divided along the shortest of them."""
+    def emit(
+        self,
+        code: Code,
+        inputs: Sequence[Strided],
+        output: Strided,
+        numbers: tuple[float, ...] = (),
+        *,
+        keep_last: bool = False,
+    ) -> None:
+        """An operation on numbers of one token, operands of the output's sizes. What lies in too
+        many directions for rows and columns is divided along the shortest of them."""
         views = collapse([output, *inputs], keep_last=keep_last)
         if views is not None:
             self._ops.append(Op(code, tuple(views[1:]), views[0], numbers))

@@ -17,7 +17,8 @@ from outrider.runtime.structures import WeightFormat
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights (outputs, inputs) that a layer keeps in blocks: panels of `gguf/formats.py`, of one layer or of several experts."""
+    """Weights (outputs, inputs) that a layer keeps in blocks: panels of `gguf/formats.py`, of one
+    layer or of several experts."""
 
     panels: Tensor
     form: Form
@@ -41,15 +42,21 @@ class Matrix:
     @property
     def is_whole(self) -> bool:
         """Whether the executor knows the form, and the panels are as many bytes as it reads."""
-        form, panels, shape = self.form, self.panels, (-(-self.outputs // WIDTH), self.form.panel_bytes(self.inputs))
-        is_known = form in known_forms(form.group) and form.group >= BLOCK and form.group % BLOCK == 0
+        form = self.form
+        panels = self.panels
+        shape = (-(-self.outputs // WIDTH), self.form.panel_bytes(self.inputs))
+        is_known = (
+            form in known_forms(form.group) and form.group >= BLOCK and form.group % BLOCK == 0
+        )
         is_plain = panels.element_size() == 1 and panels.is_contiguous() and panels.dim() in (2, 3)
         return is_known and is_plain and panels.shape[-2:] == shape
 
     def values(self) -> Tensor:
         """A plain copy, fp32; (experts, outputs, inputs) where there are some."""
         if self.experts:
-            return torch.stack([values_of(own, self.form, self.outputs)[:, : self.inputs] for own in self.panels])
+            return torch.stack(
+                [values_of(own, self.form, self.outputs)[:, : self.inputs] for own in self.panels]
+            )
         return values_of(self.panels, self.form, self.outputs)[:, : self.inputs]
 
 

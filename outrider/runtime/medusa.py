@@ -1,6 +1,8 @@
-"""Medusa heads (`models/heads/medusa.py`) on the native runtime: one pass of all residual blocks, then the output layer.
+"""Medusa heads (`models/heads/medusa.py`) on the native runtime: one pass of all residual blocks,
+then the output layer.
 
-An output layer that all heads share multiplies all of their states in one go, with the target's own panels.
+An output layer that all heads share multiplies all of their states in one go, with the target's own
+panels.
 """
 
 from __future__ import annotations
@@ -25,22 +27,32 @@ class MedusaRun:
     """What the heads make of features: the `run` of `MedusaHeads`."""
 
     def __init__(self, heads: MedusaHeads, path: Path) -> None:
-        """The heads are bound to their target, all linear layers plain. Raises NotLoweredError where they cannot run there."""
-        size, parts = heads.config.hidden_size, heads.parts
-        outputs: list[Any] = [part.output for part in parts] if heads.config.own_output else [heads.target_output]
+        """The heads are bound to their target, all linear layers plain. Raises NotLoweredError
+        where they cannot run there."""
+        size = heads.config.hidden_size
+        parts = heads.parts
+        outputs: list[Any] = (
+            [part.output for part in parts] if heads.config.own_output else [heads.target_output]
+        )
 
         def lowered(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Executor:
-            def part(ids: Tensor, positions: Tensor, inputs: list[Tensor], attend: object) -> tuple[dict[int, Tensor], Tensor]:
+            def part(
+                ids: Tensor, positions: Tensor, inputs: list[Tensor], attend: object
+            ) -> tuple[dict[int, Tensor], Tensor]:
                 found = forward(inputs[0])
                 return {AFTER_NORM: found}, found
 
             try:
-                recording = record_part(module, heads.config.vocab_size, [(size, heads.dtype)], part)
+                recording = record_part(
+                    module, heads.config.vocab_size, [(size, heads.dtype)], part
+                )
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
             return bind(program_of(module, recording), module, (), heads.dtype, path).executor
 
-        self._blocks = lowered(heads, lambda features: torch.cat([part(features) for part in parts], dim=-1))
+        self._blocks = lowered(
+            heads, lambda features: torch.cat([part(features) for part in parts], dim=-1)
+        )
         self._outputs = [lowered(nn.ModuleList([output]), output) for output in outputs]
         self._shape = (heads.num_heads, size)
 
@@ -50,4 +62,6 @@ class MedusaRun:
         if len(self._outputs) == 1:
             return self._outputs[0].map(states.flatten(0, 1)).unflatten(0, states.shape[:2])
         own = states.transpose(0, 1).contiguous()
-        return torch.stack([output.map(each) for output, each in zip(self._outputs, own, strict=True)], dim=1)
+        return torch.stack(
+            [output.map(each) for output, each in zip(self._outputs, own, strict=True)], dim=1
+        )

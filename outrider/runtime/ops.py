@@ -1,8 +1,9 @@
 """The operations that a pass is lowered to, and the program that they make up.
 
-A pass is a program over tokens: every value is, for each token by itself, a small dense block of numbers. What transformers
-writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numbers here, so its views and transposes are only
-ways to look at a block (`View`). Attention, choices and recurrent operations alone see more than one token.
+A pass is a program over tokens: every value is, for each token by itself, a small dense block of
+numbers. What transformers writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H *
+D numbers here, so its views and transposes are only ways to look at a block (`View`). Attention,
+choices and recurrent operations alone see more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
     ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`;
@@ -12,7 +13,8 @@ ways to look at a block (`View`). Attention, choices and recurrent operations al
     CONVOLUTION, DELTA_RULE and SCAN read and write a running state of each row
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
 
-Results are rounded to the dtype of the value that they are written to, as torch rounds them; arithmetic in between is fp32.
+Results are rounded to the dtype of the value that they are written to, as torch rounds them;
+arithmetic in between is fp32.
 """
 
 from __future__ import annotations
@@ -37,14 +39,24 @@ class Code(IntEnum):
     ATTENTION = 2
     STORE = 3
     GATHER = 4
-    SIGNAL = 5  # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is wanted
-    EXPERTS = 6  # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts, out, in)
-    CONVOLUTION = 7  # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU behind it
-    DELTA_RULE = 8  # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries' norms, 0: none.
+    # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is
+    # wanted
+    SIGNAL = 5
+    # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts,
+    # out, in)
+    EXPERTS = 6
+    # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU
+    # behind it
+    CONVOLUTION = 7
+    # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries'
+    # norms, 0: none.
+    DELTA_RULE = 8
     # Without beta values are added to the state as they are (Mamba 2, lightning attention)
-    SCAN = 9  # in[0..3]: value, step, key, query of channels whose decays differ. `weight` (channels, numbers of a state): the
-    # rates that steps are multiplied by to be logs of decays (Mamba 1); without it, and without key and query, steps are factors
-    # of decays and a state is one number (RG-LRU)
+    # in[0..3]: value, step, key, query of channels whose decays differ. `weight` (channels, numbers
+    # of a state): the
+    SCAN = 9
+    # rates that steps are multiplied by to be logs of decays (Mamba 1); without it, and without key
+    # and query, steps are factors of decays and a state is one number (RG-LRU)
     COPY = 10
     ADD = 11
     SUB = 12
@@ -79,11 +91,17 @@ class Code(IntEnum):
     LAYER_NORM = 42  # in[0] x, in[1] weight, in[2] bias; numbers[0] epsilon
     RMS_NORM = 43  # in[0] x, in[1] weight; numbers[0] epsilon
     SOFTMAX = 44
-    TOP = 50  # indices of the largest of a row's numbers[0] numbers, the largest first; of equals the lowest index
+    # indices of the largest of a row's numbers[0] numbers, the largest first; of equals the lowest
+    # index
+    TOP = 50
     TAKE = 51  # of a row's numbers[0] numbers those at the indices in[1]
     PUT = 52  # in[0] of a row, with in[2] at the numbers[0] indices in[1]
-    HEADS = 60  # in[0] x, a row for each head, which is multiplied with the `part` of the head's rows of `weight`
-    CHOICE = 61  # of the positions on a token's path those that an indexer scores best; in[0] query, in[1] heads' weights
+    # in[0] x, a row for each head, which is multiplied with the `part` of the head's rows of
+    # `weight`
+    HEADS = 60
+    # of the positions on a token's path those that an indexer scores best; in[0] query, in[1]
+    # heads' weights
+    CHOICE = 61
 
 
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
@@ -103,7 +121,8 @@ class Source(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A block of `size` numbers for each token. `name`: the constant's, or the number of the rotary table or input."""
+    """A block of `size` numbers for each token. `name`: the constant's, or the number of the rotary
+    table or input."""
 
     size: int
     dtype: torch.dtype
@@ -113,7 +132,8 @@ class Value:
 
 @dataclass(frozen=True)
 class View:
-    """`rows` x `cols` numbers of a value's block: element (r, c) is number offset + r * row_step + c * col_step."""
+    """`rows` x `cols` numbers of a value's block: element (r, c) is number offset + r * row_step +
+    c * col_step."""
 
     value: int
     rows: int
@@ -125,7 +145,8 @@ class View:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. Operands are broadcast by steps of 0, so that all views of an elementwise one are rows x cols."""
+    """One operation. Operands are broadcast by steps of 0, so that all views of an elementwise one
+    are rows x cols."""
 
     code: Code
     inputs: tuple[View, ...]
@@ -134,7 +155,9 @@ class Op:
     weight: str = ""
     bias: str = ""
     transposed: bool = False  # the weight is stored (in, out)
-    layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index;
+    # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the
+    # index;
+    layer: int = 0
     # RECURRENT ones: the index of the state
     by_position: bool = False  # EMBED: the index is the position, not the token id
     bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
@@ -144,13 +167,16 @@ class Op:
     softcap: float = 0.0  # 0: none
     window: int = 0  # positions looked back, its own counts as one; 0: all
     sees_all: bool = False  # ATTENTION: each token sees the whole pass, what comes after it, too
-    chosen: int = 0  # ATTENTION: a token sees these many positions at most, which in[1] names; 0: all
-    part: tuple[int, int] = (0, 0)  # HEADS: the rows of a head's weight that are multiplied with, begin and end
+    # ATTENTION: a token sees these many positions at most, which in[1] names; 0: all
+    chosen: int = 0
+    # HEADS: the rows of a head's weight that are multiplied with, begin and end
+    part: tuple[int, int] = (0, 0)
 
 
 @dataclass
 class Program:
-    """One pass: `body` over all tokens, then `head` over the rows whose logits are asked for, which ends in `logits`."""
+    """One pass: `body` over all tokens, then `head` over the rows whose logits are asked for, which
+    ends in `logits`."""
 
     values: list[Value] = field(default_factory=list)
     body: list[Op] = field(default_factory=list)
@@ -158,10 +184,13 @@ class Program:
     logits: View | None = None
     signals: tuple[int, ...] = ()  # keys of `models/signals.py`, in the order of SIGNAL operations
     hidden_size: int = 0
-    rotary: list[tuple[str, tuple[object, ...], int]] = field(default_factory=list)  # (module, further arguments, which output)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # those that are no parameter of the module
+    # (module, further arguments, which output)
+    rotary: list[tuple[str, tuple[object, ...], int]] = field(default_factory=list)
+    # those that are no parameter of the module
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
     states: list[StateShape] = field(default_factory=list)  # of recurrent operations
-    matrices: dict[str, Matrix] = field(default_factory=dict)  # weights that layers keep in integers, by the layer's name
+    # weights that layers keep in integers, by the layer's name
+    matrices: dict[str, Matrix] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """How many operations of each kind there are."""

@@ -24,22 +24,29 @@ from outrider.runtime.run import NativeRun
 from outrider.runtime.windows import kept_layers
 
 NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state, or nothing
-RECURRENT_LAYERS = {"LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}  # in transformers' cache
+# in transformers' cache
+RECURRENT_LAYERS = {"LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}
 LAYERS_OF_KEYS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 LAYERS_OF_NOTHING = ("DummyLayer",)  # an MLP or experts alone: Nemotron-H
 
 
 def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
-    """The model of `lm` on the executor, with its states in our cache. Raises CapabilityError where that cannot be; `lm` still
-    runs then."""
+    """The model of `lm` on the executor, with its states in our cache. Raises CapabilityError where
+    that cannot be; `lm` still runs then."""
     if lm.device.type != "cpu" or lm.dtype not in DTYPES:
         dtype = str(lm.dtype).removeprefix("torch.")
-        raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
+        raise NotLoweredError(
+            f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on "
+            f"{lm.device.type}"
+        )
     path = library.find(cache)
 
     def run(made: LM, program: Program) -> NativeRun:
         if program.matrices and lm.dtype != torch.bfloat16:
-            raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
+            raise NotLoweredError(
+                "weights kept in integers are multiplied in bfloat16 alone, with activations "
+                "rounded to 8 bits"
+            )
         return NativeRun(made, module, program, path)
 
     made = moved_states(lm, module, run)
@@ -49,29 +56,38 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
 
 
 def moved_states(lm: StateLM, module: Any, make_run: Callable[[LM, Program], Run]) -> LM:
-    """The model of `lm` with its states in our cache, its passes those of `make_run`. Raises CapabilityError where that cannot
-    be; `lm` still runs then."""
+    """The model of `lm` with its states in our cache, its passes those of `make_run`. Raises
+    CapabilityError where that cannot be; `lm` still runs then."""
     _refuse_other_layers(module)
     own_attention = module.config._attn_implementation
     with one_thread(lm.shape.num_parameters):
         try:
-            expected = own_logits(module, lm.name, lm.dtype, probe_tokens(lm.shape.vocab_size, 12, lm.device))
+            expected = own_logits(
+                module, lm.name, lm.dtype, probe_tokens(lm.shape.vocab_size, 12, lm.device)
+            )
             program = lower(module)
         except (OutriderError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code: whatever it raises is reported
-            raise NotLoweredError(f"its code fails when a pass is recorded ({type(error).__name__}: {error})") from error
+            raise NotLoweredError(
+                f"its code fails when a pass is recorded ({type(error).__name__}: {error})"
+            ) from error
         finally:
             module.set_attn_implementation(own_attention)
     layers = kept_layers(_layers(program, len(lm.shape.layers)), program, lm.shape.context_length)
-    made = LM(lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device)
+    made = LM(
+        lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device
+    )
     made.run = make_run(made, program)
-    check_same_logits(made, expected, module, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+    check_same_logits(
+        made, expected, module, picks_experts=any(op.code == Code.EXPERTS for op in program.body)
+    )
     return made
 
 
 def _refuse_other_layers(module: Any) -> None:
-    """Raises NotLoweredError for layers whose contents only longer texts would show: picked keys, compressed ones."""
+    """Raises NotLoweredError for layers whose contents only longer texts would show: picked keys,
+    compressed ones."""
     config = module.config.get_text_config(decoder=True)
     try:
         layers = transformers.DynamicCache(config=config).layers
@@ -87,7 +103,8 @@ def _refuse_other_layers(module: Any) -> None:
 
 
 def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
-    """Heads and sizes of keys and values, by what the program stores. Raises NotLoweredError for a layer without any state."""
+    """Heads and sizes of keys and values, by what the program stores. Raises NotLoweredError for a
+    layer without any state."""
     shapes: list[LayerShape] = [NO_KEYS] * num_layers
     stored: set[tuple[int, bool]] = set()
     sizes: dict[int, int] = {}
@@ -96,14 +113,18 @@ def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
             sizes[op.layer] = op.output.cols
         if op.code == Code.STORE:
             if not 0 <= op.layer < num_layers or (op.layer, op.is_value) in stored:
-                raise NotLoweredError("an attention layer that stands in several places and has no number")
+                raise NotLoweredError(
+                    "an attention layer that stands in several places and has no number"
+                )
             stored.add((op.layer, op.is_value))
-            heads, size = op.inputs[0].rows, op.inputs[0].cols
+            heads = op.inputs[0].rows
+            size = op.inputs[0].cols
             before = shapes[op.layer]
             shapes[op.layer] = (
-                replace(before, num_kv_heads=heads, value_size=size) if op.is_value
+                replace(before, num_kv_heads=heads, value_size=size)
+                if op.is_value
                 else replace(before, num_kv_heads=heads, key_size=size)
-            )  # fmt: skip
+            )
     for layer, size in sizes.items():
         if (layer, True) not in stored:
             shapes[layer] = replace(shapes[layer], value_size=size, values_in_keys=True)

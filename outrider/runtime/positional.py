@@ -1,6 +1,8 @@
-"""Numbers that follow from a token's position alone, such as queries' scales in long texts: tables, made by the model's own code.
+"""Numbers that follow from a token's position alone, such as queries' scales in long texts: tables,
+made by the model's own code.
 
-The operations that made them in the recorded pass are made again for every position that the model's context has.
+The operations that made them in the recorded pass are made again for every position that the
+model's context has.
 """
 
 from __future__ import annotations
@@ -36,19 +38,29 @@ class Positional:
 
 
 def followed(event: Event, known: dict[int, Positional]) -> Positional | None:
-    """What an operation makes of such numbers and single constants; None where it may mix positions."""
-    arguments = [argument for argument, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
+    """What an operation makes of such numbers and single constants; None where it may mix
+    positions."""
+    arguments = [
+        argument
+        for argument, arg in enumerate(event.args)
+        if isinstance(arg, Tensor) and id(arg) in known
+    ]
     if event.name not in OPERATIONS or len(arguments) != 1:
         return None
     (argument,) = arguments
-    before, args = known[id(event.args[argument])], event.args
+    before = known[id(event.args[argument])]
+    args = event.args
     axes = before.axes
-    if event.name == "repeat" and any(count > 1 for count, axis in zip(args[1], axes, strict=True) if axis):
+    if event.name == "repeat" and any(
+        count > 1 for count, axis in zip(args[1], axes, strict=True) if axis
+    ):
         return None
     if event.name == "unsqueeze":
         at = args[1] % (len(axes) + 1)
         axes = (*axes[:at], "", *axes[at:])
-    if len(axes) != event.outputs[0].dim() or any(isinstance(arg, Tensor) and arg.numel() > 1 for arg in _others(args, argument)):
+    if len(axes) != event.outputs[0].dim() or any(
+        isinstance(arg, Tensor) and arg.numel() > 1 for arg in _others(args, argument)
+    ):
         return None
     operation = getattr(torch.ops.aten, event.name)
 

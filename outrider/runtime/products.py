@@ -15,12 +15,22 @@ from outrider.runtime.reducing import small_products
 from outrider.runtime.strides import dense
 
 
-def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, transposed: bool) -> list[Known]:
-    return [multiplied(low, low.block(x), weight, bias, (x.dtype, out.dtype), transposed=transposed)]
+def linear(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, transposed: bool
+) -> list[Known]:
+    return [
+        multiplied(low, low.block(x), weight, bias, (x.dtype, out.dtype), transposed=transposed)
+    ]
 
 
 def multiplied(
-    low: Lowering, block: Block, weight: Tensor, bias: Tensor | None, dtypes: tuple[torch.dtype, torch.dtype], *, transposed: bool
+    low: Lowering,
+    block: Block,
+    weight: Tensor,
+    bias: Tensor | None,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    *,
+    transposed: bool,
 ) -> Block:
     """A matrix product over the last dimension. `dtypes`: of the numbers before and behind it."""
     names = low.name(weight), low.name(bias)
@@ -30,20 +40,38 @@ def multiplied(
     if any(dtype != weight.dtype for dtype in (*dtypes, *(() if bias is None else (bias.dtype,)))):
         raise NotLoweredError("a matrix product of mixed types")
     made = low.new(outputs, dtypes[1])
-    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=names[0], bias=names[1], transposed=transposed))
+    low.add(
+        Op(
+            Code.LINEAR,
+            (low.whole(block),),
+            made,
+            weight=names[0],
+            bias=names[1],
+            transposed=transposed,
+        )
+    )
     return Block(block.axes, dense(made.value, (outputs,)))
 
 
 def matrix(low: Lowering, event: Event) -> list[Known]:
     """A linear layer that keeps its weights in integers."""
     path, layer, x = event.args
-    (out,), block = event.outputs, low.block(x)
+    (out,) = event.outputs
+    block = low.block(x)
     if block.axes[-1:] != ("",) or block.own.sizes != (layer.in_features,):
         raise NotLoweredError("a matrix product of a token's parts")
     if layer.bias is not None and layer.bias.dtype != out.dtype:
         raise NotLoweredError("a matrix product of mixed types")
     made = low.new(layer.out_features, out.dtype)
-    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=low.matrix(path, layer), bias=low.bias(path, layer.bias)))
+    low.add(
+        Op(
+            Code.LINEAR,
+            (low.whole(block),),
+            made,
+            weight=low.matrix(path, layer),
+            bias=low.bias(path, layer.bias),
+        )
+    )
     return [Block(block.axes, dense(made.value, (layer.out_features,)))]
 
 
@@ -66,8 +94,10 @@ def plain_linear(low: Lowering, event: Event) -> list[Known]:
 
 
 def bmm(low: Lowering, event: Event) -> list[Known]:
-    """One weight for all rows, behind or before numbers of tokens that are rows or columns; or small matrices of each token."""
-    weight, x = low.spread(event.args[0]), event.args[1]
+    """One weight for all rows, behind or before numbers of tokens that are rows or columns; or
+    small matrices of each token."""
+    weight = low.spread(event.args[0])
+    x = event.args[1]
     if (behind := low.spread(event.args[1])) is not None:
         weight, transposed = low.weight(behind)
         return linear(low, event.args[0], weight, None, event.outputs[0], transposed=transposed)
@@ -82,22 +112,34 @@ def bmm(low: Lowering, event: Event) -> list[Known]:
 
 
 def baddbmm(low: Lowering, event: Event) -> list[Known]:
-    """Each part (parts, tokens, numbers) with a weight (parts, in, out) and a bias of its own: experts that all tokens choose."""
+    """Each part (parts, tokens, numbers) with a weight (parts, in, out) and a bias of its own:
+    experts that all tokens choose."""
     bias, x, weight = event.args
-    block, (out,) = low.block(x), event.outputs
+    block = low.block(x)
+    (out,) = event.outputs
     parts, inputs, outputs = weight.shape
-    if event.kwargs or block.axes != ("", "N", "") or block.own.sizes != (parts, inputs) or bias.shape != (parts, 1, outputs):
+    if (
+        event.kwargs
+        or block.axes != ("", "N", "")
+        or block.own.sizes != (parts, inputs)
+        or bias.shape != (parts, 1, outputs)
+    ):
         raise NotLoweredError("a product of parts of an unusual shape")
     if not (weight.dtype == bias.dtype == x.dtype == out.dtype):
         raise NotLoweredError("a product of parts of mixed types")
-    made, flat = low.value((parts, outputs), out.dtype), low.flat(block)
+    made = low.value((parts, outputs), out.dtype)
+    flat = low.flat(block)
     choice = low.flat(low.block(torch.arange(parts, dtype=torch.float32)))
     low.add(
         Op(
-            Code.EXPERTS, (View(flat.value, parts, inputs, flat.offset, inputs), choice),
-            View(made.value, parts, outputs, 0, outputs), weight=low.name(weight), bias=low.name(bias), transposed=True,
+            Code.EXPERTS,
+            (View(flat.value, parts, inputs, flat.offset, inputs), choice),
+            View(made.value, parts, outputs, 0, outputs),
+            weight=low.name(weight),
+            bias=low.name(bias),
+            transposed=True,
         )
-    )  # fmt: skip
+    )
     return [Block(block.axes, made)]
 
 

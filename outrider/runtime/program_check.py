@@ -1,8 +1,9 @@
-"""Whether a program stays inside its memory: checked before it is bound, since the executor looks at nothing.
+"""Whether a program stays inside its memory: checked before it is bound, since the executor looks
+at nothing.
 
-A program of our own lowering does. One that an earlier start kept comes from a file, which anybody may have changed. Every
-operand must lie in its value's block, every weight have the size that its operation reads, every layer and state be there, and
-whatever is read be written before.
+A program of our own lowering does. One that an earlier start kept comes from a file, which anybody
+may have changed. Every operand must lie in its value's block, every weight have the size that its
+operation reads, every layer and state be there, and whatever is read be written before.
 """
 
 from __future__ import annotations
@@ -25,18 +26,46 @@ MAX_SIZE = 1 << 24  # numbers of a value
 MAX_WINDOW = 1 << 40
 DTYPES = (torch.bfloat16, torch.float32)
 NO_OUTPUT = frozenset({Code.STORE, Code.SIGNAL})
-OF_BODY = frozenset({Code.ATTENTION, Code.CHOICE, Code.STORE, Code.SIGNAL, *RECURRENT})  # of the pass's tokens, not of its rows
-OF_TWO = (Code.ADD, Code.SUB, Code.MUL, Code.DIV, Code.GREATER, Code.AT_LEAST, Code.EQUAL, Code.LARGER, Code.SMALLER)
+# of the pass's tokens, not of its rows
+OF_BODY = frozenset({Code.ATTENTION, Code.CHOICE, Code.STORE, Code.SIGNAL, *RECURRENT})
+OF_TWO = (
+    Code.ADD,
+    Code.SUB,
+    Code.MUL,
+    Code.DIV,
+    Code.GREATER,
+    Code.AT_LEAST,
+    Code.EQUAL,
+    Code.LARGER,
+    Code.SMALLER,
+)
 OPERANDS = {  # at least and at most; others take one
-    Code.EMBED: (0, 0), **dict.fromkeys((*OF_TWO, Code.EXPERTS, Code.TAKE, Code.CHOICE), (2, 2)), Code.WHERE: (3, 3),
-    Code.PUT: (3, 3), Code.LAYER_NORM: (1, 3), Code.RMS_NORM: (1, 2), Code.ATTENTION: (1, 3), Code.DELTA_RULE: (4, 5),
+    Code.EMBED: (0, 0),
+    **dict.fromkeys((*OF_TWO, Code.EXPERTS, Code.TAKE, Code.CHOICE), (2, 2)),
+    Code.WHERE: (3, 3),
+    Code.PUT: (3, 3),
+    Code.LAYER_NORM: (1, 3),
+    Code.RMS_NORM: (1, 2),
+    Code.ATTENTION: (1, 3),
+    Code.DELTA_RULE: (4, 5),
     Code.SCAN: (2, 4),
 }
-NUMBERS = {Code.CLAMP: 2, Code.SOFTPLUS: 2, Code.TOP: 1, Code.TAKE: 1, Code.PUT: 1, Code.CONVOLUTION: 1, Code.DELTA_RULE: 1}
+NUMBERS = {
+    Code.CLAMP: 2,
+    Code.SOFTPLUS: 2,
+    Code.TOP: 1,
+    Code.TAKE: 1,
+    Code.PUT: 1,
+    Code.CONVOLUTION: 1,
+    Code.DELTA_RULE: 1,
+}
 
 
 def check_program(
-    program: Program, tensors: Mapping[str, Tensor | Matrix], layers: Sequence[LayerShape], dtype: torch.dtype
+    program: Program,
+    tensors: Mapping[str, Tensor | Matrix],
+    layers: Sequence[LayerShape],
+    dtype: torch.dtype,
 ) -> None:
     """Raises NotLoweredError for a program that would read or write outside its memory.
 
@@ -52,19 +81,29 @@ class _Checker:
     """One program, its operations in order."""
 
     def __init__(
-        self, program: Program, tensors: Mapping[str, Tensor | Matrix], layers: Sequence[LayerShape], dtype: torch.dtype
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor | Matrix],
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
     ) -> None:
-        self._program, self._tensors, self._layers, self._dtype = program, tensors, layers, dtype
+        self._program = program
+        self._tensors = tensors
+        self._layers = layers
+        self._dtype = dtype
         self._written: set[int] = set()  # values that earlier operations have made
         self._of_body: set[int] = set()  # those of them that the body has made
         self._choices: dict[int, Op] = {}  # what made a value that is nothing but choices
         self._in_head = False
 
     def check(self) -> None:
-        """Raises NotLoweredError, or any error of Python where values are of other types than a program's."""
+        """Raises NotLoweredError, or any error of Python where values are of other types than a
+        program's."""
         program = self._program
         _number(program.hidden_size, "hidden size", 0, MAX_SIZE)
-        if len({_number(key, "signal", -MAX_SIZE, MAX_SIZE) for key in program.signals}) < len(program.signals):
+        if len({_number(key, "signal", -MAX_SIZE, MAX_SIZE) for key in program.signals}) < len(
+            program.signals
+        ):
             _refuse("two signals of one key")
         for value in program.values:
             _number(value.size, "size", 0, MAX_SIZE)
@@ -77,7 +116,8 @@ class _Checker:
             _number(state.record_bytes, "record", 0, MAX_SIZE)
         for op in program.body:
             self._op(op)
-        self._of_body, self._in_head = set(self._written), True
+        self._of_body = set(self._written)
+        self._in_head = True
         for op in program.head:
             self._op(op)
         if program.logits is None:
@@ -95,7 +135,9 @@ class _Checker:
             _refuse(f"an output of {op.code.name}")
         if (self._in_head and op.code in OF_BODY) or (not self._in_head and op.code == Code.GATHER):
             _refuse(f"{op.code.name} out of its place")
-        if len(op.numbers) < NUMBERS.get(op.code, 0) or not all(isinstance(each, int | float) for each in op.numbers):
+        if len(op.numbers) < NUMBERS.get(op.code, 0) or not all(
+            isinstance(each, int | float) for each in op.numbers
+        ):
             _refuse(f"numbers of {op.code.name}")
         for name in ("layer", "bound"):
             _number(getattr(op, name), name, 0, MAX_WINDOW)
@@ -131,20 +173,31 @@ class _Checker:
         self._choices.pop(view.value, None)
 
     def _fits(self, view: View, rows: int, cols: int, *, is_dense: bool = False) -> None:
-        """Refuse an operand whose rows x cols numbers are not all in its block. `is_dense`: they are read side by side."""
+        """Refuse an operand whose rows x cols numbers are not all in its block. `is_dense`: they
+        are read side by side."""
         value = self._value(view)
         size = value.size
         if value.source == Source.CONSTANT:
             tensor = self._tensor(value.name)
-            if tensor.dtype != value.dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            if (
+                tensor.dtype != value.dtype
+                or not tensor.is_contiguous()
+                or tensor.device.type != "cpu"
+            ):
                 _refuse(f"the constant '{value.name}' is of another type")
             size = tensor.numel()
         if not rows or not cols:
             return
-        steps = [_number(step, "step", -MAX_SIZE, MAX_SIZE) for step in (view.row_step, 1 if is_dense else view.col_step)]
+        steps = [
+            _number(step, "step", -MAX_SIZE, MAX_SIZE)
+            for step in (view.row_step, 1 if is_dense else view.col_step)
+        ]
         spans = [step * (count - 1) for step, count in zip(steps, (rows, cols), strict=True)]
         offset = _number(view.offset, "offset", 0, MAX_SIZE)
-        if offset + sum(min(0, span) for span in spans) < 0 or offset + sum(max(0, span) for span in spans) >= size:
+        if (
+            offset + sum(min(0, span) for span in spans) < 0
+            or offset + sum(max(0, span) for span in spans) >= size
+        ):
             _refuse("an operand outside its block")
 
     def _same_type(self, *views: View | None) -> torch.dtype:
@@ -160,12 +213,19 @@ class _Checker:
 
     def _tensor(self, name: str, dims: int | None = None) -> Tensor:
         tensor = self._tensors[name]
-        if not isinstance(tensor, Tensor) or tensor.is_meta or (dims is not None and tensor.dim() != dims):
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.is_meta
+            or (dims is not None and tensor.dim() != dims)
+        ):
             _refuse(f"the weight '{name}' is of another shape")
         return tensor
 
     def _bias(self, op: Op, count: int) -> None:
-        if op.bias and (self._tensor(op.bias).numel() != count or self._tensor(op.bias).dtype != self._same_type(op.output)):
+        if op.bias and (
+            self._tensor(op.bias).numel() != count
+            or self._tensor(op.bias).dtype != self._same_type(op.output)
+        ):
             _refuse(f"the bias '{op.bias}' is of another size")
 
     def _layer(self, op: Op) -> LayerShape:
@@ -194,7 +254,8 @@ class _Checker:
             self._fits(view, out.rows, out.cols)
 
     def _linear(self, op: Op, out: View) -> None:
-        dtype, weight = self._same_type(op.inputs[0], out), self._tensors[op.weight]
+        dtype = self._same_type(op.inputs[0], out)
+        weight = self._tensors[op.weight]
         self._per_token(op.inputs[0])
         if isinstance(weight, Matrix):
             self._matrix(weight)
@@ -227,12 +288,15 @@ class _Checker:
         weight = self._tensors[op.weight]
         if isinstance(weight, Matrix):
             self._matrix(weight)
-            experts, (outputs, inputs) = weight.experts, weight.shape
+            experts = weight.experts
+            (outputs, inputs) = weight.shape
         else:
             weights = self._tensor(op.weight, 3 if op.code == Code.EXPERTS else None)
             if op.code == Code.HEADS:
                 begin, end = (_number(each, "part", 0, MAX_SIZE) for each in op.part)
-                weights = weights.unflatten(0, (_number(op.heads, "heads", 1, MAX_SIZE), -1))[:, begin:end]
+                weights = weights.unflatten(0, (_number(op.heads, "heads", 1, MAX_SIZE), -1))[
+                    :, begin:end
+                ]
             self._plain(weights, dtype)
             experts, outputs, inputs = weights.shape
             outputs, inputs = (inputs, outputs) if op.transposed else (outputs, inputs)
@@ -250,7 +314,9 @@ class _Checker:
     def _store(self, op: Op, out: View) -> None:
         shape = self._layer(op)
         size = shape.stored_value_size if op.is_value else shape.key_size
-        if (out.rows, out.cols) != (shape.num_kv_heads, size) or self._same_type(op.inputs[0]) != self._dtype:
+        if (out.rows, out.cols) != (shape.num_kv_heads, size) or self._same_type(
+            op.inputs[0]
+        ) != self._dtype:
             _refuse("keys or values of another shape than the cache's")
         self._fits(op.inputs[0], out.rows, out.cols, is_dense=True)
 
@@ -269,7 +335,11 @@ class _Checker:
         shape = self._layer(op)
         heads = _number(op.heads, "heads", 1, MAX_SIZE)
         _number(op.window, "window", 0, MAX_WINDOW)
-        if shape.is_indexer or min(shape.num_kv_heads, shape.key_size, shape.value_size) < 1 or heads % shape.num_kv_heads:
+        if (
+            shape.is_indexer
+            or min(shape.num_kv_heads, shape.key_size, shape.value_size) < 1
+            or heads % shape.num_kv_heads
+        ):
             _refuse("attention to a layer that is none")
         if shape.values_in_keys and shape.value_size > shape.key_size:
             _refuse("values that are longer than the keys they lie in")
@@ -283,7 +353,13 @@ class _Checker:
         others = op.inputs[1:]
         if op.chosen:
             chooses = self._choices.get(others[0].value)
-            if chooses is None or chooses.output != others[0] or op.chosen != others[0].cols or op.sees_all or shape.window:
+            if (
+                chooses is None
+                or chooses.output != others[0]
+                or op.chosen != others[0].cols
+                or op.sees_all
+                or shape.window
+            ):
                 _refuse("attention to positions that nothing chose")
             others = others[1:]
         if len(others) > 1:
@@ -294,7 +370,8 @@ class _Checker:
             self._fits(sinks, 1, heads)
 
     def _choice(self, op: Op, out: View) -> None:
-        shape, heads = self._layer(op), _number(op.heads, "heads", 1, MAX_SIZE)
+        shape = self._layer(op)
+        heads = _number(op.heads, "heads", 1, MAX_SIZE)
         if shape.num_kv_heads != 1 or shape.key_size < 1 or shape.window is not None:
             _refuse("a choice among a layer's positions that are no indexer's")
         if self._same_type(op.inputs[0]) != self._dtype or self._same_type(out) != torch.float32:
@@ -317,32 +394,44 @@ class _Checker:
 
     def _delta_rule(self, op: Op, out: View) -> None:
         query, key, value, decay, *betas = op.inputs
-        size, value_size, key_heads = key.cols, value.cols, key.rows
+        size = key.cols
+        value_size = value.cols
+        key_heads = key.rows
         for count in (size, value_size, key_heads, value.rows, decay.cols):
             _number(count, "sizes of a delta rule", 1, MAX_SIZE)
         if op.heads != value.rows or op.heads % key_heads or decay.cols not in (1, size):
             _refuse("a delta rule of an unusual shape")
         width = self._same_type(query, key, value).itemsize
-        for view, count, numbers in ((query, key_heads, size), (key, key_heads, size), (value, op.heads, value_size)):
+        for view, count, numbers in (
+            (query, key_heads, size),
+            (key, key_heads, size),
+            (value, op.heads, value_size),
+        ):
             self._fits(view, count, numbers)
         self._fits(decay, op.heads, decay.cols)
         for beta in betas:
             self._fits(beta, op.heads, 1)
         self._fits(out, op.heads, value_size)
-        record = (key_heads * size + op.heads * value_size) * width + op.heads * (decay.cols + 1) * 4
+        record = (key_heads * size + op.heads * value_size) * width + op.heads * (
+            decay.cols + 1
+        ) * 4
         self._state(op, op.heads * size * value_size, record)
 
     def _scan(self, op: Op, out: View) -> None:
         rates = self._tensor(op.weight, 2) if op.weight else None
         each = 1 if rates is None else _number(rates.shape[1], "numbers of a state", 1, MAX_SIZE)
-        if len(op.inputs) == 3 or (rates is not None and (rates.shape[0] != out.cols or len(op.inputs) != 4)):
+        if len(op.inputs) == 3 or (
+            rates is not None and (rates.shape[0] != out.cols or len(op.inputs) != 4)
+        ):
             _refuse("a scan of an unusual shape")
         for view in (*op.inputs[:2], out):
             self._fits(view, 1, out.cols)
         for view in op.inputs[2:]:
             self._fits(view, 1, each)
         widths = [self._value(view).dtype.itemsize for view in op.inputs[:3]]
-        record = sum(width * count for width, count in zip(widths, (out.cols, out.cols, each), strict=False))
+        record = sum(
+            width * count for width, count in zip(widths, (out.cols, out.cols, each), strict=False)
+        )
         self._state(op, each * out.cols, record)
 
     def _top(self, op: Op, out: View) -> None:

@@ -15,26 +15,34 @@ MAX_BYTES = 1 << 20  # of a program's constants that are kept
 
 
 def written(program: Program) -> dict[str, Any] | None:
-    """A program for `read`, without weights and rotary modules; None for one whose constants are too large to keep."""
+    """A program for `read`, without weights and rotary modules; None for one whose constants are
+    too large to keep."""
     if sum(constant.nbytes for constant in program.constants.values()) > MAX_BYTES:
         return None
     assert program.logits is not None
     return {
-        "values": [[one.size, _name(one.dtype), int(one.source), one.name] for one in program.values],
+        "values": [
+            [one.size, _name(one.dtype), int(one.source), one.name] for one in program.values
+        ],
         "body": [_op(op) for op in program.body],
         "head": [_op(op) for op in program.head],
         "logits": astuple(program.logits),
         "signals": program.signals,
         "hidden_size": program.hidden_size,
         "states": [list(astuple(state)) for state in program.states],
-        "constants": {name: tensor_as_text(constant) for name, constant in program.constants.items()},
+        "constants": {
+            name: tensor_as_text(constant) for name, constant in program.constants.items()
+        },
     }
 
 
 def read(kept: dict[str, Any]) -> Program:
     """The program that `written` wrote down."""
     return Program(
-        values=[Value(size, getattr(torch, dtype), Source(source), name) for size, dtype, source, name in kept["values"]],
+        values=[
+            Value(size, getattr(torch, dtype), Source(source), name)
+            for size, dtype, source, name in kept["values"]
+        ],
         body=[_read_op(op) for op in kept["body"]],
         head=[_read_op(op) for op in kept["head"]],
         logits=View(*kept["logits"]),

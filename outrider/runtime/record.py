@@ -1,9 +1,11 @@
-"""One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
+"""One small pass of a model, written down operation by operation: what `lower.py` makes a program
+of.
 
-The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
-model of 30 layers takes a tenth of a second. Attention, the products of experts, recurrences, rotary
-embeddings and layers that keep their weights in integers are not entered: rotary results depend on positions alone and become
-tables, the others are operations of their own.
+The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch
+operation: 20 us for each, so that a model of 30 layers takes a tenth of a second. Attention, the
+products of experts, recurrences, rotary embeddings and layers that keep their weights in integers
+are not entered: rotary results depend on positions alone and become tables, the others are
+operations of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from outrider.runtime.recurrent import recurrent_by_event
 from outrider.runtime.rotary import real_tables
 
 RECORDING = "outrider-recording"
-ROWS, TOKENS = 2, 5  # of the pass that is recorded
+# of the pass that is recorded
+ROWS = 2
+TOKENS = 5
 
 
 @dataclass
@@ -43,7 +47,8 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     logits: Tensor | None = None
     signals: dict[int, Tensor] = field(default_factory=dict)
-    inputs: list[Tensor] = field(default_factory=list)  # (ROWS, TOKENS, size) each, that are given with a pass
+    # (ROWS, TOKENS, size) each, that are given with a pass
+    inputs: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,19 +59,37 @@ class _Layer:
 
 
 class RecordedCache:
-    """The cache of a part that is recorded: tensors are (B, heads, T, size), of keys and values (B, KV heads, T, size)."""
+    """The cache of a part that is recorded: tensors are (B, heads, T, size), of keys and values (B,
+    KV heads, T, size)."""
 
     def __init__(self, events: list[Event], recorder: Recorder) -> None:
-        self._events, self._recorder = events, recorder
+        self._events = events
+        self._recorder = recorder
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sees_all: bool = False, window: int = 0
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        sees_all: bool = False,
+        window: int = 0,
     ) -> Tensor:
-        """(B, T, heads, size), of the right shape. `sees_all`: tokens see those of the pass that come after them, too.
-        `window`: positions looked back, the token's own counts as one; 0: all."""
+        """(B, T, heads, size), of the right shape. `sees_all`: tokens see those of the pass that
+        come after them, too. `window`: positions looked back, the token's own counts as one; 0:
+        all."""
         own = _Layer(layer)
         return _attention(
-            self._events, self._recorder, own, query, key, value, None, sees_all=sees_all, sliding_window=window or None
+            self._events,
+            self._recorder,
+            own,
+            query,
+            key,
+            value,
+            None,
+            sees_all=sees_all,
+            sliding_window=window or None,
         )[0]
 
     def attending(self, module: Any) -> AbstractContextManager[None]:
@@ -78,18 +101,27 @@ class RecordedCache:
         self._events.append(Event("store", (key, value), {"layer": layer}, ()))
 
 
-# (ids, positions, inputs, cache) -> hidden states by key, what the head reads among them, and logits
+# (ids, positions, inputs, cache) -> hidden states by key, what the head reads among them, and
+# logits
 Part = Callable[[Tensor, Tensor, list[Tensor], RecordedCache], tuple[dict[int, Tensor], Tensor]]
 
 
 def record(module: Any, signals: tuple[int, ...]) -> Recording:
-    """A pass of `module` and its hidden states of these keys. Raises CapabilityError where it has no such state."""
+    """A pass of `module` and its hidden states of these keys. Raises CapabilityError where it has
+    no such state."""
     device = next(module.parameters()).device
-    ids = torch.arange(ROWS * TOKENS, device=device).view(ROWS, TOKENS) % module.config.get_text_config().vocab_size
+    ids = (
+        torch.arange(ROWS * TOKENS, device=device).view(ROWS, TOKENS)
+        % module.config.get_text_config().vocab_size
+    )
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
     recorder = Recorder(found.events)
-    with attending(module, found.events, recorder), _written_down(module, recorder), ExitStack() as stack:
+    with (
+        attending(module, found.events, recorder),
+        _written_down(module, recorder),
+        ExitStack() as stack,
+    ):
         if signals:
             stack.enter_context(Listening(module, signals).during(found.signals))
         stack.enter_context(recorder)
@@ -99,10 +131,13 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
 
 @contextmanager
 def attending(module: Any, events: list[Event], recorder: Recorder) -> Iterator[None]:
-    """Attention and choices of a module of transformers are written down inside; then it attends by our functions."""
+    """Attention and choices of a module of transformers are written down inside; then it attends by
+    our functions."""
     ABSORBED.add(RECORDING)
     CHOOSE[RECORDING] = partial(_choice, events, recorder)
-    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = absorbed(partial(_attention, events, recorder))
+    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = absorbed(
+        partial(_attention, events, recorder)
+    )
     transformers.AttentionMaskInterface.register(RECORDING, without_mask)
     try:
         module.set_attn_implementation(RECORDING)
@@ -119,31 +154,58 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for path, part in module.named_modules():
             if is_rotary(part):
-                stack.enter_context(replaced(part, "forward", partial(_rotary, path, part.forward, recorder.events, recorder)))
+                stack.enter_context(
+                    replaced(
+                        part,
+                        "forward",
+                        partial(_rotary, path, part.forward, recorder.events, recorder),
+                    )
+                )
             elif isinstance(part, BlockEmbedding):
-                stack.enter_context(replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
+                stack.enter_context(
+                    replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder))
+                )
             elif isinstance(part, LatentProduct):
                 for half in ("to_latent", "from_latent"):
-                    stack.enter_context(replaced(part, half, partial(_heads, part, half, recorder.events, recorder)))
+                    stack.enter_context(
+                        replaced(part, half, partial(_heads, part, half, recorder.events, recorder))
+                    )
             elif keeps_integers(part):
-                stack.enter_context(replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
-            elif getattr(part, "layer_idx", 0) in (None, -1) and "layer_idx" in signature(part.forward).parameters:
-                stack.enter_context(replaced(part, "forward", partial(_shared_by_layers, part, part.forward)))
+                stack.enter_context(
+                    replaced(
+                        part, "forward", partial(_matrix, path, part, recorder.events, recorder)
+                    )
+                )
+            elif (
+                getattr(part, "layer_idx", 0) in (None, -1)
+                and "layer_idx" in signature(part.forward).parameters
+            ):
+                stack.enter_context(
+                    replaced(part, "forward", partial(_shared_by_layers, part, part.forward))
+                )
         stack.enter_context(experts_by_event(module, recorder))
         stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
-        stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
+        # in it operations that are made of others would stay whole
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         yield
 
 
-def record_part(module: nn.Module, num_ids: int, inputs: Sequence[tuple[int, torch.dtype]], forward: Part) -> Recording:
-    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes and types for each token.
+def record_part(
+    module: nn.Module, num_ids: int, inputs: Sequence[tuple[int, torch.dtype]], forward: Part
+) -> Recording:
+    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes
+    and types for each token.
 
     `forward` calls it with ids, positions, inputs, and what stands for its cache.
     """
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % num_ids
     positions = torch.arange(TOKENS).expand(ROWS, -1).contiguous()
-    found = Recording(ids, positions, inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size, dtype in inputs])
+    found = Recording(
+        ids,
+        positions,
+        inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size, dtype in inputs],
+    )
     recorder = Recorder(found.events)
     with _written_down(module, recorder), recorder:
         cache = RecordedCache(found.events, recorder)
@@ -157,23 +219,44 @@ def signals_of(num_layers: int) -> tuple[int, ...]:
 
 
 def is_rotary(part: nn.Module) -> bool:
-    """Whether a module makes cosines and sines of positions, as transformers' `...RotaryEmbedding` do."""
+    """Whether a module makes cosines and sines of positions, as transformers' `...RotaryEmbedding`
+    do."""
     return type(part).__name__.endswith("RotaryEmbedding")
 
 
 def _attention(
-    events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
-    sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
-    values_in_keys: bool = False, indices: Tensor | None = None, **unused: object,
-) -> tuple[Tensor, None]:  # fmt: skip
+    events: list[Event],
+    recorder: Recorder,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sees_all: bool = False,
+    values_in_keys: bool = False,
+    indices: Tensor | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     kwargs = {
-        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window,
-        "sees_all": sees_all, "sinks": s_aux, "slopes": alibi_slopes, "values_in_keys": values_in_keys, "chosen": indices,
-    }  # fmt: skip
+        "layer": module.layer_idx,
+        "scaling": scaling,
+        "softcap": softcap,
+        "window": sliding_window,
+        "sees_all": sees_all,
+        "sinks": s_aux,
+        "slopes": alibi_slopes,
+        "values_in_keys": values_in_keys,
+        "chosen": indices,
+    }
     events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None
 
@@ -195,9 +278,15 @@ def _shared_by_layers(part: Any, forward: Callable[..., Any], *args: Any, **kwar
 
 
 def _rotary(
-    path: str, forward: Callable[..., Any], events: list[Event], recorder: Recorder, x: Tensor, position_ids: Tensor, *args: Any,
+    path: str,
+    forward: Callable[..., Any],
+    events: list[Event],
+    recorder: Recorder,
+    x: Tensor,
+    position_ids: Tensor,
+    *args: Any,
     **kwargs: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     with recorder.paused():
         out = forward(x, position_ids, *args, **kwargs)
         tables = real_tables(out)
@@ -215,7 +304,9 @@ def _matrix(path: str, layer: Any, events: list[Event], recorder: Recorder, x: T
     return out
 
 
-def _heads(part: LatentProduct, half: str, events: list[Event], recorder: Recorder, x: Tensor) -> Tensor:
+def _heads(
+    part: LatentProduct, half: str, events: list[Event], recorder: Recorder, x: Tensor
+) -> Tensor:
     """(B, T, heads, out), likewise."""
     with recorder.paused():
         out = getattr(type(part), half)(part, x)
@@ -223,7 +314,9 @@ def _heads(part: LatentProduct, half: str, events: list[Event], recorder: Record
     return out
 
 
-def _rows(path: str, layer: BlockEmbedding, events: list[Event], recorder: Recorder, tokens: Tensor) -> Tensor:
+def _rows(
+    path: str, layer: BlockEmbedding, events: list[Event], recorder: Recorder, tokens: Tensor
+) -> Tensor:
     """(..., in), likewise."""
     with recorder.paused():
         out = torch.zeros(*tokens.shape, layer.inputs, dtype=layer.dtype)

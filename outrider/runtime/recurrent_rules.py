@@ -21,29 +21,43 @@ SILU = ("silu", "swish")
 def convolution(low: Lowering, event: Event) -> list[Known]:
     """Each channel of a token with those of the tokens before it."""
     x, weight, bias = event.args
-    (out,), block, (channels, width) = event.outputs, low.block(x), weight.shape
+    (out,) = event.outputs
+    block = low.block(x)
+    (channels, width) = weight.shape
     activation = event.kwargs["activation"]
     if block.axes != ("B", "", "T") or block.own.sizes != (channels,) or width > MAX_WIDTH:
         raise NotLoweredError("a convolution of an unusual shape")
     if activation not in (None, *SILU):
         raise NotLoweredError(f"a convolution with '{activation}' behind it")
     made = low.value((channels,), out.dtype)
-    state = low.state(StateShape((width - 1) * channels, channels * low.dtype(low.flat(block).value).itemsize))
+    state = low.state(
+        StateShape((width - 1) * channels, channels * low.dtype(low.flat(block).value).itemsize)
+    )
     low.add(
         Op(
-            Code.CONVOLUTION, (low.flat(block),), View(made.value, 1, channels, 0, channels),
-            (float(activation in SILU),), weight=low.name(weight), bias=low.name(bias), layer=state,
+            Code.CONVOLUTION,
+            (low.flat(block),),
+            View(made.value, 1, channels, 0, channels),
+            (float(activation in SILU),),
+            weight=low.name(weight),
+            bias=low.name(bias),
+            layer=state,
         )
-    )  # fmt: skip
+    )
     return [Block(("B", "", "T"), made)]
 
 
 def delta_rule(low: Lowering, event: Event) -> list[Known]:
-    """Queries read what keys and values left in a state that decays. Without beta values are added as they are."""
+    """Queries read what keys and values left in a state that decays. Without beta values are added
+    as they are."""
     query, key, value, decay, *betas = (low.block(tensor) for tensor in event.args)
-    if any(block.axes[:2] != ("B", "T") or any(block.axes[2:]) for block in (query, key, value, decay, *betas)):
+    if any(
+        block.axes[:2] != ("B", "T") or any(block.axes[2:])
+        for block in (query, key, value, decay, *betas)
+    ):
         raise NotLoweredError("a delta rule over another order of dimensions")
-    (key_heads, size), (heads, value_size) = key.own.sizes, value.own.sizes
+    (key_heads, size) = key.own.sizes
+    (heads, value_size) = value.own.sizes
     decays = 1 if len(decay.own.sizes) == 1 else decay.own.sizes[1]
     if query.own.sizes != key.own.sizes or heads % key_heads or decays not in (1, size):
         raise NotLoweredError("a delta rule of an unusual shape")
@@ -53,18 +67,29 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
     if len(types) > 1:
         raise NotLoweredError("a delta rule of mixed types")
     width = types.pop().itemsize
-    record = (key_heads * size + heads * value_size) * width + heads * (decays + 1) * torch.float32.itemsize
+    record = (key_heads * size + heads * value_size) * width + heads * (
+        decays + 1
+    ) * torch.float32.itemsize
     state = low.state(StateShape(heads * size * value_size, record))
     made = low.value((heads, value_size), event.outputs[0].dtype)
-    parts = [(query, (key_heads, size)), (key, (key_heads, size)), (value, (heads, value_size)), (decay, (heads, decays))]
+    parts = [
+        (query, (key_heads, size)),
+        (key, (key_heads, size)),
+        (value, (heads, value_size)),
+        (decay, (heads, decays)),
+    ]
     parts += [(beta, (heads, 1)) for beta in betas]
     low.add(
         Op(
-            Code.DELTA_RULE, tuple(_rows(low, block, sizes) for block, sizes in parts),
-            View(made.value, heads, value_size, 0, value_size), (EPSILON if event.kwargs["norms"] else 0.0,),
-            layer=state, heads=heads, scale=event.kwargs["scale"],
+            Code.DELTA_RULE,
+            tuple(_rows(low, block, sizes) for block, sizes in parts),
+            View(made.value, heads, value_size, 0, value_size),
+            (EPSILON if event.kwargs["norms"] else 0.0,),
+            layer=state,
+            heads=heads,
+            scale=event.kwargs["scale"],
         )
-    )  # fmt: skip
+    )
     return [Block(("B", "T", "", ""), made)]
 
 
@@ -72,19 +97,30 @@ def scan(low: Lowering, event: Event) -> list[Known]:
     """Channels whose states decay by factors of their own and take in a value each."""
     value, step, rates, key, query = event.args
     blocks = [low.block(tensor) for tensor in (value, step, key, query)]
-    channels, each = value.shape[2], rates.shape[1]
+    channels = value.shape[2]
+    each = rates.shape[1]
     sizes = [channels, channels, each, each]
-    if any(block.axes != ("B", "T", "") for block in blocks) or [block.own.count for block in blocks] != sizes:
+    if (
+        any(block.axes != ("B", "T", "") for block in blocks)
+        or [block.own.count for block in blocks] != sizes
+    ):
         raise NotLoweredError("a scan of an unusual shape")
     widths = [low.dtype(block.own.value).itemsize for block in blocks]
-    state = low.state(StateShape(each * channels, sum(w * size for w, size in zip(widths[:3], sizes[:3], strict=True))))
+    state = low.state(
+        StateShape(
+            each * channels, sum(w * size for w, size in zip(widths[:3], sizes[:3], strict=True))
+        )
+    )
     made = low.value((channels,), event.outputs[0].dtype)
     low.add(
         Op(
-            Code.SCAN, tuple(low.flat(block) for block in blocks), View(made.value, 1, channels, 0, channels),
-            weight=low.name(rates), layer=state,
+            Code.SCAN,
+            tuple(low.flat(block) for block in blocks),
+            View(made.value, 1, channels, 0, channels),
+            weight=low.name(rates),
+            layer=state,
         )
-    )  # fmt: skip
+    )
     return [Block(("B", "T", ""), made)]
 
 

@@ -22,61 +22,97 @@ MAX_ADDED = 64  # numbers of a sum that is written out
 def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
     """A mean or sum over the last dimension; over another one it is written out."""
     tensor, dims, *keep = event.args
-    block, own_dims = low.block(tensor), [dim % tensor.dim() for dim in dims]
+    block = low.block(tensor)
+    own_dims = [dim % tensor.dim() for dim in dims]
     if len(own_dims) == 1 and own_dims[0] < tensor.dim() - 1 and not any(keep):
         return added_up(code, low, block, own_dims[0], event.outputs[0])
     if own_dims != [tensor.dim() - 1] or block.axes[-1]:
         raise NotLoweredError("a sum over something else than the last dimension")
-    rows, cols = block.own.sizes[:-1], block.own.sizes[-1]
+    rows = block.own.sizes[:-1]
+    cols = block.own.sizes[-1]
     made = low.value((*rows, 1), event.outputs[0].dtype)
-    low.emit(code, [block.own], replace(made, sizes=(*rows, cols), steps=(*made.steps[:-1], 0)), keep_last=True)
+    low.emit(
+        code,
+        [block.own],
+        replace(made, sizes=(*rows, cols), steps=(*made.steps[:-1], 0)),
+        keep_last=True,
+    )
     if (*keep, False)[0]:
         return [Block(block.axes, made)]
     return [Block(block.axes[:-1], replace(made, sizes=rows, steps=made.steps[:-1]))]
 
 
 def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
-    """A sum or mean of a few numbers of each token that lie apart, in their order, in fp32 until the last one."""
+    """A sum or mean of a few numbers of each token that lie apart, in their order, in fp32 until
+    the last one."""
     if block.axes[dim]:
         raise NotLoweredError("a sum over tokens")
     own_dim = sum(not axis for axis in block.axes[:dim])
     own = block.own
     sizes, steps = (tuple(each[:own_dim] + each[own_dim + 1 :]) for each in (own.sizes, own.steps))
-    count, step = own.sizes[own_dim], own.steps[own_dim]
+    count = own.sizes[own_dim]
+    step = own.steps[own_dim]
     if not 1 <= count <= MAX_ADDED:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
     total = Strided(own.value, sizes, steps, own.offset)
     for index in range(1, count):
-        made = low.value(sizes, out.dtype if code == Code.SUM and index == count - 1 else torch.float32)
-        low.emit(Code.ADD, [total, Strided(own.value, sizes, steps, own.offset + index * step)], made)
+        made = low.value(
+            sizes, out.dtype if code == Code.SUM and index == count - 1 else torch.float32
+        )
+        low.emit(
+            Code.ADD, [total, Strided(own.value, sizes, steps, own.offset + index * step)], made
+        )
         total = made
     found = Block((*block.axes[:dim], *block.axes[dim + 1 :]), total)
-    return [found if code == Code.SUM else combined(low, Code.DIV, (found, low.block(count)), tuple(out.shape), out.dtype)]
+    return [
+        found
+        if code == Code.SUM
+        else combined(low, Code.DIV, (found, low.block(count)), tuple(out.shape), out.dtype)
+    ]
 
 
 def deviation(low: Lowering, event: Event) -> list[Known]:
-    """std(x, dim, correction=0) over the last dimension: the root of the mean of squared distances from the mean."""
+    """std(x, dim, correction=0) over the last dimension: the root of the mean of squared distances
+    from the mean."""
     tensor, dims = event.args[:2]
-    block, (out,) = low.block(tensor), event.outputs
-    if (list(dims) != [tensor.dim() - 1] and list(dims) != [-1]) or block.axes[-1] or event.kwargs.get("correction") != 0:
-        raise NotLoweredError("a deviation over something else than all numbers of the last dimension")
-    sizes, shape = block.own.sizes, tuple(tensor.shape)
+    block = low.block(tensor)
+    (out,) = event.outputs
+    if (
+        (list(dims) != [tensor.dim() - 1] and list(dims) != [-1])
+        or block.axes[-1]
+        or event.kwargs.get("correction") != 0
+    ):
+        raise NotLoweredError(
+            "a deviation over something else than all numbers of the last dimension"
+        )
+    sizes = block.own.sizes
+    shape = tuple(tensor.shape)
 
     def mean_of(numbers: Block) -> Block:
         made = low.value((*sizes[:-1], 1), torch.float32)
-        low.emit(Code.MEAN, [numbers.own], replace(made, sizes=sizes, steps=(*made.steps[:-1], 0)), keep_last=True)
+        low.emit(
+            Code.MEAN,
+            [numbers.own],
+            replace(made, sizes=sizes, steps=(*made.steps[:-1], 0)),
+            keep_last=True,
+        )
         return Block(block.axes, made)
 
     apart = combined(low, Code.SUB, (block, mean_of(block)), shape, torch.float32)
     squares = combined(low, Code.SQUARE, (apart,), shape, torch.float32)
     found = combined(low, Code.SQRT, (mean_of(squares),), (*shape[:-1], 1), out.dtype)
-    return [found if event.kwargs.get("keepdim") else Block(block.axes[:-1], replace(
-        found.own, sizes=sizes[:-1], steps=found.own.steps[:-1]
-    ))]  # fmt: skip
+    return [
+        found
+        if event.kwargs.get("keepdim")
+        else Block(
+            block.axes[:-1], replace(found.own, sizes=sizes[:-1], steps=found.own.steps[:-1])
+        )
+    ]
 
 
 def small_products(low: Lowering, event: Event) -> list[Known]:
-    """bmm of two small matrices (rows, inner) and (inner, columns) of each token: sums of products, in their order, in fp32."""
+    """bmm of two small matrices (rows, inner) and (inner, columns) of each token: sums of products,
+    in their order, in fp32."""
     first, second = (low.block(tensor) for tensor in event.args)
     (out,) = event.outputs
     if first.axes != ("N", "", "") or second.axes != first.axes:
@@ -90,7 +126,11 @@ def small_products(low: Lowering, event: Event) -> list[Known]:
         dtype = out.dtype if is_last and found is None else torch.float32
         product = combined(low, Code.MUL, pair, tuple(out.shape), dtype)
         dtype = out.dtype if is_last else torch.float32
-        found = product if found is None else combined(low, Code.ADD, (found, product), tuple(out.shape), dtype)
+        found = (
+            product
+            if found is None
+            else combined(low, Code.ADD, (found, product), tuple(out.shape), dtype)
+        )
     assert found is not None
     return [found]
 
@@ -99,17 +139,22 @@ def _column(matrix: Block, own_dim: int, index: int) -> Block:
     """One column (`own_dim` 1) or row (0) of each token's matrix, as a matrix."""
     own = matrix.own
     sizes = tuple(1 if each == own_dim else size for each, size in enumerate(own.sizes))
-    return replace(matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[own_dim]))
+    return replace(
+        matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[own_dim])
+    )
 
 
 def normed(code: Code, low: Lowering, event: Event) -> list[Known]:
-    """Layer norm and RMS norm: (x, normalised shape, weight, bias or not, epsilon) -> x and what only training looks at."""
+    """Layer norm and RMS norm: (x, normalised shape, weight, bias or not, epsilon) -> x and what
+    only training looks at."""
     tensor, shape, weight, *rest = event.args
-    epsilon, others = rest[-1], [weight, *rest[:-1]]
+    epsilon = rest[-1]
+    others = [weight, *rest[:-1]]
     block = low.block(tensor)
     if len(shape) != 1 or block.axes[-1] or epsilon is None:
         raise NotLoweredError("a norm over several dimensions")
-    rows, cols = block.own.sizes[:-1], block.own.sizes[-1]
+    rows = block.own.sizes[:-1]
+    cols = block.own.sizes[-1]
     if code == Code.LAYER_NORM:
         others = [1.0 if others[0] is None else others[0], 0.0 if others[1] is None else others[1]]
     inputs = [block.own]

@@ -1,7 +1,8 @@
-"""Cosines and sines by position: made by the model's own rotary modules, or of the few numbers that say what those make.
+"""Cosines and sines by position: made by the model's own rotary modules, or of the few numbers that
+say what those make.
 
-Nearly all of transformers' modules are a `Wave`: position times frequency, its cosine or sine, times a scale. One that is, to the
-bit, needs no module to be made again.
+Nearly all of transformers' modules are a `Wave`: position times frequency, its cosine or sine,
+times a scale. One that is, to the bit, needs no module to be made again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor
 from outrider.runtime.ops import Program, Source
 
 BLOCK = 1024  # positions whose cosines and sines are made at once
-COMPARED = 4096  # positions, the first and the last of a context, for which a wave is compared with the module
+# positions, the first and the last of a context, for which a wave is compared with the module
+COMPARED = 4096
 
 Maker = Callable[[Tensor], Tensor]  # positions (T,) -> (T, size)
 
@@ -37,8 +39,16 @@ class Wave:
         """(T,) -> (T, size)"""
         angles = positions[:, None].float() * torch.tensor(self.frequencies)
         if self.times > 1:
-            angles = angles.repeat_interleave(2, dim=-1) if self.side_by_side else torch.cat((angles, angles), dim=-1)
-        return ((angles.sin() if self.is_sine else angles.cos()) * self.scale).to(getattr(torch, self.dtype)).contiguous()
+            angles = (
+                angles.repeat_interleave(2, dim=-1)
+                if self.side_by_side
+                else torch.cat((angles, angles), dim=-1)
+            )
+        return (
+            ((angles.sin() if self.is_sine else angles.cos()) * self.scale)
+            .to(getattr(torch, self.dtype))
+            .contiguous()
+        )
 
 
 class Rotary:
@@ -60,36 +70,51 @@ class Rotary:
 
 
 def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a rotary module returns, as real numbers (B, T, size): of complex ones cosine and sine side by side."""
+    """What a rotary module returns, as real numbers (B, T, size): of complex ones cosine and sine
+    side by side."""
     outputs = out if isinstance(out, tuple) else (out,)
-    return tuple(torch.view_as_real(one).flatten(-2) if one.is_complex() else one for one in outputs)
+    return tuple(
+        torch.view_as_real(one).flatten(-2) if one.is_complex() else one for one in outputs
+    )
 
 
 def positions_for(part: Any, positions: Tensor) -> Tensor:
-    """Positions (B, T) as a rotary module takes them: (axes, B, T) where it counts time, height, width, equal in texts."""
+    """Positions (B, T) as a rotary module takes them: (axes, B, T) where it counts time, height,
+    width, equal in texts."""
     if not hasattr(part, "mrope_section"):
         return positions
-    axes = len(part.mrope_section) if isinstance(part.mrope_section, list) else 3  # else by kind of layer
+    # else by kind of layer
+    axes = len(part.mrope_section) if isinstance(part.mrope_section, list) else 3
     return positions.expand(axes, -1, -1)
 
 
 def rotary_of(module: Any, program: Program) -> Rotary:
     """Tables by the modules that the program was recorded with."""
     dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
-    return Rotary([
-        _by_module(module.get_submodule(path), further, which, dtypes[str(index)])
-        for index, (path, further, which) in enumerate(program.rotary)
-    ])  # fmt: skip
+    return Rotary(
+        [
+            _by_module(module.get_submodule(path), further, which, dtypes[str(index)])
+            for index, (path, further, which) in enumerate(program.rotary)
+        ]
+    )
 
 
 def waves_of(module: Any, program: Program, reach: int) -> list[Wave] | None:
-    """A wave for each table, equal to what its module makes of a context of `reach` positions; None where one is none."""
+    """A wave for each table, equal to what its module makes of a context of `reach` positions; None
+    where one is none."""
     made = rotary_of(module, program)
     positions = torch.cat([torch.arange(COMPARED), torch.arange(max(0, reach - COMPARED), reach)])
     found = []
     for (path, _, _), maker in zip(program.rotary, made.makers, strict=True):
         table = maker(positions)
-        wave = next((one for one in _possible(module.get_submodule(path), table) if _same_bits(one(positions), table)), None)
+        wave = next(
+            (
+                one
+                for one in _possible(module.get_submodule(path), table)
+                if _same_bits(one(positions), table)
+            ),
+            None,
+        )
         if wave is None:
             return None
         found.append(wave)
@@ -106,7 +131,11 @@ def _by_module(part: Any, further: tuple[object, ...], which: int, dtype: torch.
 
 def _possible(part: Any, table: Tensor) -> Iterator[Wave]:
     """Waves of this table's size that the numbers of a module could make."""
-    frequencies = [buffer for _, buffer in part.named_buffers() if buffer.dim() == 1 and buffer.is_floating_point()]
+    frequencies = [
+        buffer
+        for _, buffer in part.named_buffers()
+        if buffer.dim() == 1 and buffer.is_floating_point()
+    ]
     named = (value for name, value in vars(part).items() if name.endswith("attention_scaling"))
     scales = {float(value) for value in named if isinstance(value, float | int)}
     dtype = str(table.dtype).removeprefix("torch.")
@@ -118,4 +147,6 @@ def _possible(part: Any, table: Tensor) -> Iterator[Wave]:
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    return left.dtype == right.dtype and torch.equal(
+        left.view(torch.uint8), right.view(torch.uint8)
+    )

@@ -1,4 +1,5 @@
-"""Rules of lowering: what each of torch's operations is in the words of `ops.py`. Those of a kind are in files of their own."""
+"""Rules of lowering: what each of torch's operations is in the words of `ops.py`. Those of a kind
+are in files of their own."""
 
 from __future__ import annotations
 
@@ -45,7 +46,17 @@ def looked_up(low: Lowering, table: str, index: Tensor, out: Tensor) -> list[Kno
     if not isinstance(found, Index) or out.dim() != 3:
         raise NotLoweredError("an embedding of something else than tokens or positions")
     made = low.new(out.shape[2], out.dtype)
-    low.add(Op(Code.EMBED, (), made, weight=table, layer=found.offset, by_position=found.by_position, bound=found.bound or 0))
+    low.add(
+        Op(
+            Code.EMBED,
+            (),
+            made,
+            weight=table,
+            layer=found.offset,
+            by_position=found.by_position,
+            bound=found.bound or 0,
+        )
+    )
     return [Block(("B", "T", ""), dense(made.value, (out.shape[2],)))]
 
 
@@ -67,7 +78,15 @@ def store(low: Lowering, event: Event) -> list[Known]:
     """Keys are put into the cache, and values unless they are in the keys."""
     stored = _by_heads(low, event)
     for block, is_value in zip(stored, (False, True)[: len(stored)], strict=True):
-        low.add(Op(Code.STORE, (_by_head(low, block),), None, layer=event.kwargs["layer"], is_value=is_value))
+        low.add(
+            Op(
+                Code.STORE,
+                (_by_head(low, block),),
+                None,
+                layer=event.kwargs["layer"],
+                is_value=is_value,
+            )
+        )
     return []
 
 
@@ -82,24 +101,36 @@ def _by_heads(low: Lowering, event: Event) -> list[Block]:
 def choice(low: Lowering, event: Event) -> list[Known]:
     """What an indexer chooses of positions, for each token; its keys are put into the cache."""
     query, key, weights = (low.block(tensor) for tensor in event.args)
-    if [block.axes for block in (query, key, weights)] != [("B", "T", "", ""), ("B", "T", ""), ("B", "T", "")]:
+    if [block.axes for block in (query, key, weights)] != [
+        ("B", "T", "", ""),
+        ("B", "T", ""),
+        ("B", "T", ""),
+    ]:
         raise NotLoweredError("an indexer over another order of dimensions")
-    layer, (heads, _), count = event.kwargs["layer"], query.own.sizes, event.kwargs["count"]
+    layer = event.kwargs["layer"]
+    (heads, _) = query.own.sizes
+    count = event.kwargs["count"]
     low.add(Op(Code.STORE, (low.flat(key),), None, layer=layer))
     made = low.value((count,), INDICES)
     low.add(
         Op(
-            Code.CHOICE, (_by_head(low, query), low.flat(weights)), View(made.value, 1, count, 0, count), layer=layer,
-            heads=heads, scale=event.kwargs["scale"],
+            Code.CHOICE,
+            (_by_head(low, query), low.flat(weights)),
+            View(made.value, 1, count, 0, count),
+            layer=layer,
+            heads=heads,
+            scale=event.kwargs["scale"],
         )
-    )  # fmt: skip
+    )
     return [Block(("B", "T", ""), made)]
 
 
 def attention(low: Lowering, event: Event) -> list[Known]:
     query, _, value = _by_heads(low, event)
     store(low, replace(event, args=event.args[1 : 2 if event.kwargs["values_in_keys"] else 3]))
-    options, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
+    options = event.kwargs
+    (heads, size) = query.own.sizes
+    value_size = value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
     sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
@@ -108,13 +139,19 @@ def attention(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a choice of positions beside a window or slopes")
     low.add(
         Op(
-            Code.ATTENTION, (_by_head(low, query), *chosen, *sinks), View(made.value, heads, value_size, 0, value_size),
-            layer=options["layer"], heads=heads,
+            Code.ATTENTION,
+            (_by_head(low, query), *chosen, *sinks),
+            View(made.value, heads, value_size, 0, value_size),
+            layer=options["layer"],
+            heads=heads,
             scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
-            softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0),
-            sees_all=options["sees_all"], weight=low.name(options["slopes"]), chosen=sum(one.cols for one in chosen),
+            softcap=float(options["softcap"] or 0.0),
+            window=int(options["window"] or 0),
+            sees_all=options["sees_all"],
+            weight=low.name(options["slopes"]),
+            chosen=sum(one.cols for one in chosen),
         )
-    )  # fmt: skip
+    )
     return [Block(("B", "T", "", ""), made)]
 
 
@@ -129,45 +166,70 @@ def _sinks(low: Lowering, sinks: Tensor, heads: int) -> View:
 def experts(low: Lowering, event: Event) -> list[Known]:
     """A product of each token with the weights of those experts that it names."""
     x, index, weight, bias = event.args
-    (out,), block, chosen = event.outputs, low.block(x), low.block(index)
-    transposed, in_blocks = event.kwargs["transposed"], isinstance(weight, BlockExperts)
+    (out,) = event.outputs
+    block = low.block(x)
+    chosen = low.block(index)
+    transposed = event.kwargs["transposed"]
+    in_blocks = isinstance(weight, BlockExperts)
     if in_blocks:  # (out, in), whichever way transformers' code reads them
-        inputs, outputs, transposed = weight.inputs, weight.outputs, False
+        inputs = weight.inputs
+        outputs = weight.outputs
+        transposed = False
     else:
         inputs, outputs = weight.shape[1:] if transposed else weight.shape[:0:-1]
-    if chosen.axes != (*block.axes[:1], "") or block.own.sizes not in ((inputs,), (*chosen.own.sizes, inputs)):
+    if chosen.axes != (*block.axes[:1], "") or block.own.sizes not in (
+        (inputs,),
+        (*chosen.own.sizes, inputs),
+    ):
         raise NotLoweredError("experts of an unusual shape")
     if not (weight.dtype == x.dtype == out.dtype) or (bias is not None and bias.dtype != x.dtype):
         raise NotLoweredError("experts of mixed types")
-    rows, flat = chosen.own.count, low.flat(block)
+    rows = chosen.own.count
+    flat = low.flat(block)
     made = low.value((rows, outputs), out.dtype)
     low.add(
         Op(
             Code.EXPERTS,
-            (View(flat.value, rows, inputs, flat.offset, inputs if len(block.own.sizes) == 2 else 0), low.flat(chosen)),
+            (
+                View(
+                    flat.value,
+                    rows,
+                    inputs,
+                    flat.offset,
+                    inputs if len(block.own.sizes) == 2 else 0,
+                ),
+                low.flat(chosen),
+            ),
             View(made.value, rows, outputs, 0, outputs),
-            weight=low.matrix(event.kwargs["path"], weight) if in_blocks else low.name(weight), bias=low.name(bias),
+            weight=low.matrix(event.kwargs["path"], weight) if in_blocks else low.name(weight),
+            bias=low.name(bias),
             transposed=transposed,
         )
-    )  # fmt: skip
+    )
     return [Block((*chosen.axes, ""), made)]
 
 
 def heads(low: Lowering, event: Event) -> list[Known]:
     """A product of each head's numbers with its half of a matrix of latent attention."""
     product, x = event.args
-    (out,), block, whole = event.outputs, low.block(x), product.key_size + product.value_size
+    (out,) = event.outputs
+    block = low.block(x)
+    whole = product.key_size + product.value_size
     is_query = event.kwargs["half"] == "to_latent"
     if block.axes != ("B", "T", "", "") or not x.dtype == product.weight.dtype == out.dtype:
         raise NotLoweredError("a product of heads of an unusual shape or of mixed types")
     made = low.value((product.num_heads, out.shape[3]), out.dtype)
     low.add(
         Op(
-            Code.HEADS, (_by_head(low, block),), View(made.value, product.num_heads, out.shape[3], 0, out.shape[3]),
-            weight=low.name(product.weight), transposed=is_query, heads=product.num_heads,
+            Code.HEADS,
+            (_by_head(low, block),),
+            View(made.value, product.num_heads, out.shape[3], 0, out.shape[3]),
+            weight=low.name(product.weight),
+            transposed=is_query,
+            heads=product.num_heads,
             part=(0, product.key_size) if is_query else (product.key_size, whole),
         )
-    )  # fmt: skip
+    )
     return [Block(block.axes, made)]
 
 
@@ -192,11 +254,17 @@ UNKNOWN = Unknown("a tensor whose memory is written by way of another")
 
 
 def rewritten(low: Lowering, whole: Known, part: Known | None, result: Known) -> Known:
-    """A copy of `whole` with `result` in the place of `part`, which is a stretch of it along one of a token's own dimensions."""
+    """A copy of `whole` with `result` in the place of `part`, which is a stretch of it along one of
+    a token's own dimensions."""
     if not (isinstance(whole, Block) and isinstance(part, Block) and isinstance(result, Block)):
         return UNKNOWN
-    own, old = whole.own, part.own
-    if (whole.axes, own.value, own.steps) != (part.axes, old.value, old.steps) or result.axes != whole.axes:
+    own = whole.own
+    old = part.own
+    if (whole.axes, own.value, own.steps) != (
+        part.axes,
+        old.value,
+        old.steps,
+    ) or result.axes != whole.axes:
         return UNKNOWN
     if [*old.sizes] == [*own.sizes] and old.offset == own.offset:
         return result
@@ -205,12 +273,15 @@ def rewritten(low: Lowering, whole: Known, part: Known | None, result: Known) ->
         return UNKNOWN
     (dim,) = dims
     start, rest = divmod(old.offset - own.offset, own.steps[dim])
-    end, size = start + old.sizes[dim], own.sizes[dim]
+    end = start + old.sizes[dim]
+    size = own.sizes[dim]
     if rest or start < 0 or end > size:
         return UNKNOWN
     made = low.value(own.sizes, low.dtype(own.value))
     for begin, behind in ((0, start), (end, size)):
         if begin < behind:
-            low.emit(Code.COPY, [stretch(own, dim, begin, behind)], stretch(made, dim, begin, behind))
+            low.emit(
+                Code.COPY, [stretch(own, dim, begin, behind)], stretch(made, dim, begin, behind)
+            )
     low.emit(Code.COPY, [result.own], stretch(made, dim, start, end))
     return Block(whole.axes, made)

@@ -25,7 +25,13 @@ from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Rotary, rotary_of
-from outrider.runtime.structures import SIZES, DraftingStruct, GrowingStruct, PassStruct, ProgramStruct
+from outrider.runtime.structures import (
+    SIZES,
+    DraftingStruct,
+    GrowingStruct,
+    PassStruct,
+    ProgramStruct,
+)
 from outrider.runtime.torch_threads import OnOwnThreads
 from outrider.runtime.windows import keep_windows
 
@@ -43,7 +49,8 @@ class FirstPass(NamedTuple):
 
 
 class Executor:
-    """A program bound to tensors, ready to be called by any thread: passes on the same workers wait for one another."""
+    """A program bound to tensors, ready to be called by any thread: passes on the same workers wait
+    for one another."""
 
     def __init__(
         self,
@@ -53,69 +60,144 @@ class Executor:
         dtype: torch.dtype,
         path: Path,
     ) -> None:
-        self.program, self.dtype = program, dtype
+        self.program = program
+        self.dtype = dtype
         self.library = library.load(path)
-        assert self.library.outrider_runtime_sizes() == SIZES, "structures.py and native/program.h differ"
+        assert self.library.outrider_runtime_sizes() == SIZES, (
+            "structures.py and native/program.h differ"
+        )
         self.workers = library.workers(self.library, torch.get_num_threads())
-        with one_thread(sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))):
+        with one_thread(
+            sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
+        ):
             self._binding = Binding(program, tensors, layers, dtype)
-        made = {op.layer: program.values[op.inputs[0].value].dtype for op in program.body if op.code == Code.SIGNAL}
+        made = {
+            op.layer: program.values[op.inputs[0].value].dtype
+            for op in program.body
+            if op.code == Code.SIGNAL
+        }
         # by key; layers may be added up in fp32 in a model of bf16
-        self._signal_types = {key: made.get(number, dtype) for number, key in enumerate(program.signals)}
+        self._signal_types = {
+            key: made.get(number, dtype) for number, key in enumerate(program.signals)
+        }
         windows = [shape.window for shape in layers]
         self._whole = windows.index(None) if None in windows else None  # a layer without a window
-        self._short = next((layer for layer, window in enumerate(windows) if window is not None), 0)  # and one with
+        # and one with
+        self._short = next((layer for layer, window in enumerate(windows) if window is not None), 0)
         self._arena = torch.empty(0, dtype=torch.uint8)
-        self._lists = tuple(KeptAddresses() for _ in range(5))  # of keys, values, rotary tables, states and records
+        # of keys, values, rotary tables, states and records
+        self._lists = tuple(KeptAddresses() for _ in range(5))
 
     def run(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int] = (),
-        tables: Sequence[Tensor] = (), inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
-        (B, T, size) each."""
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: Sequence[int] = (),
+        tables: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`:
+        rotary, by position; `inputs`: (B, T, size) each."""
         assert plan.starts is not None, "a plan of `plan_pass`"
         num_rows, num_tokens = ids.shape
         logits = self.logits(num_rows, len(columns))
         hidden = {
-            key: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._signal_types[key]) for key in layers
+            key: torch.empty(
+                num_rows, num_tokens, self.program.hidden_size, dtype=self._signal_types[key]
+            )
+            for key in layers
         }
         call = self.call(
-            num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
-            signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
-            starts=np.array(plan.starts), columns=columns.contiguous(), logits=logits, sees=plan.sees,
-            state_pass=plan.states, bases=None if plan.short is None else plan.short.bases,
-        )  # fmt: skip
+            num_rows,
+            num_tokens,
+            len(columns),
+            keys=plan.keys,
+            values=plan.values,
+            tables=tables,
+            inputs=inputs,
+            signals=[hidden.get(layer) for layer in self.program.signals],
+            ids=ids.contiguous(),
+            positions=positions.contiguous(),
+            starts=np.array(plan.starts),
+            columns=columns.contiguous(),
+            logits=logits,
+            sees=plan.sees,
+            state_pass=plan.states,
+            bases=None if plan.short is None else plan.short.bases,
+        )
         self.make(call)
         return logits, [hidden[layer].to(self.dtype) for layer in layers]
 
     def draft(
-        self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
-        carried: Tensor | None, drafting: DraftingStruct, states: StatePass | None = None, bases: Tensor | None = None,
-    ) -> bool:  # fmt: skip
-        """Make the chains that `drafting` says, behind this first pass. `carried` (B, T, H) is room for what it hands on;
-        `states` has the moves of all passes, `bases` are as in `ShortSlots`. False where a row's scores are none to pick from."""
+        self,
+        first: FirstPass,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        carried: Tensor | None,
+        drafting: DraftingStruct,
+        states: StatePass | None = None,
+        bases: Tensor | None = None,
+    ) -> bool:
+        """Make the chains that `drafting` says, behind this first pass. `carried` (B, T, H) is room
+        for what it hands on; `states` has the moves of all passes, `bases` are as in `ShortSlots`.
+        False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
-            num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
-            ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
-            logits=self.logits(num_rows, 1), state_pass=states, bases=bases,
-        )  # fmt: skip
+            num_rows,
+            num_tokens,
+            1,
+            keys=keys,
+            values=values,
+            tables=tables,
+            inputs=first.inputs,
+            signals=[carried],
+            ids=first.ids,
+            positions=first.positions,
+            starts=first.starts,
+            columns=first.columns,
+            rows_differ=True,
+            logits=self.logits(num_rows, 1),
+            state_pass=states,
+            bases=bases,
+        )
         at = (ctypes.addressof(each) for each in (self.struct, call, drafting))
         return self.library.outrider_runtime_draft(*at, self.workers)
 
     def grow(
-        self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
-        carried: Tensor | None, growing: GrowingStruct, largest: tuple[int, int], bases: Tensor | None = None,
-    ) -> bool:  # fmt: skip
-        """Grow the trees that `growing` says, behind this first pass, as `draft` makes chains. `largest`: tokens and columns of a
-        row in the largest pass, for which `carried` has room."""
+        self,
+        first: FirstPass,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        carried: Tensor | None,
+        growing: GrowingStruct,
+        largest: tuple[int, int],
+        bases: Tensor | None = None,
+    ) -> bool:
+        """Grow the trees that `growing` says, behind this first pass, as `draft` makes chains.
+        `largest`: tokens and columns of a row in the largest pass, for which `carried` has room."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
-            num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
-            ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
-            logits=self.logits(num_rows, largest[1]), bases=bases, largest=largest,
-        )  # fmt: skip
+            num_rows,
+            num_tokens,
+            1,
+            keys=keys,
+            values=values,
+            tables=tables,
+            inputs=first.inputs,
+            signals=[carried],
+            ids=first.ids,
+            positions=first.positions,
+            starts=first.starts,
+            columns=first.columns,
+            rows_differ=True,
+            logits=self.logits(num_rows, largest[1]),
+            bases=bases,
+            largest=largest,
+        )
         at = (ctypes.addressof(each) for each in (self.struct, call, growing))
         return self.library.outrider_runtime_grow(*at, self.workers)
 
@@ -126,39 +208,99 @@ class Executor:
         return out
 
     def call(
-        self, num_rows: int, num_tokens: int, num_columns: int = 0, *, keys: Sequence[Tensor] = (),
-        values: Sequence[Tensor] = (), tables: Sequence[Tensor] = (), inputs: Sequence[Tensor] = (),
-        signals: Sequence[Tensor | None] = (), ids: Memory | None = None, positions: Memory | None = None,
-        starts: np.ndarray | None = None, columns: Memory | None = None, rows_differ: bool = False,
-        logits: Tensor | None = None, sees: np.ndarray | None = None, state_pass: StatePass | None = None,
-        bases: Tensor | None = None, largest: tuple[int, int] = (0, 0),
-    ) -> PassStruct:  # fmt: skip
-        """A pass as the library reads it, with room for its values and for those of `largest`, a row's tokens and columns. The
-        structure keeps alive what it points to, all of which is contiguous. Signals that are left out are wanted by nobody;
-        `sees` as in `PassPlan`, `bases` as in `ShortSlots`."""
+        self,
+        num_rows: int,
+        num_tokens: int,
+        num_columns: int = 0,
+        *,
+        keys: Sequence[Tensor] = (),
+        values: Sequence[Tensor] = (),
+        tables: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
+        signals: Sequence[Tensor | None] = (),
+        ids: Memory | None = None,
+        positions: Memory | None = None,
+        starts: np.ndarray | None = None,
+        columns: Memory | None = None,
+        rows_differ: bool = False,
+        logits: Tensor | None = None,
+        sees: np.ndarray | None = None,
+        state_pass: StatePass | None = None,
+        bases: Tensor | None = None,
+        largest: tuple[int, int] = (0, 0),
+    ) -> PassStruct:
+        """A pass as the library reads it, with room for its values and for those of `largest`, a
+        row's tokens and columns. The structure keeps alive what it points to, all of which is
+        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`, `bases`
+        as in `ShortSlots`."""
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
         types = self._signal_types.values()
-        assert all(each is None or each.dtype == dtype for each, dtype in zip(wanted, types, strict=True)), "room of another type"
-        states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
-        known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
-        lists, signal_table = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)
-        moves, num_records = (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
+        assert all(
+            each is None or each.dtype == dtype for each, dtype in zip(wanted, types, strict=True)
+        ), "room of another type"
+        states, records = (
+            ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
+        )
+        known = [
+            kept(each)
+            for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)
+        ]
+        lists = [*known[:3], addresses(inputs), *known[3:]]
+        signal_table = addresses(wanted)
+        moves, num_records = (
+            (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
+        )
         depths, paths = (None, None) if sees is None else _paths(sees)
-        tokens, outputs = max(num_tokens, largest[0]), max(num_columns, largest[1])
-        needed = num_rows * (tokens * self._binding.body_bytes + outputs * self._binding.head_bytes) + 64
+        tokens = max(num_tokens, largest[0])
+        outputs = max(num_columns, largest[1])
+        needed = (
+            num_rows * (tokens * self._binding.body_bytes + outputs * self._binding.head_bytes) + 64
+        )
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
-        arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another
+        # of this pass, whatever a pass of another thread may need: their turns follow one another
+        arena = self._arena
         made = PassStruct(
-            num_rows, num_tokens, keys[self._whole or 0].shape[1] if keys else 0, _address(ids), _address(positions),
-            _address(starts), _address(depths), _address(paths), 0, *(ctypes.addressof(each) for each in lists), _address(moves),
-            num_records, ctypes.addressof(signal_table), _address(columns), num_columns, rows_differ, _address(bases),
-            0 if bases is None else keys[self._short].shape[1], _address(logits), -(-arena.data_ptr() // 64) * 64,
-        )  # fmt: skip
+            num_rows,
+            num_tokens,
+            keys[self._whole or 0].shape[1] if keys else 0,
+            _address(ids),
+            _address(positions),
+            _address(starts),
+            _address(depths),
+            _address(paths),
+            0,
+            *(ctypes.addressof(each) for each in lists),
+            _address(moves),
+            num_records,
+            ctypes.addressof(signal_table),
+            _address(columns),
+            num_columns,
+            rows_differ,
+            _address(bases),
+            0 if bases is None else keys[self._short].shape[1],
+            _address(logits),
+            -(-arena.data_ptr() // 64) * 64,
+        )
         made.kept = (
-            lists, signal_table, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths,
-            arena, state_pass, bases,
-        )  # fmt: skip
+            lists,
+            signal_table,
+            keys,
+            values,
+            tables,
+            inputs,
+            signals,
+            ids,
+            positions,
+            starts,
+            columns,
+            logits,
+            depths,
+            paths,
+            arena,
+            state_pass,
+            bases,
+        )
         return made
 
     def logits(self, num_rows: int, num_columns: int) -> Tensor:
@@ -173,7 +315,9 @@ class Executor:
 
     def make(self, call: PassStruct) -> None:
         """Make such a pass."""
-        self.library.outrider_runtime_run(ctypes.addressof(self.struct), ctypes.addressof(call), self.workers)
+        self.library.outrider_runtime_run(
+            ctypes.addressof(self.struct), ctypes.addressof(call), self.workers
+        )
 
 
 class Bound(NamedTuple):
@@ -183,9 +327,15 @@ class Bound(NamedTuple):
     rotary: Rotary
 
 
-def bind(program: Program, module: Any, layers: Sequence[LayerShape], dtype: torch.dtype, path: Path) -> Bound:
+def bind(
+    program: Program, module: Any, layers: Sequence[LayerShape], dtype: torch.dtype, path: Path
+) -> Bound:
     """The program on the tensors of the module that it was lowered from."""
-    tensors: dict[str, Tensor | Matrix] = {**tensors_of(program, module), **program.constants, **program.matrices}
+    tensors: dict[str, Tensor | Matrix] = {
+        **tensors_of(program, module),
+        **program.constants,
+        **program.matrices,
+    }
     return Bound(Executor(program, tensors, layers, dtype, path), rotary_of(module, program))
 
 
@@ -200,13 +350,15 @@ class NativeRun(OnOwnThreads):
     """A model's passes on the executor. It keeps its own copy of the weights."""
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
-        self.bound, self.path = bind(program, module, lm.shape.layers, lm.dtype, path), path
+        self.bound = bind(program, module, lm.shape.layers, lm.dtype, path)
+        self.path = path
 
     @classmethod
     def around(cls, bound: Bound, path: Path) -> NativeRun:
         """A run of a program that is bound already."""
         run = cls.__new__(cls)
-        run.bound, run.path = bound, path
+        run.bound = bound
+        run.path = path
         return run
 
     @property
@@ -218,11 +370,19 @@ class NativeRun(OnOwnThreads):
         return self.with_hidden(ids, positions, plan, columns, ())[0]
 
     def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no other number."""
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no
+        other number."""
         if missing := sorted(set(layers) - set(self.executor.program.signals)):
-            raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
+            raise CapabilityError(
+                f"the native runtime does not give the hidden states of layers {missing}"
+            )
         tables = self.bound.rotary.up_to(int(positions.numpy().max()))
         return self.executor.run(ids, positions, plan, columns, layers, tables)
 
@@ -243,14 +403,18 @@ def _address(memory: Memory | None) -> int | None:
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     """Addresses of tensors, null for None."""
-    return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
+    return (ctypes.c_void_p * len(tensors))(
+        *(None if one is None else one.data_ptr() for one in tensors)
+    )
 
 
 class KeptAddresses:
-    """Addresses of the tensors of a list, kept as long as the same list with the same first tensor comes.
+    """Addresses of the tensors of a list, kept as long as the same list with the same first tensor
+    comes.
 
-    Code that moves the tensors of a list moves all of them, or makes another list. Sixty tensors of thirty layers take 0.1 ms to
-    ask where a pass has driven everything out of the processor's caches.
+    Code that moves the tensors of a list moves all of them, or makes another list. Sixty tensors of
+    thirty layers take 0.1 ms to ask where a pass has driven everything out of the processor's
+    caches.
     """
 
     def __init__(self) -> None:
@@ -266,31 +430,47 @@ class KeptAddresses:
 
 
 def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Depths (B, T), and paths (B, T, T): the tokens on the way to each token, itself last; what lies behind is never read."""
+    """Depths (B, T), and paths (B, T, T): the tokens on the way to each token, itself last; what
+    lies behind is never read."""
     depths = (seen.sum(axis=2) - 1).astype(np.int32)
-    paths = np.argsort(~seen, axis=2, kind="stable").astype(np.int32)  # ancestors stand before their descendants
+    # ancestors stand before their descendants
+    paths = np.argsort(~seen, axis=2, kind="stable").astype(np.int32)
     return depths, paths
 
 
 def use_native_run(lm: LM, module: Any, cache: Path, *, is_checked: bool = False) -> NativeRun:
-    """Run the model's passes on the executor from now on. Raises CapabilityError, with `lm` as it was, where that cannot be.
+    """Run the model's passes on the executor from now on. Raises CapabilityError, with `lm` as it
+    was, where that cannot be.
 
     `is_checked`: an earlier start has compared its logits with the plain module's.
     """
     if lm.device.type != "cpu" or lm.dtype not in DTYPES:
         dtype = str(lm.dtype).removeprefix("torch.")
-        raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
-    path, before, layers = library.find(cache), lm.run, lm.shape.layers
+        raise NotLoweredError(
+            f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on "
+            f"{lm.device.type}"
+        )
+    path = library.find(cache)
+    before = lm.run
+    layers = lm.shape.layers
     with one_thread(lm.shape.num_parameters):
         expected = None if is_checked else probe_logits(lm)
         program = lower(module)
     if program.matrices and lm.dtype != torch.bfloat16:
-        raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
+        raise NotLoweredError(
+            "weights kept in integers are multiplied in bfloat16 alone, with activations rounded "
+            "to 8 bits"
+        )
     keep_windows(lm, program)
     try:
         run = lm.run = NativeRun(lm, module, program, path)
         if expected is not None:
-            check_same_logits(lm, expected, module, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+            check_same_logits(
+                lm,
+                expected,
+                module,
+                picks_experts=any(op.code == Code.EXPERTS for op in program.body),
+            )
     except CapabilityError:
         lm.run = before
         lm.lay_out(layers)

@@ -1,4 +1,5 @@
-"""A program in order for the executor: phases that threads share, and an offset in memory for every value while it is needed."""
+"""A program in order for the executor: phases that threads share, and an offset in memory for every
+value while it is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Phases in order, and where each value that is made lies: bytes a token, in its section's arena."""
+    """Phases in order, and where each value that is made lies: bytes a token, in its section's
+    arena."""
 
     phases: tuple[Phase, ...]
     offsets: dict[int, int]
@@ -43,7 +45,8 @@ class Schedule:
 
 
 def schedule(program: Program) -> Schedule:
-    """Linear layers that do not wait for one another share a phase, and so do operations on single tokens."""
+    """Linear layers that do not wait for one another share a phase, and so do operations on single
+    tokens."""
     phases = [*_phases(program.body, is_head=False), *_phases(program.head, is_head=True)]
     in_head = frozenset(op.output.value for op in program.head if op.output is not None)
     in_body = frozenset(op.output.value for op in program.body if op.output is not None)
@@ -54,8 +57,8 @@ def schedule(program: Program) -> Schedule:
 
 
 def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
-    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or choice,
-    one product of experts or one recurrent operation."""
+    """Greedily: all operations on single tokens that can be made, then all linear layers that can,
+    then one attention or choice, one product of experts or one recurrent operation."""
     waits, followers = _dependencies(ops)
     ready: dict[Kind, list[int]] = {kind: [] for kind in Kind}  # heaps of operations
     for index, count in enumerate(waits):
@@ -87,17 +90,22 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
 
 def _kind(op: Op) -> Kind:
     kinds = {
-        Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.CHOICE: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS,
+        Code.LINEAR: Kind.LINEARS,
+        Code.ATTENTION: Kind.ATTENTIONS,
+        Code.CHOICE: Kind.ATTENTIONS,
+        Code.EXPERTS: Kind.EXPERTS,
         Code.HEADS: Kind.EXPERTS,
-    }  # fmt: skip
+    }
     return Kind.RECURRENT if op.code in RECURRENT else kinds.get(op.code, Kind.TOKENWISE)
 
 
 def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
-    """How many operations each one waits for, and which ones wait for it. A value may be written part by part."""
+    """How many operations each one waits for, and which ones wait for it. A value may be written
+    part by part."""
     writers: dict[int, list[int]] = {}
     stores: dict[int, list[int]] = {}
-    waits, followers = [0] * len(ops), [list[int]() for _ in ops]
+    waits = [0] * len(ops)
+    followers = [list[int]() for _ in ops]
     for index, op in enumerate(ops):
         before = {writer for view in op.inputs for writer in writers.get(view.value, ())}
         if op.code in (Code.ATTENTION, Code.CHOICE):
@@ -115,7 +123,8 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
 def _offsets(
     program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None
 ) -> tuple[dict[int, int], int]:
-    """The offsets of these values, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
+    """The offsets of these values, and bytes in all: first fit, each from the phase that makes it
+    to the last that reads it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, phase in enumerate(phases):
@@ -138,7 +147,9 @@ def _offsets(
             start = max(start, end)
         taken[value] = (start, start + size)
         live.append(value)
-    return {value: place[0] for value, place in taken.items()}, max((end for _, end in taken.values()), default=0)
+    return {value: place[0] for value, place in taken.items()}, max(
+        (end for _, end in taken.values()), default=0
+    )
 
 
 def _bytes(value: Value) -> int:

@@ -1,4 +1,5 @@
-"""Whether a start that was kept goes together: its program, its tables and what is known of the model's shape."""
+"""Whether a start that was kept goes together: its program, its tables and what is known of the
+model's shape."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Wave
 
 
-def check_start(program: Program, waves: Sequence[Wave], ends: Sequence[int], shape: LMShape) -> None:
-    """Raises NotLoweredError for a whole model's program that does not go with its tables, or with what is known of its shape.
+def check_start(
+    program: Program, waves: Sequence[Wave], ends: Sequence[int], shape: LMShape
+) -> None:
+    """Raises NotLoweredError for a whole model's program that does not go with its tables, or with
+    what is known of its shape.
 
     `ends`: tokens that end a text.
     """
@@ -36,5 +40,3 @@ def check_start(program: Program, waves: Sequence[Wave], ends: Sequence[int], sh
                 raise NotLoweredError("a program with rotary tables of another size")
             if getattr(torch, wave.dtype) != value.dtype:
                 raise NotLoweredError("a program with rotary tables of another type")
-
-

@@ -1,4 +1,5 @@
-"""Ways to look at a token's block of numbers: sizes and steps of any number of dimensions, brought down to rows and columns."""
+"""Ways to look at a token's block of numbers: sizes and steps of any number of dimensions, brought
+down to rows and columns."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from outrider.runtime.ops import View
 
 @dataclass(frozen=True)
 class Strided:
-    """Number (i, j, ...) of the view is number offset + i * steps[0] + j * steps[1] + ... of the value."""
+    """Number (i, j, ...) of the view is number offset + i * steps[0] + j * steps[1] + ... of the
+    value."""
 
     value: int
     sizes: tuple[int, ...]
@@ -62,11 +64,13 @@ def reshape(view: Strided, sizes: Sequence[int]) -> Strided | None:
 
 
 def collapse(views: Sequence[Strided], *, keep_last: bool = False) -> list[View] | None:
-    """Views of equal sizes as rows and columns, dimensions that all walk evenly taken together; None where three are left.
+    """Views of equal sizes as rows and columns, dimensions that all walk evenly taken together;
+    None where three are left.
 
     `keep_last`: the columns are the last dimension alone.
     """
-    sizes, steps = list(views[0].sizes), [list(view.steps) for view in views]
+    sizes = list(views[0].sizes)
+    steps = [list(view.steps) for view in views]
     assert all(list(view.sizes) == sizes for view in views), "operands of different sizes"
     for dim in range(len(sizes) - (2 if keep_last else 1), -1, -1):
         if sizes[dim] == 1:  # no direction at all

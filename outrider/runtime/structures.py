@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-Number, Pointer, Real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+Number = ctypes.c_int64
+Pointer = ctypes.c_void_p
+Real = ctypes.c_double
 
 
 def _numbers(names: str) -> list[tuple[str, type]]:
@@ -85,5 +87,12 @@ class LevelsStruct(ctypes.Structure):
 
 
 # as `outrider_runtime_sizes` tells them
-_UNITS = {GrowingStruct: 10**15, LevelsStruct: 10**12, DraftingStruct: 10**9, OpStruct: 10**6, PhaseStruct: 10**4, PassStruct: 1}
+_UNITS = {
+    GrowingStruct: 10**15,
+    LevelsStruct: 10**12,
+    DraftingStruct: 10**9,
+    OpStruct: 10**6,
+    PhaseStruct: 10**4,
+    PassStruct: 1,
+}
 SIZES = sum(ctypes.sizeof(kind) * unit for kind, unit in _UNITS.items())

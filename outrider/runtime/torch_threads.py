@@ -1,10 +1,11 @@
 """torch's operations on one thread while a step's passes run on the executor's threads.
 
-What happens between two passes are small operations. One that is long enough to be divided wakes torch's OpenMP threads, which
-afterwards wait for more work without sleeping, on the processors that the next pass needs.
+What happens between two passes are small operations. One that is long enough to be divided wakes
+torch's OpenMP threads, which afterwards wait for more work without sleeping, on the processors that
+the next pass needs.
 
-The number is set for the calling thread alone, by OpenMP itself: `torch.set_num_threads` also sets what threads that compute for
-the first time are given. Where torch has no OpenMP nothing is set.
+The number is set for the calling thread alone, by OpenMP itself: `torch.set_num_threads` also sets
+what threads that compute for the first time are given. Where torch has no OpenMP nothing is set.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Result = TypeVar("Result")
 
 
 def spare_threads(step: Callable[[Self], Result]) -> Callable[[Self], Result]:
-    """A step in which torch has one thread, where passes run on the executor and drafting runs no modules of torch."""
+    """A step in which torch has one thread, where passes run on the executor and drafting runs no
+    modules of torch."""
 
     @wraps(step)
     def spared(decoder: Self) -> Result:
@@ -52,11 +54,14 @@ def spare_threads(step: Callable[[Self], Result]) -> Callable[[Self], Result]:
 
 @cache
 def _openmp() -> Callable[[int], object]:
-    """`omp_set_num_threads` of the library that torch computes with; where it has none, what does nothing."""
+    """`omp_set_num_threads` of the library that torch computes with; where it has none, what does
+    nothing."""
     before = torch.get_num_threads()
     try:
-        found = ctypes.CDLL(None).omp_set_num_threads  # torch loads its OpenMP for the whole process
-        found.argtypes, found.restype = (ctypes.c_int,), None
+        # torch loads its OpenMP for the whole process
+        found = ctypes.CDLL(None).omp_set_num_threads
+        found.argtypes = (ctypes.c_int,)
+        found.restype = None
         found(before + 1)
         serves = torch.get_num_threads() == before + 1
         found(before)

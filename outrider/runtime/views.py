@@ -16,12 +16,18 @@ from outrider.runtime.strides import Strided, dense, reshape
 
 
 def view(low: Lowering, event: Event) -> list[Known]:
-    """Another shape: dimensions of rows and tokens are found by the sizes before them, so one's own never mix with those."""
-    found, (out,) = low.find(event.args[0]), event.outputs
+    """Another shape: dimensions of rows and tokens are found by the sizes before them, so one's own
+    never mix with those."""
+    found = low.find(event.args[0])
+    (out,) = event.outputs
     if isinstance(found, Index) and out.shape == event.args[0].shape:
         return [found]
     block = found.block if isinstance(found, Folded) else low.block(event.args[0])
-    folded = SIZES["N"] * block.own.count // out.shape[-1] if out.dim() == 2 and block.axes[:2] == ("B", "T") else 0
+    folded = (
+        SIZES["N"] * block.own.count // out.shape[-1]
+        if out.dim() == 2 and block.axes[:2] == ("B", "T")
+        else 0
+    )
     if folded > SIZES["N"] and out.shape[0] == folded:
         return [Folded(block)]
     axes = _regrouped(block, tuple(out.shape))
@@ -34,7 +40,9 @@ def view(low: Lowering, event: Event) -> list[Known]:
 
 def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The axes of a block's numbers in this shape."""
-    block = _picked(block, [dim for dim, size in enumerate(block.shape) if size > 1 or block.axes[dim]])
+    block = _picked(
+        block, [dim for dim, size in enumerate(block.shape) if size > 1 or block.axes[dim]]
+    )
     axes: list[str] = []
     own_dim = 0
     for size in shape:
@@ -44,18 +52,28 @@ def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
                 axes.append(axis)
                 own_dim += 1
                 continue
-            if axis == "B" and block.axes[own_dim + 1 : own_dim + 2] == ("T",) and size == SIZES["N"]:
+            if (
+                axis == "B"
+                and block.axes[own_dim + 1 : own_dim + 2] == ("T",)
+                and size == SIZES["N"]
+            ):
                 axes.append("N")
                 own_dim += 2
                 continue
             if axis == "N" and size == SIZES["B"]:
                 axes.append("B")
-                block = replace(block, axes=(*block.axes[:own_dim], "T", *block.axes[own_dim + 1 :]))
+                block = replace(
+                    block, axes=(*block.axes[:own_dim], "T", *block.axes[own_dim + 1 :])
+                )
                 continue
             if size != 1:
                 raise NotLoweredError("a shape that mixes tokens")
         axes.append("")
-        while own_dim < len(block.axes) and not block.axes[own_dim] and _done(block, own_dim, shape, axes):
+        while (
+            own_dim < len(block.axes)
+            and not block.axes[own_dim]
+            and _done(block, own_dim, shape, axes)
+        ):
             own_dim += 1
     if any(block.axes[own_dim:]):
         raise NotLoweredError("a shape that mixes tokens")
@@ -64,14 +82,17 @@ def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 def _done(block: Block, own_dim: int, shape: tuple[int, ...], axes: Sequence[str]) -> bool:
     """Whether the dimensions so far hold all numbers of the block's dimensions up to this one."""
-    return prod(shape[: len(axes)]) >= prod(block.shape[: own_dim + 1]) and any(block.axes[own_dim + 1 :])
+    return prod(shape[: len(axes)]) >= prod(block.shape[: own_dim + 1]) and any(
+        block.axes[own_dim + 1 :]
+    )
 
 
 def permute(low: Lowering, event: Event) -> list[Known]:
     tensor = event.args[0]
     order = list(range(tensor.dim()))
     if event.name == "transpose":
-        first, second = event.args[1] % tensor.dim(), event.args[2] % tensor.dim()
+        first = event.args[1] % tensor.dim()
+        second = event.args[2] % tensor.dim()
         order[first], order[second] = second, first
     elif event.name == "t":
         order.reverse()
@@ -86,12 +107,17 @@ def _picked(block: Block, order: Sequence[int]) -> Block:
     own_dims = [own_dim for own_dim, axis in enumerate(block.axes) if not axis]
     own = [own_dims.index(dim) for dim in order if not block.axes[dim]]
     sizes, steps = (tuple(each[i] for i in own) for each in (block.own.sizes, block.own.steps))
-    return Block(tuple(block.axes[dim] for dim in order), Strided(block.own.value, sizes, steps, block.own.offset))
+    return Block(
+        tuple(block.axes[dim] for dim in order),
+        Strided(block.own.value, sizes, steps, block.own.offset),
+    )
 
 
 def _copies(low: Lowering, event: Event) -> list[Known] | None:
-    """Token ids or positions (copies, rows, tokens), all copies alike, of which an operation makes or takes some."""
-    tensor, found = event.args[0], low.find(event.args[0])
+    """Token ids or positions (copies, rows, tokens), all copies alike, of which an operation makes
+    or takes some."""
+    tensor = event.args[0]
+    found = low.find(event.args[0])
     if not isinstance(found, Index):
         return None
     (out,) = event.outputs
@@ -107,8 +133,10 @@ def _copies(low: Lowering, event: Event) -> list[Known] | None:
 def unsqueeze(low: Lowering, event: Event) -> list[Known]:
     if (copies := _copies(low, event)) is not None:
         return copies
-    tensor, (out,) = event.args[0], event.outputs
-    dim, found = event.args[1] % out.dim(), low.find(tensor)
+    tensor = event.args[0]
+    (out,) = event.outputs
+    dim = event.args[1] % out.dim()
+    found = low.find(tensor)
     if isinstance(found, Complex):
         return [Complex(_widened(found.pairs, dim))]
     return [_widened(low.block(tensor), dim)]
@@ -125,7 +153,8 @@ def squeeze(low: Lowering, event: Event) -> list[Known]:
 
 
 def expand(low: Lowering, event: Event) -> list[Known]:
-    tensor, (out,) = event.args[0], event.outputs
+    tensor = event.args[0]
+    (out,) = event.outputs
     found = low.find(tensor)
     if tensor.shape == out.shape:
         return [found]
@@ -135,7 +164,10 @@ def expand(low: Lowering, event: Event) -> list[Known]:
     missing = out.dim() - tensor.dim()
     axes = ("",) * missing + block.axes
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
-    steps = [0] * missing + [0 if size == 1 else step for size, step in zip(block.own.sizes, block.own.steps, strict=True)]
+    steps = [0] * missing + [
+        0 if size == 1 else step
+        for size, step in zip(block.own.sizes, block.own.steps, strict=True)
+    ]
     return [Block(axes, Strided(block.own.value, tuple(sizes), tuple(steps), block.own.offset))]
 
 
@@ -143,14 +175,22 @@ def repeat(low: Lowering, event: Event) -> list[Known]:
     """repeat(x, times): along dimensions of size 1 or new ones nothing is copied."""
     tensor, times = event.args
     missing = len(times) - tensor.dim()
-    if not any(count > 1 and own_dim >= missing and tensor.shape[own_dim - missing] > 1 for own_dim, count in enumerate(times)):
+    if not any(
+        count > 1 and own_dim >= missing and tensor.shape[own_dim - missing] > 1
+        for own_dim, count in enumerate(times)
+    ):
         return expand(low, event)
     block = low.block(tensor)
     if missing or any(count > 1 for count, axis in zip(times, block.axes, strict=True) if axis):
         raise NotLoweredError("tokens put side by side with themselves")
-    sizes, steps = [], []
-    for count, size, step in zip([n for n, axis in zip(times, block.axes, strict=True) if not axis], block.own.sizes,
-                                 block.own.steps, strict=True):  # fmt: skip
+    sizes = []
+    steps = []
+    for count, size, step in zip(
+        [n for n, axis in zip(times, block.axes, strict=True) if not axis],
+        block.own.sizes,
+        block.own.steps,
+        strict=True,
+    ):
         sizes += [count, size]
         steps += [0, step]
     made = low.copied(replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))
@@ -168,14 +208,23 @@ def cut(low: Lowering, event: Event) -> list[Known]:
         return [found]
     if (copies := _copies(low, event)) is not None:
         return copies
-    return [_part(low.block(tensor), dim, (start or 0) % max(tensor.shape[dim], 1), event.outputs[0].shape[dim], step)]
+    return [
+        _part(
+            low.block(tensor),
+            dim,
+            (start or 0) % max(tensor.shape[dim], 1),
+            event.outputs[0].shape[dim],
+            step,
+        )
+    ]
 
 
 def _part(block: Block, dim: int, start: int, count: int, step: int = 1) -> Block:
     if block.axes[dim]:
         raise NotLoweredError("some of the tokens")
     own_dim = sum(not axis for axis in block.axes[:dim])
-    sizes, steps = list(block.own.sizes), list(block.own.steps)
+    sizes = list(block.own.sizes)
+    steps = list(block.own.steps)
     offset = block.own.offset + start * steps[own_dim]
     sizes[own_dim], steps[own_dim] = count, steps[own_dim] * step
     return Block(block.axes, Strided(block.own.value, tuple(sizes), tuple(steps), offset))
@@ -193,7 +242,9 @@ def select(low: Lowering, event: Event) -> list[Known]:
 def split(low: Lowering, event: Event) -> list[Known]:
     tensor, _, dim = (*event.args, 0)[:3]
     dim %= tensor.dim()
-    block, start, found = low.block(tensor), 0, []
+    block = low.block(tensor)
+    start = 0
+    found = []
     for out in event.outputs:
         found.append(_part(block, dim, start, out.shape[dim]))
         start += out.shape[dim]
@@ -203,7 +254,8 @@ def split(low: Lowering, event: Event) -> list[Known]:
 def unbind(low: Lowering, event: Event) -> list[Known]:
     tensor, dim = (*event.args, 0)[:2]
     dim %= tensor.dim()
-    block, rest = low.block(tensor), [each for each in range(tensor.dim()) if each != dim % tensor.dim()]
+    block = low.block(tensor)
+    rest = [each for each in range(tensor.dim()) if each != dim % tensor.dim()]
     return [_picked(_part(block, dim, index, 1), rest) for index in range(len(event.outputs))]
 
 
@@ -220,7 +272,10 @@ def cat(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("tokens put side by side")
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
     own_dim = sum(not axis for axis in axes[:dim])
-    made = low.value(sizes, out.dtype if out.is_floating_point() else low.dtype(blocks[0].own.value))  # indices are numbers, too
+    # indices are numbers, too
+    made = low.value(
+        sizes, out.dtype if out.is_floating_point() else low.dtype(blocks[0].own.value)
+    )
     offset = 0
     for block in blocks:
         low.emit(Code.COPY, [block.own], replace(made, sizes=block.own.sizes, offset=offset))
@@ -230,7 +285,8 @@ def cat(low: Lowering, event: Event) -> list[Known]:
 
 def opened(low: Lowering, event: Event) -> list[Known]:
     """new_empty(x, sizes): memory to be filled part by part, for the tokens of `x`."""
-    (out,), block = event.outputs, low.block(event.args[0])
+    (out,) = event.outputs
+    block = low.block(event.args[0])
     if out.shape[:-1] != event.args[0].shape[:-1] or block.axes[-1]:
         raise NotLoweredError("memory of another shape than its model's")
     sizes = [size for size, axis in zip(out.shape, block.axes, strict=True) if not axis]
@@ -241,7 +297,8 @@ def fill(low: Lowering, event: Event) -> list[Known]:
     """copy_(part, numbers): what was opened is written, here once and before it is read."""
     if is_same_view(*event.args[:2]):  # what `x[1:] += y` ends with
         return [low.find(event.args[1])]
-    part, numbers = low.block(event.args[0]), low.block(event.args[1])
+    part = low.block(event.args[0])
+    numbers = low.block(event.args[1])
     if part.axes != numbers.axes or part.own.sizes != numbers.own.sizes:
         raise NotLoweredError("numbers copied to others of another shape")
     low.fill(part.own)
@@ -251,12 +308,17 @@ def fill(low: Lowering, event: Event) -> list[Known]:
 
 def is_same_view(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same numbers in memory."""
-    return (first.data_ptr(), first.shape, first.stride()) == (second.data_ptr(), second.shape, second.stride())
+    return (first.data_ptr(), first.shape, first.stride()) == (
+        second.data_ptr(),
+        second.shape,
+        second.stride(),
+    )
 
 
 def _widened(block: Block, dim: int) -> Block:
     own_dim = sum(not axis for axis in block.axes[:dim])
-    sizes, steps = list(block.own.sizes), list(block.own.steps)
+    sizes = list(block.own.sizes)
+    steps = list(block.own.steps)
     sizes.insert(own_dim, 1)
     steps.insert(own_dim, 0)
     own = replace(block.own, sizes=tuple(sizes), steps=tuple(steps))

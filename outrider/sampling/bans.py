@@ -1,8 +1,10 @@
-"""Tokens that a request bans: end tokens before its answer is long enough, and words that it must not contain.
+"""Tokens that a request bans: end tokens before its answer is long enough, and words that it must
+not contain.
 
-A `Constraint` like a grammar, so it reaches every distribution along every draft path, the target's and the drafters'; it may
-stand around a grammar. Names are vLLM's: `min_tokens` holds back end of text and `stop_token_ids`; `bad_words` looks at the
-answer, not at the prompt, and keeps a word from being completed, in whatever tokens it is written (`words.py`).
+A `Constraint` like a grammar, so it reaches every distribution along every draft path, the target's
+and the drafters'; it may stand around a grammar. Names are vLLM's: `min_tokens` holds back end of
+text and `stop_token_ids`; `bad_words` looks at the answer, not at the prompt, and keeps a word from
+being completed, in whatever tokens it is written (`words.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +20,22 @@ from outrider.sampling.words import BadWords, Tail
 
 
 class Bans:
-    """The bans of one row. `ends`: tokens that end its answer; `only`: the tokens it may have, None for all; `inner`: its
-    grammar."""
+    """The bans of one row. `ends`: tokens that end its answer; `only`: the tokens it may have, None
+    for all; `inner`: its grammar."""
 
     def __init__(
-        self, vocab_size: int, *, min_tokens: int = 0, ends: Collection[int] = (), words: BadWords | None = None,
-        only: Collection[int] | None = None, inner: Constraint | None = None,
-    ) -> None:  # fmt: skip
-        self._min_tokens, self._words, self._inner = min_tokens, words, inner
+        self,
+        vocab_size: int,
+        *,
+        min_tokens: int = 0,
+        ends: Collection[int] = (),
+        words: BadWords | None = None,
+        only: Collection[int] | None = None,
+        inner: Constraint | None = None,
+    ) -> None:
+        self._min_tokens = min_tokens
+        self._words = words
+        self._inner = inner
         self._ends = frozenset(token for token in ends if token < vocab_size)
         self._free = torch.full((vocab_size,), only is None)
         self._free[list(only or ())] = True
@@ -33,18 +43,26 @@ class Bans:
         self._free[list(self._never)] = False
         self._num_emitted = 0
         self._tail = Tail()
-        self._dead_ends: set[tuple[int, ...]] = set()  # draft paths behind which nothing was allowed
+        # draft paths behind which nothing was allowed
+        self._dead_ends: set[tuple[int, ...]] = set()
         self._since: list[int] = []  # committed since they were asked about
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """The answer ends even if it is short where nothing else could follow, like behind a complete grammar.
+        """The answer ends even if it is short where nothing else could follow, like behind a
+        complete grammar.
 
-        Raises RequestError where words, grammar and the allowed tokens leave no token for the committed text to go on with. A
-        draft path that leads there may still be accepted: then `commit` raises for the token behind it.
+        Raises RequestError where words, grammar and the allowed tokens leave no token for the
+        committed text to go on with. A draft path that leads there may still be accepted: then
+        `commit` raises for the token behind it.
         """
         if self._since:
-            self._dead_ends, self._since = set(), []
-        masks = self._free.expand(len(paths), -1).clone() if self._inner is None else self._free & self._inner.allowed(paths)
+            self._dead_ends = set()
+            self._since = []
+        masks = (
+            self._free.expand(len(paths), -1).clone()
+            if self._inner is None
+            else self._free & self._inner.allowed(paths)
+        )
         for mask, path in zip(masks, paths, strict=True):
             mask[list(self._completing(path))] = False
             banned_ends = list(self._banned_ends(path))
@@ -65,8 +83,13 @@ class Bans:
         return mask if _any(mask) else torch.ones_like(mask)
 
     def forbids(self, path: Sequence[int], token: int) -> bool:
-        """Whether the bans alone, without a grammar, keep the token from following committed + path."""
-        return token in self._never or token in self._banned_ends(path) or token in self._completing(path)
+        """Whether the bans alone, without a grammar, keep the token from following committed +
+        path."""
+        return (
+            token in self._never
+            or token in self._banned_ends(path)
+            or token in self._completing(path)
+        )
 
     def bite(self, path: Sequence[int]) -> bool:
         """Whether the bans alone keep any token from following committed + path."""
@@ -94,7 +117,11 @@ class Bans:
 
     def _completing(self, path: Sequence[int]) -> set[int]:
         """Tokens that would complete a word."""
-        return set() if self._words is None else self._words.completing(self._words.after(self._tail, path))
+        return (
+            set()
+            if self._words is None
+            else self._words.completing(self._words.after(self._tail, path))
+        )
 
     def _banned_ends(self, path: Sequence[int]) -> Collection[int]:
         return self._ends if self._num_emitted + len(path) < self._min_tokens else ()

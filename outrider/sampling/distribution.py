@@ -7,8 +7,8 @@ path: output m is penalised for the committed tokens plus the nodes that lead to
 not see each other. Grammars (`BatchSampling.constraints`) are asked along the same path; what they forbid is
 -inf from the start, so top-k and top-p count among allowed tokens only.
 
-Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate branch
-anywhere. A row's law is a function of that row alone, to the last bit. Mathematics:
+Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate
+branch anywhere. A row's law is a function of that row alone, to the last bit. Mathematics:
 docs/algorithms/distribution.md.
 """
 
@@ -29,17 +29,24 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-__all__ = ["BatchSampling", "DistributionKernel", "History", "adjusted_scores", "distribution", "greedy_choice"]
+__all__ = [
+    "BatchSampling",
+    "DistributionKernel",
+    "History",
+    "adjusted_scores",
+    "distribution",
+    "greedy_choice",
+]
 
-# A fast way from scores (B, M, V), every row's `BatchSampling.options` and the draft to laws; None where it does not serve, or
-# where there is something to refuse.
+# A fast way from scores (B, M, V), every row's `BatchSampling.options` and the draft to laws; None
+# where it does not serve, or where there is something to refuse.
 DistributionKernel = Callable[[Tensor, Tensor, Draft | None], Tensor | None]
 
 
 @dataclass(frozen=True)
 class BatchSampling:
-    """The sampling options of a batch as tensors, built once per change of the batch. Off for all rows =
-    None.
+    """The sampling options of a batch as tensors, built once per change of the batch. Off for all
+    rows = None.
     """
 
     num_rows: int
@@ -52,7 +59,9 @@ class BatchSampling:
     greedy_rows: Tensor  # (G,) int64
     sampled_rows: Tensor  # (S,) int64
     warpers: Warpers  # of the sampled rows
-    options: Tensor  # (B, 4) fp64 on the host: temperature (0: greedy), top-k (0: off), top-p, min-p, for a `DistributionKernel`
+    # (B, 4) fp64 on the host: temperature (0: greedy), top-k (0: off), top-p, min-p, for a
+    # `DistributionKernel`
+    options: Tensor
     constraints: tuple[Constraint | None, ...] | None = None  # per row; None: no row has one
 
     @property
@@ -63,7 +72,12 @@ class BatchSampling:
     @property
     def is_plain_greedy(self) -> bool:
         """Every row's choice is the largest of the logits as they come."""
-        return self.is_greedy and self.bias is None and self.constraints is None and not self.needs_history
+        return (
+            self.is_greedy
+            and self.bias is None
+            and self.constraints is None
+            and not self.needs_history
+        )
 
     @classmethod
     def of(
@@ -73,8 +87,8 @@ class BatchSampling:
         device: torch.device | str = "cpu",
         constraints: Sequence[Constraint | None] = (),
     ) -> BatchSampling:
-        """`constraints`: one a row, or none at all. Raises ConfigError when a bias or an allowed id lies outside
-        the vocabulary.
+        """`constraints`: one a row, or none at all. Raises ConfigError when a bias or an allowed id
+        lies outside the vocabulary.
         """
         sampled = [row for row, p in enumerate(params) if not p.is_greedy]
         greedy = [row for row, p in enumerate(params) if p.is_greedy]
@@ -107,10 +121,11 @@ def distribution(
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 
-    `history` holds the committed tokens and `draft` the nodes (needed only with penalties and grammars; a drafter
-    that has drafted i tokens asks for its next law with first_node=i, M=1). `drafting`: a law to draw drafts
-    from, which is cheaper (`Warpers.draft_law`). Outputs of padding nodes get some law, never an error. `kernel`: makes
-    the laws of a whole pass where it can. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
+    `history` holds the committed tokens and `draft` the nodes (needed only with penalties and
+    grammars; a drafter that has drafted i tokens asks for its next law with first_node=i, M=1).
+    `drafting`: a law to draw drafts from, which is cheaper (`Warpers.draft_law`). Outputs of
+    padding nodes get some law, never an error. `kernel`: makes the laws of a whole pass where it
+    can. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
@@ -123,32 +138,46 @@ def distribution(
         witness = law[..., 0]
     else:
         law, witness = _mixed(scores, sampling, dtype, drafting)
-    if not math.isfinite(witness.sum()):  # sync: one number; an overflow of the sum only costs a closer look
+    # sync: one number; an overflow of the sum only costs a closer look
+    if not math.isfinite(witness.sum()):
         _refuse_or_patch(law, witness, draft, first_node)
     return law
 
 
 def greedy_choice(
-    logits: Tensor, sampling: BatchSampling, history: History | None = None, draft: Draft | None = None
+    logits: Tensor,
+    sampling: BatchSampling,
+    history: History | None = None,
+    draft: Draft | None = None,
 ) -> list[list[int]]:
-    """The tokens on which `distribution` puts its point masses when all rows are greedy: same scores, same refusals, no
-    law. M a row."""
+    """The tokens on which `distribution` puts its point masses when all rows are greedy: same
+    scores, same refusals, no law. M a row."""
     scores = adjusted_scores(logits, sampling, history, draft)
-    if scores.device.type == "cpu":  # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
+    # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
+    if scores.device.type == "cpu":
         known = _readable(scores)
         best = known.argmax(axis=-1).tolist()
-        peaks = [known.item(row, node, token) for row, line in enumerate(best) for node, token in enumerate(line)]
+        peaks = [
+            known.item(row, node, token)
+            for row, line in enumerate(best)
+            for node, token in enumerate(line)
+        ]
     else:
         largest = scores.max(dim=-1)
-        places, values = torch.stack([largest.indices.double(), largest.values.double()]).tolist()  # sync: one copy
-        best, peaks = [[int(one) for one in line] for line in places], [one for line in values for one in line]
+        # sync: one copy
+        places, values = torch.stack([largest.indices.double(), largest.values.double()]).tolist()
+        best = [[int(one) for one in line] for line in places]
+        peaks = [one for line in values for one in line]
     if not math.isfinite(sum(peaks)):
         _refuse(scores.amax(dim=-1), draft, 0)
     return best
 
 
-def adjusted_scores(logits: Tensor, sampling: BatchSampling, history: History | None, draft: Draft | None) -> Tensor:
-    """(B, M, V): what laws are made of, logits with bans, bias and penalties; the logits themselves where there are none."""
+def adjusted_scores(
+    logits: Tensor, sampling: BatchSampling, history: History | None, draft: Draft | None
+) -> Tensor:
+    """(B, M, V): what laws are made of, logits with bans, bias and penalties; the logits themselves
+    where there are none."""
     _check_arguments(logits, sampling, history)
     return _adjusted(logits, sampling, history, draft, torch.float32, 0)
 
@@ -157,10 +186,13 @@ def _warped(scores: Tensor, sampling: BatchSampling, drafting: bool) -> Tensor:
     return sampling.warpers.draft_law(scores) if drafting else sampling.warpers.law(scores)
 
 
-def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype, drafting: bool) -> tuple[Tensor, Tensor]:
+def _mixed(
+    scores: Tensor, sampling: BatchSampling, dtype: torch.dtype, drafting: bool
+) -> tuple[Tensor, Tensor]:
     law = torch.empty(scores.shape, dtype=dtype, device=scores.device)
     witness = torch.empty(scores.shape[:2], dtype=dtype, device=scores.device)
-    greedy, sampled = sampling.greedy_rows, sampling.sampled_rows
+    greedy = sampling.greedy_rows
+    sampled = sampling.sampled_rows
     point, peak = _point_mass(scores[greedy], dtype)
     law[greedy], witness[greedy] = point, peak.to(dtype)
     law[sampled] = _warped(scores[sampled].to(dtype), sampling, drafting)
@@ -170,13 +202,16 @@ def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype, drafting
 
 def _point_mass(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     peak, best = _first_max(scores)
-    law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(-1, best[..., None], 1.0)
+    law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(
+        -1, best[..., None], 1.0
+    )
     return law, peak
 
 
 def _first_max(scores: Tensor) -> tuple[Tensor, Tensor]:
-    # (..., V) -> peaks and their places (...): the first among equals, and NaN wins, so that the peak tells whether the scores
-    # are usable. On the CPU torch looks at one score after the other, NumPy at a vector of them
+    # (..., V) -> peaks and their places (...): the first among equals, and NaN wins, so that the
+    # peak tells whether the scores are usable. On the CPU torch looks at one score after the other,
+    # NumPy at a vector of them
     if scores.device.type != "cpu":
         peak, best = scores.max(dim=-1)
         return peak, best
@@ -197,7 +232,8 @@ def _adjusted(
     dtype: torch.dtype,
     first_node: int,
 ) -> Tensor:
-    # mask, bias and penalties; (B, M, V) in dtype, or the logits as they came when there is nothing to adjust
+    # mask, bias and penalties; (B, M, V) in dtype, or the logits as they came when there is nothing
+    # to adjust
     if sampling.bias is None and sampling.constraints is None and not sampling.needs_history:
         return logits
     scores = logits.to(dtype, copy=sampling.constraints is not None)
@@ -218,11 +254,14 @@ def _penalised(
 ) -> Tensor:
     counts = history.output_counts[:, None]  # (B, 1, V): the committed history, at every output
     if draft is not None and draft.num_nodes:
-        counts = counts + path_counts(draft, first_node, scores.shape[1], scores.shape[2])  # (B, M, V)
+        # (B, M, V)
+        counts = counts + path_counts(draft, first_node, scores.shape[1], scores.shape[2])
     if sampling.repetition is not None:
         penalty = sampling.repetition.to(scores.dtype)
         seen = history.prompt_mask[:, None] | (counts > 0)
-        scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+        scores = torch.where(
+            seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores
+        )
     if sampling.frequency is not None:
         scores = scores - sampling.frequency.to(scores.dtype) * counts
     if sampling.presence is not None:
@@ -231,7 +270,11 @@ def _penalised(
 
 
 def _check_arguments(logits: Tensor, sampling: BatchSampling, history: History | None) -> None:
-    if logits.dim() != 3 or logits.shape[0] != sampling.num_rows or logits.shape[2] != sampling.vocab_size:
+    if (
+        logits.dim() != 3
+        or logits.shape[0] != sampling.num_rows
+        or logits.shape[2] != sampling.vocab_size
+    ):
         wanted = f"({sampling.num_rows}, M, {sampling.vocab_size})"
         raise ValueError(f"logits (B, M, V) must be {wanted}, got {tuple(logits.shape)}")
     if sampling.needs_history and history is None:
@@ -246,7 +289,8 @@ def _refuse_or_patch(law: Tensor, witness: Tensor, draft: Draft | None, first_no
 
 
 def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
-    # witness (B, M): raise when an output that counts is not finite; returns (B, M) bool, which are not
+    # witness (B, M): raise when an output that counts is not finite; returns (B, M) bool, which are
+    # not
     broken = ~torch.isfinite(witness)
     counted = torch.ones_like(broken)
     if draft is not None:
@@ -255,8 +299,10 @@ def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
     if (broken & counted).any():
         row, output = (broken & counted).nonzero()[0].tolist()
         raise NumericalError(
-            f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out: no"
-            " law to sample from; check the model's dtype and weights, or the tokens that allowed_token_ids,"
+            f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked "
+            "out: no"
+            " law to sample from; check the model's dtype and weights, or the tokens that "
+            "allowed_token_ids,"
             " logit_bias, bad_words and a grammar leave"
         )
     return broken
@@ -275,7 +321,9 @@ def _column(values: list[float], off: float, device: torch.device | str) -> Tens
     return torch.tensor(values, dtype=torch.float64, device=device)[:, None, None]
 
 
-def _bias_table(params: list[SamplingParams], vocab_size: int, device: torch.device | str) -> Tensor | None:
+def _bias_table(
+    params: list[SamplingParams], vocab_size: int, device: torch.device | str
+) -> Tensor | None:
     if all(p.logit_bias is None and p.allowed_token_ids is None for p in params):
         return None
     table = torch.zeros(len(params), vocab_size, dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Which tokens a row has seen, as tables over the vocabulary: what repetition, presence and frequency
-penalties ask.
+"""Which tokens a row has seen, as tables over the vocabulary: what repetition, presence and
+frequency penalties ask.
 
-Kept incrementally (one small update per committed block) and built only when some row of the batch has a
-penalty. The tables hold committed tokens only, the pending token included; tokens of a draft path are added
-per node by `path_counts`.
+Kept incrementally (one small update per committed block) and built only when some row of the batch
+has a penalty. The tables hold committed tokens only, the pending token included; tokens of a draft
+path are added per node by `path_counts`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class History:
         self.output_counts = self.output_counts[:last]
 
     def _count(self, tokens: Iterable[int]) -> Tensor:
-        # (V,) int32; ids beyond the output vocabulary cannot be emitted, so nothing is lost by not counting
-        # them
+        # (V,) int32; ids beyond the output vocabulary cannot be emitted, so nothing is lost by not
+        # counting them
         vocab_size = self.output_counts.shape[1]
         known = torch.tensor([token for token in tokens if token < vocab_size], dtype=torch.int64)
         return torch.bincount(known, minlength=vocab_size).to(self.output_counts)
@@ -71,14 +71,16 @@ class History:
 def path_counts(draft: Draft, first_node: int, num_outputs: int, vocab_size: int) -> Tensor:
     """How often each token occurs on the draft path that leads to an output: (B, M, V) int32.
 
-    Output m follows node m - 1, so its path is node m - 1 and that node's ancestors; output 0 has an empty
-    path:
+    Output m follows node m - 1, so its path is node m - 1 and that node's ancestors; output 0 has
+    an empty path:
 
         chain a b c     output 0: {}   1: {a}   2: {a, b}   3: {a, b, c}
     """
     on_path = _on_path(draft)[:, first_node : first_node + num_outputs]  # (B, M, N) bool
     num_rows, num_outputs, _ = on_path.shape
-    counts = torch.zeros(num_rows, num_outputs, vocab_size, dtype=torch.int32, device=draft.tokens.device)
+    counts = torch.zeros(
+        num_rows, num_outputs, vocab_size, dtype=torch.int32, device=draft.tokens.device
+    )
     index = draft.tokens[:, None, :].expand(-1, num_outputs, -1)
     return counts.scatter_add_(-1, index, on_path.to(torch.int32))
 

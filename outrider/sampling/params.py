@@ -1,9 +1,10 @@
 """The sampling options of one request, under vLLM's names, checked when they are built.
 
-Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every
-other filter is without effect, penalties and biases excepted. Clients ask for greedy text with other numbers, too: a
-temperature below `MIN_TEMPERATURE`, or top_p 0, becomes temperature 0. A whole number may be written 16.0, and a negative seed
-counts from 2**64 downwards. A value that cannot be honoured raises `ConfigError` with the name, the value and the allowed range.
+Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and
+every other filter is without effect, penalties and biases excepted. Clients ask for greedy text
+with other numbers, too: a temperature below `MIN_TEMPERATURE`, or top_p 0, becomes temperature 0. A
+whole number may be written 16.0, and a negative seed counts from 2**64 downwards. A value that
+cannot be honoured raises `ConfigError` with the name, the value and the allowed range.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from outrider.foreign import names_checked
 from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
-MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
+# below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
+MIN_TEMPERATURE = 1e-4
 MAX_NUMBER = 1e30  # beyond it sums and products with logits could overflow fp32
 WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
 
@@ -35,26 +37,32 @@ class SamplingParams:
 
     temperature: float = 0.0  # 0 = greedy, and so is less than MIN_TEMPERATURE
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 = off
-    top_p: float = 1.0  # keep the smallest set of likeliest tokens with this mass; 1 = off, 0 = greedy
+    # keep the smallest set of likeliest tokens with this mass; 1 = off, 0 = greedy
+    top_p: float = 1.0
     min_p: float = 0.0  # drop tokens less likely than min_p times the likeliest; 0 = off
-    repetition_penalty: float = 1.0  # divides (multiplies) positive (negative) logits of seen tokens; 1 = off
-    presence_penalty: float = 0.0  # subtracted once from the logit of every token already in the output
+    # divides (multiplies) positive (negative) logits of seen tokens; 1 = off
+    repetition_penalty: float = 1.0
+    # subtracted once from the logit of every token already in the output
+    presence_penalty: float = 0.0
     frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
     allowed_token_ids: list[int] | None = None  # all other tokens get no mass
     seed: int | None = None  # modulo 2**64; None: the engine draws one
     max_tokens: int | None = 256  # None: to the end of the context
-    stop: Sequence[str] = field(default_factory=list)  # strings that end the answer, or a single one
+    # strings that end the answer, or a single one
+    stop: Sequence[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: int = 0  # the answer does not end before it has so many
     bad_words: list[str] = field(default_factory=list)  # not to be emitted
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
-    include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or a stop token
+    # whether the text ends with what ended it, a stop string or a stop token
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
     n: int = 1  # answers to one prompt; number i of them uses seed + i
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
-    thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
+    # where thoughts stand: stop strings and grammars are about the answer behind them
+    thinking: ThinkingMarks | None = None
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -68,7 +76,9 @@ class SamplingParams:
         self._check_collections()
         if self.seed is not None:
             object.__setattr__(self, "seed", int(self.seed) % 2**64)
-        object.__setattr__(self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature))
+        object.__setattr__(
+            self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature)
+        )
 
     def limit(self, room: int) -> int:
         """Max tokens of an answer, where the context has room for `room`."""
@@ -78,7 +88,9 @@ class SamplingParams:
     def required_max_tokens(self) -> int:
         """`max_tokens`, for measurements, which need a number. Raises ConfigError for None."""
         if self.max_tokens is None:
-            raise ConfigError("max_tokens must be a number here, got None: what is measured needs a length")
+            raise ConfigError(
+                "max_tokens must be a number here, got None: what is measured needs a length"
+            )
         return self.max_tokens
 
     def answer(self, number: int) -> SamplingParams:
@@ -91,23 +103,33 @@ class SamplingParams:
         return self.temperature == 0
 
     def drawn(self) -> SamplingParams:
-        """A copy of these options at temperature 1, where a distribution is needed and greedy text was asked for."""
+        """A copy of these options at temperature 1, where a distribution is needed and greedy text
+        was asked for."""
         return replace(self, temperature=1.0, top_p=self.top_p or 1.0)
 
     @property
     def needs_history(self) -> bool:
         """True when the law depends on earlier tokens: some penalty is on."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
     @property
     def is_softmax(self) -> bool:
-        """True when the law is the softmax of the logits at the temperature: no penalty, bias or filter."""
+        """True when the law is the softmax of the logits at the temperature: no penalty, bias or
+        filter."""
         is_filtered = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
         return not (is_filtered or self.needs_history or self.logit_bias or self.allowed_token_ids)
 
     def _check_numbers(self) -> None:
         if _number("temperature", self.temperature) < 0:
-            raise _out_of_range("temperature", self.temperature, f"at least 0 (0, or below {MIN_TEMPERATURE:g}, is greedy)")
+            raise _out_of_range(
+                "temperature",
+                self.temperature,
+                f"at least 0 (0, or below {MIN_TEMPERATURE:g}, is greedy)",
+            )
         if _integer("top_k", self.top_k) < -1:
             raise _out_of_range("top_k", self.top_k, "at least 1, or 0 or -1 for off")
         if not 0 <= _number("top_p", self.top_p) <= 1:
@@ -115,7 +137,11 @@ class SamplingParams:
         if not 0 <= _number("min_p", self.min_p) <= 1:
             raise _out_of_range("min_p", self.min_p, "between 0 (off) and 1")
         if _number("repetition_penalty", self.repetition_penalty) < MIN_TEMPERATURE:
-            raise _out_of_range("repetition_penalty", self.repetition_penalty, f"above 0, at least {MIN_TEMPERATURE:g} (1 = off)")
+            raise _out_of_range(
+                "repetition_penalty",
+                self.repetition_penalty,
+                f"above 0, at least {MIN_TEMPERATURE:g} (1 = off)",
+            )
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= _number(name, getattr(self, name)) <= 2:
                 raise _out_of_range(name, getattr(self, name), "between -2 and 2 (0 = off)")
@@ -133,34 +159,51 @@ class SamplingParams:
         if _integer("min_tokens", self.min_tokens) < 0:
             raise _out_of_range("min_tokens", self.min_tokens, "at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
+            raise _out_of_range(
+                "min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})"
+            )
 
     def _check_collections(self) -> None:
         if self.thinking is not None and not isinstance(self.thinking, ThinkingMarks):
-            raise ConfigError(f"thinking must be a Thinking (outrider/sampling/thinking.py), got {self.thinking!r}")
+            raise ConfigError(
+                "thinking must be a Thinking (outrider/sampling/thinking.py), got "
+                f"{self.thinking!r}"
+            )
         if self.structured_outputs is not None:
             self._check_form(self.structured_outputs)
         if not _all_are(self.stop, str) or "" in self.stop:
-            raise ConfigError(f"stop must be a string or a list of non-empty strings, got {self.stop!r}")
+            raise ConfigError(
+                f"stop must be a string or a list of non-empty strings, got {self.stop!r}"
+            )
         words: Any = self.bad_words  # a string is a list of its letters to the checks below
         if isinstance(words, str) or not _all_are(words, str) or "" in words:
-            raise ConfigError(f"bad_words must be a list of words, none of them empty, got {self.bad_words!r}")
+            raise ConfigError(
+                f"bad_words must be a list of words, none of them empty, got {self.bad_words!r}"
+            )
         _token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise ConfigError(
-                    "allowed_token_ids is empty: no token could be emitted; use None for no restriction"
+                    "allowed_token_ids is empty: no token could be emitted; use None for no "
+                    "restriction"
                 )
-            closing = () if self.thinking is None or self.thinking.budget is None else self.thinking.closing_ids
+            closing = (
+                ()
+                if self.thinking is None or self.thinking.budget is None
+                else self.thinking.closing_ids
+            )
             if lacking := set(closing).difference(self.allowed_token_ids):
                 raise ConfigError(
-                    f"allowed_token_ids must hold {lacking.pop()}, with which thinking.budget ends thoughts: add it, or leave "
+                    f"allowed_token_ids must hold {lacking.pop()}, with which thinking.budget "
+                    "ends thoughts: add it, or leave "
                     "the budget out"
                 )
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
-                raise ConfigError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+                raise ConfigError(
+                    f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
+                )
             _token_ids("logit_bias", list(self.logit_bias))
             for token, bias in self.logit_bias.items():
                 _number(f"logit_bias[{token}]", bias)
@@ -168,11 +211,15 @@ class SamplingParams:
     def _check_form(self, form: Any) -> None:
         if not isinstance(form, StructuredOutputsParams):
             raise ConfigError(
-                f"structured_outputs must be StructuredOutputsParams, like StructuredOutputsParams(regex='[0-9]+'), "
+                "structured_outputs must be StructuredOutputsParams, like "
+                "StructuredOutputsParams(regex='[0-9]+'), "
                 f"got {form!r:.80}"
             )
         if self.allowed_token_ids is not None:
-            raise ConfigError("allowed_token_ids beside structured_outputs: together they may leave no token. Give one")
+            raise ConfigError(
+                "allowed_token_ids beside structured_outputs: together they may leave no token. "
+                "Give one"
+            )
 
 
 def _out_of_range(name: str, value: Any, allowed: str) -> ConfigError:
@@ -198,5 +245,7 @@ def _all_are(values: Any, kind: type) -> bool:
 
 
 def _token_ids(name: str, values: Any) -> None:
-    if not _all_are(values, Integral) or any(isinstance(value, bool) or value < 0 for value in values):
+    if not _all_are(values, Integral) or any(
+        isinstance(value, bool) or value < 0 for value in values
+    ):
         raise ConfigError(f"{name} must hold token ids (whole numbers from 0), got {values!r}")

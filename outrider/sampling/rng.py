@@ -1,17 +1,20 @@
-"""Random streams: every number is a function of (row seed, purpose, position), never of the batch or of call order.
+"""Random streams: every number is a function of (row seed, purpose, position), never of the batch
+or of call order.
 
 There are two kinds of position, for two different guarantees:
 
-* A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index of the
-  step's first draft token, and `offset` within the step. Every step commits at least one token, so a start
-  never repeats and each coin is tossed once. Keying coins by text position alone would be WRONG: block
-  verification looks at all coins of a step, also at those beyond the cut, so a coin met again at the same
-  position by the next step is no longer uniform given the text (tests/contract/test_mutations.py shows the
-  bias).
+* A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index
+  of the
+  step's first draft token, and `offset` within the step. Every step commits at least one token, so
+  a start never repeats and each coin is tossed once. Keying coins by text position alone would be
+  WRONG: block verification looks at all coins of a step, also at those beyond the cut, so a coin
+  met again at the same position by the next step is no longer uniform given the text
+  (tests/contract/test_mutations.py shows the bias).
 * **Gumbel noise** is keyed by text position alone: the coupled verifier consumes each position's noise
   exactly once, and that is what makes its output independent of the drafter.
 
-Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any position is reached without drawing what precedes it.
+Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any position is reached without
+drawing what precedes it.
 """
 
 from __future__ import annotations
@@ -23,14 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
-# Noise that a row remembers, for the next step asks for a rejected position again: so much, but no fewer positions than that.
-KEPT_BYTES, MIN_KEPT = 1 << 24, 16
+# coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
+STARTS = 64
+OFFSETS = 16
+# Noise that a row remembers, for the next step asks for a rejected position again: so much, but no
+# fewer positions than that.
+KEPT_BYTES = 1 << 24
+MIN_KEPT = 16
 MIN_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
 
 
 class Purpose(IntEnum):
-    """Which coin: different purposes are independent streams. Values are part of "same seed, same text"."""
+    """Which coin: different purposes are independent streams. Values are part of "same seed, same
+    text"."""
 
     ACCEPT = 0
     RESAMPLE = 1
@@ -39,20 +47,27 @@ class Purpose(IntEnum):
 
 
 class Randomness(Protocol):
-    """The source of every random outcome of verifiers and drafters; the exact-law oracle puts an enumerator in its place."""
+    """The source of every random outcome of verifiers and drafters; the exact-law oracle puts an
+    enumerator in its place."""
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
-        """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0 .. n-1."""
+        """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0
+        .. n-1."""
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
-        """One token per row, probability proportional to weights (B, V) >= 0: (B,) int64, never of weight 0.
+    def categorical(
+        self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]
+    ) -> Tensor:
+        """One token per row, probability proportional to weights (B, V) >= 0: (B,) int64, never of
+        weight 0.
 
-        `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in the
-        step (a drafter's node i: offset i; the verifier's correction or bonus: 0), one for all rows or one each.
+        `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in
+        the step (a drafter's node i: offset i; the verifier's correction or bonus: 0), one for all
+        rows or one each.
         """
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
-        """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same for every caller."""
+        """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same for every
+        caller."""
 
 
 class NoiseMaker(Protocol):
@@ -66,8 +81,14 @@ class PhiloxNoise:
     """The reference: -log(-log u), each position's u a stream of its own."""
 
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
-        drawn = [_generator(seed, Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size) for position in positions]
-        return [torch.from_numpy(one).clamp_(min=MIN_UNIFORM).log_().neg_().log_().neg_() for one in drawn]
+        drawn = [
+            _generator(seed, Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size)
+            for position in positions
+        ]
+        return [
+            torch.from_numpy(one).clamp_(min=MIN_UNIFORM).log_().neg_().log_().neg_()
+            for one in drawn
+        ]
 
 
 class KeyedStreams:
@@ -101,23 +122,30 @@ class KeyedStreams:
         return chosen
 
     def uniforms(self, purpose: Purpose, start: list[int], num: int) -> np.ndarray:
-        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64, not to be written to."""
-        found = [row.uniforms(purpose, begin, num) for row, begin in zip(self._rows, start, strict=True)]
+        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64, not to be
+        written to."""
+        found = [
+            row.uniforms(purpose, begin, num) for row, begin in zip(self._rows, start, strict=True)
+        ]
         return found[0][None] if len(found) == 1 else np.stack(found)
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         uniforms = self.uniforms(purpose, start.tolist(), probs.shape[1])  # sync: starts
         return torch.from_numpy(uniforms).to(probs.device) < probs
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
+    def categorical(
+        self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]
+    ) -> Tensor:
         offsets = [offset] * len(self._rows) if isinstance(offset, int) else offset
         places = zip(self._places(start), offsets, strict=True)
         uniforms = [row.uniform(purpose, begin, place) for (row, begin), place in places]
-        return inverse_cdf(weights, torch.tensor(uniforms, dtype=torch.float64, device=weights.device))
+        return inverse_cdf(
+            weights, torch.tensor(uniforms, dtype=torch.float64, device=weights.device)
+        )
 
     def draft_uniforms(self, start: Tensor, num: int) -> Tensor:
-        """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num) fp64 on
-        the host.
+        """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num)
+        fp64 on the host.
         """
         return torch.from_numpy(self.uniforms(Purpose.DRAFT, start.tolist(), num))
 
@@ -147,14 +175,17 @@ class RowStreams:
         self.seed = seed
         self._noise_maker = noise or PhiloxNoise()
         self._windows: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
-        self._noise: dict[int, Tensor] = {}  # by position, in the order in which they were asked for first
+        # by position, in the order in which they were asked for first
+        self._noise: dict[int, Tensor] = {}
         self._vocab_size = 0  # of these
 
     def uniforms(self, purpose: Purpose, start: int, num: int) -> np.ndarray:
         """fp64 uniforms in [0, 1) of offsets 0 .. num-1: (num,)."""
         if num <= OFFSETS:
             return self._window(purpose, start, 0)[start % STARTS, :num]
-        pages = [self._window(purpose, start, page)[start % STARTS] for page in range(-(-num // OFFSETS))]
+        pages = [
+            self._window(purpose, start, page)[start % STARTS] for page in range(-(-num // OFFSETS))
+        ]
         return np.concatenate(pages)[:num]
 
     def uniform(self, purpose: Purpose, start: int, offset: int) -> float:
@@ -168,13 +199,17 @@ class RowStreams:
     def noise(self, positions: list[int], vocab_size: int) -> list[Tensor]:
         """`gumbel` of several positions, perhaps the same one twice."""
         if vocab_size != self._vocab_size:
-            self._noise, self._vocab_size = {}, vocab_size
+            self._noise = {}
+            self._vocab_size = vocab_size
         known = self._noise
         missing = [position for position in dict.fromkeys(positions) if position not in known]
         if missing:
-            known.update(zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True))
+            known.update(
+                zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True)
+            )
         found = [known[position] for position in positions]
-        most = max(MIN_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))  # a verifier asks for its drafter's again
+        # a verifier asks for its drafter's again
+        most = max(MIN_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))
         while len(known) > most:
             known.pop(next(iter(known)))  # the oldest
         return found
@@ -185,7 +220,8 @@ class RowStreams:
 
     def _window(self, purpose: Purpose, start: int, page: int) -> np.ndarray:
         # (STARTS, OFFSETS) fp64; page p holds offsets 16p .. 16p+15
-        window, cached = start // STARTS, self._windows.get((purpose, page))
+        window = start // STARTS
+        cached = self._windows.get((purpose, page))
         if cached is None or cached[0] != window:
             drawn = _generator(self.seed, purpose, [0, window, page, 0]).random((STARTS, OFFSETS))
             self._windows[purpose, page] = cached = (window, drawn)
@@ -193,18 +229,19 @@ class RowStreams:
 
 
 def _generator(seed: int, purpose: Purpose, counter: list[int]) -> np.random.Generator:
-    # explicit uint64: NumPy turns a list with a seed above 2**63 into floats, and nearby seeds into one
+    # explicit uint64: NumPy turns a list with a seed above 2**63 into floats, and nearby seeds into
+    # one
     key = np.array([seed, int(purpose)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds uniform * total: weights (..., V), uniforms (...) ->
-    (...) int64.
+    """The first token whose cumulative weight exceeds uniform * total: weights (..., V), uniforms
+    (...) -> (...) int64.
 
-    A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps the
-    threshold below the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so there zero
-    weights are masked as well.
+    A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps
+    the threshold below the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so
+    there zero weights are masked as well.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniforms[..., None] * cumulative[..., -1:]
@@ -214,8 +251,10 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def gumbel_choice(probs: Tensor, noise: Tensor) -> Tensor:
-    """The winner of the race per law: probs and noise (..., V) -> (...) int64; lowest id among equals."""
+    """The winner of the race per law: probs and noise (..., V) -> (...) int64; lowest id among
+    equals."""
     scores = probs.log() + noise
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1)
-    return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))  # torch looks at one score after the other there
+    # torch looks at one score after the other there
+    return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))

@@ -1,4 +1,5 @@
-"""The form that an answer must have, under vLLM's names; `outrider/grammar/specs.py` makes a grammar of it."""
+"""The form that an answer must have, under vLLM's names; `outrider/grammar/specs.py` makes a
+grammar of it."""
 
 from __future__ import annotations
 
@@ -16,27 +17,38 @@ SWITCHES = ("json_object", "disable_any_whitespace")  # false: not asked for
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises ConfigError for others."""
+    """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises
+    ConfigError for others."""
 
     json: str | dict[str, Any] | bool | None = None  # a JSON schema, or its text
-    regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate, no look-around
+    # the whole answer matches it; syntax of Rust's regex crate, no look-around
+    regex: str | None = None
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)
     json_object: bool | None = None  # any JSON object
-    disable_any_whitespace: bool = False  # nothing between the parts of JSON; default: at most one blank
-    whitespace_pattern: str | None = None  # what may stand between the parts of JSON, as a regular expression
+    # nothing between the parts of JSON; default: at most one blank
+    disable_any_whitespace: bool = False
+    # what may stand between the parts of JSON, as a regular expression
+    whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
         kinds = [name for name in self.as_dict() if name in KINDS]
         if len(kinds) != 1:
             raise ConfigError(
-                f"structured_outputs must have exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}"
+                f"structured_outputs must have exactly one of {', '.join(KINDS)}, got "
+                f"{', '.join(kinds) or 'none'}"
             )
         spaced = [name for name in self.as_dict() if name in SPACED]
         if spaced and not kinds[0].startswith("json"):
-            raise ConfigError(f"structured_outputs.{kinds[0]} has no white space of its own: leave out {' and '.join(spaced)}")
+            raise ConfigError(
+                f"structured_outputs.{kinds[0]} has no white space of its own: leave out "
+                f"{' and '.join(spaced)}"
+            )
         if len(spaced) > 1:
-            raise ConfigError("structured_outputs.whitespace_pattern and disable_any_whitespace contradict each other: give one")
+            raise ConfigError(
+                "structured_outputs.whitespace_pattern and disable_any_whitespace contradict each "
+                "other: give one"
+            )
         for name in ("regex", "grammar", "whitespace_pattern"):
             self._check(name, str, "a text")
         for name in SWITCHES:
@@ -45,7 +57,9 @@ class StructuredOutputsParams:
             self._check_schema(self.json)
         choice: Any = self.choice
         if choice is not None and (isinstance(choice, str) or not isinstance(choice, Sequence)):
-            raise ConfigError(f"structured_outputs.choice must be a list of texts, got {choice!r:.80}")
+            raise ConfigError(
+                f"structured_outputs.choice must be a list of texts, got {choice!r:.80}"
+            )
 
     @property
     def kind(self) -> str:
@@ -55,7 +69,11 @@ class StructuredOutputsParams:
     def as_dict(self) -> dict[str, Any]:
         """What is given, as plain JSON."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        return {name: value for name, value in given.items() if value is not False or name not in SWITCHES}
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not False or name not in SWITCHES
+        }
 
     def _check(self, name: str, kind: type, words: str) -> None:
         value = getattr(self, name)
@@ -64,7 +82,9 @@ class StructuredOutputsParams:
 
     def _check_schema(self, schema: Any) -> None:
         if hasattr(schema, "model_json_schema"):
-            raise ConfigError("structured_outputs.json takes a schema, not a class: give its model_json_schema()")
+            raise ConfigError(
+                "structured_outputs.json takes a schema, not a class: give its model_json_schema()"
+            )
         try:
             _json.dumps(schema)
         except (TypeError, ValueError) as error:

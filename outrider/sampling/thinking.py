@@ -1,7 +1,9 @@
-"""Thoughts of a model: the marks between which they stand, and a grammar that waits until they are over.
+"""Thoughts of a model: the marks between which they stand, and a grammar that waits until they are
+over.
 
-A reasoning model thinks first and answers then. What a client asks about the answer (its form, its stop strings) is not about the
-thoughts. Marks are followed by their tokens where each mark is written in tokens of its own, else by their text (`thoughts.py`).
+A reasoning model thinks first and answers then. What a client asks about the answer (its form, its
+stop strings) is not about the thoughts. Marks are followed by their tokens where each mark is
+written in tokens of its own, else by their text (`thoughts.py`).
 """
 
 from __future__ import annotations
@@ -21,33 +23,53 @@ Phase = Literal["before", "thinking", "answer"]
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingMarks:
-    """The marks that tell thoughts from the answer in one text. Raises ConfigError for marks that cannot be followed."""
+    """The marks that tell thoughts from the answer in one text. Raises ConfigError for marks that
+    cannot be followed."""
 
-    opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only (see `repeats`)
+    # texts that open them, at the beginning of the answer only (see `repeats`)
+    opening: tuple[str, ...]
     closing: tuple[str, ...]  # texts that close them
     opening_id: int | None = None  # the opening mark's token; needs `closing_ids`
-    closing_ids: tuple[int, ...] = ()  # the closing mark's tokens; empty: marks are found in the text
+    # the closing mark's tokens; empty: marks are found in the text
+    closing_ids: tuple[int, ...] = ()
     is_open: bool = False  # the prompt ends inside thoughts
     repeats: bool = False  # the opening mark's token opens them anywhere, any number of times
-    budget: int | None = None  # most tokens of thoughts: then the closing mark is the only token that may follow
+    # most tokens of thoughts: then the closing mark is the only token that may follow
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("opening", "closing"):
             marks = getattr(self, name)
-            if isinstance(marks, str) or not marks or not all(isinstance(mark, str) and mark for mark in marks):
-                raise ConfigError(f"thinking.{name} must be a list of texts, none of them empty, got {marks!r}")
+            if (
+                isinstance(marks, str)
+                or not marks
+                or not all(isinstance(mark, str) and mark for mark in marks)
+            ):
+                raise ConfigError(
+                    f"thinking.{name} must be a list of texts, none of them empty, got {marks!r}"
+                )
             object.__setattr__(self, name, tuple(marks))
         object.__setattr__(self, "closing_ids", tuple(self.closing_ids))
         ids = [*self.closing_ids, *(() if self.opening_id is None else (self.opening_id,))]
         if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
-            raise ConfigError(f"thinking.opening_id and closing_ids must be token ids (whole numbers from 0), got {ids!r}")
+            raise ConfigError(
+                "thinking.opening_id and closing_ids must be token ids (whole numbers from 0), "
+                f"got {ids!r}"
+            )
         if self.opening_id is not None and not self.closing_ids:
-            raise ConfigError("thinking.opening_id needs closing_ids: both marks are followed by tokens, or neither")
+            raise ConfigError(
+                "thinking.opening_id needs closing_ids: both marks are followed by tokens, or "
+                "neither"
+            )
         for name in ("is_open", "repeats"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"thinking.{name} must be true or false, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"thinking.{name} must be true or false, got {getattr(self, name)!r}"
+                )
         if self.repeats and self.opening_id is None:
-            raise ConfigError("thinking.repeats needs opening_id: a text may hold the mark without meaning it")
+            raise ConfigError(
+                "thinking.repeats needs opening_id: a text may hold the mark without meaning it"
+            )
         if self.budget is not None:
             self._check_budget(self.budget)
 
@@ -55,7 +77,10 @@ class ThinkingMarks:
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
             raise ConfigError(f"thinking.budget must be a whole number from 0, got {budget!r}")
         if len(self.closing_ids) != 1:
-            raise ConfigError("thinking.budget needs a closing mark that is one token: it ends the thoughts with that token")
+            raise ConfigError(
+                "thinking.budget needs a closing mark that is one token: it ends the thoughts "
+                "with that token"
+            )
 
 
 @dataclass(frozen=True)
@@ -71,29 +96,45 @@ class ThinkingState:
         return cls("thinking" if thinking.is_open else "before")
 
     def after(self, token: int, thinking: ThinkingMarks, *, blank: bool = False) -> ThinkingState:
-        """One token later. `blank`: it adds no more than white space, before which an opening mark may still come."""
+        """One token later. `blank`: it adds no more than white space, before which an opening mark
+        may still come."""
         if self.phase != "thinking":
             opens = token == thinking.opening_id and (self.phase == "before" or thinking.repeats)
             is_same = not opens and (self.phase == "answer" or blank)
             return self if is_same else replace(self, phase="thinking" if opens else "answer")
         if token == thinking.closing_ids[self.closing]:
             done = self.closing + 1 == len(thinking.closing_ids)
-            return replace(self, phase="answer", closing=0) if done else replace(self, closing=self.closing + 1)
-        again = int(token == thinking.closing_ids[0])  # the mark's tokens all differ: no other beginning can overlap
+            return (
+                replace(self, phase="answer", closing=0)
+                if done
+                else replace(self, closing=self.closing + 1)
+            )
+        # the mark's tokens all differ: no other beginning can overlap
+        again = int(token == thinking.closing_ids[0])
         return replace(self, thought=self.thought + self.closing + 1 - again, closing=again)
 
 
 class BehindThoughts:
-    """A `Constraint` that lets thoughts pass and holds the answer behind them to the row's grammar, where it has one."""
+    """A `Constraint` that lets thoughts pass and holds the answer behind them to the row's grammar,
+    where it has one."""
 
     def __init__(self, vocab_size: int, thinking: ThinkingMarks, inner: Constraint | None) -> None:
         """Raises ConfigError for marks that are not tokens."""
         if not thinking.closing_ids:
-            raise ConfigError("thinking.closing_ids are needed where the answer has a form, or thoughts have a budget")
-        ids = [*thinking.closing_ids, *(() if thinking.opening_id is None else (thinking.opening_id,))]
+            raise ConfigError(
+                "thinking.closing_ids are needed where the answer has a form, or thoughts have a "
+                "budget"
+            )
+        ids = [
+            *thinking.closing_ids,
+            *(() if thinking.opening_id is None else (thinking.opening_id,)),
+        ]
         if max(ids) >= vocab_size:
-            raise ConfigError(f"thinking names token id {max(ids)}, outside the vocabulary of {vocab_size}")
-        self._thinking, self._inner = thinking, inner
+            raise ConfigError(
+                f"thinking names token id {max(ids)}, outside the vocabulary of {vocab_size}"
+            )
+        self._thinking = thinking
+        self._inner = inner
         self._state = ThinkingState.beginning(thinking)
         self._free = torch.ones(vocab_size, dtype=torch.bool)
         self._close = torch.zeros(vocab_size, dtype=torch.bool)
@@ -108,30 +149,39 @@ class BehindThoughts:
         masks = [self._mask(state) for state in states]
         held = [number for number, state in enumerate(states) if state.phase != "thinking"]
         if self._inner is not None and held:
-            for number, mask in zip(held, self._inner.allowed([answers[number] for number in held]), strict=True):
-                masks[number] = self._or_thoughts(mask) if states[number].phase == "before" else mask
+            for number, mask in zip(
+                held, self._inner.allowed([answers[number] for number in held]), strict=True
+            ):
+                masks[number] = (
+                    self._or_thoughts(mask) if states[number].phase == "before" else mask
+                )
         return torch.stack(masks)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            before, self._state = self._state, self._after(self._state, token)
+            before = self._state
+            self._state = self._after(self._state, token)
             if self._inner is not None and self._says(before, self._state):
                 self._inner.commit([token])
 
     def _follow(self, path: Sequence[int]) -> tuple[ThinkingState, list[int]]:
         """(where a path leads, its tokens that belong to the answer)."""
-        state, answer = self._state, []
+        state = self._state
+        answer = []
         for token in path:
-            before, state = state, self._after(state, token)
+            before = state
+            state = self._after(state, token)
             if self._says(before, state):
                 answer.append(token)
         return state, answer
 
     def _after(self, state: ThinkingState, token: int) -> ThinkingState:
-        return state.after(token, self._thinking, blank=self._inner is None)  # a budget alone waits for an opening mark
+        # a budget alone waits for an opening mark
+        return state.after(token, self._thinking, blank=self._inner is None)
 
     def _says(self, before: ThinkingState, after: ThinkingState) -> bool:
-        """Whether the token between two places is part of the answer: not where it closed the thoughts."""
+        """Whether the token between two places is part of the answer: not where it closed the
+        thoughts."""
         return after.phase == "answer" and before.phase != "thinking"
 
     def _mask(self, state: ThinkingState) -> Tensor:

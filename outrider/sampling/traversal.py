@@ -1,17 +1,19 @@
-"""Traversal verification of a tree: leaves first, so that a whole path is judged before any part of it is given up.
+"""Traversal verification of a tree: leaves first, so that a whole path is judged before any part of
+it is given up.
 
-Source: Weng et al. 2505.12398, with siblings drawn in any of the ways of `tree.py`. Every path carries a weight,
+Source: Weng et al. 2505.12398, with siblings drawn in any of the ways of `tree.py`. Every path
+carries a weight,
 
     a(pending) = 1      a(child) = min(1, a(parent) p(x)/q(x))
 
-and the walk goes depth first, first children first. A node whose subtree is exhausted is kept, with its whole path, w.p.
-its weight a; if it is not, its parent's law and weight make up for it:
+and the walk goes depth first, first children first. A node whose subtree is exhausted is kept, with
+its whole path, w.p. its weight a; if it is not, its parent's law and weight make up for it:
 
     R = [a p - q]+    S = sum R    a <- S / (S + 1 - a)    p <- R / S    q loses x (unless drawn with replacement)
 
-Where the walk goes depends on the tree alone, so all coins can be tossed beforehand; the first heads in post-order wins.
-On a chain that is block verification, number for number; with deterministic siblings only it has the law of top-down
-verification. docs/algorithms/trees.md.
+Where the walk goes depends on the tree alone, so all coins can be tossed beforehand; the first
+heads in post-order wins. On a chain that is block verification, number for number; with
+deterministic siblings only it has the law of top-down verification. docs/algorithms/trees.md.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from outrider.types import Draft
 
 
 def traverse(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Each node's probability that its coin shows heads, and each output's weights of the token that ends the step there.
+    """Each node's probability that its coin shows heads, and each output's weights of the token
+    that ends the step there.
 
-    The probabilities are (B, N), 0 beyond a row's length; the weights (B, N+1, V), with mass 0 where no step ends.
+    The probabilities are (B, N), 0 beyond a row's length; the weights (B, N+1, V), with mass 0
+    where no step ends.
     """
     if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
         return row_by_row(target_probs, draft, judge_leaves_first)
@@ -39,7 +43,9 @@ def traverse_batched(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor
     residuals = Residuals(target_probs, draft)
     keep = torch.zeros_like(residuals.mass[:, 1:])
     device = draft.tokens.device
-    walks = [_walk(tree, length) for tree, length in zip(draft.children, draft.lists[1], strict=True)]
+    walks = [
+        _walk(tree, length) for tree, length in zip(draft.children, draft.lists[1], strict=True)
+    ]
     for number in range(max((len(walk) for walk in walks), default=0)):
         turn = [(row, walk[number]) for row, walk in enumerate(walks) if number < len(walk)]
         entering = [(row, node) for row, (node, is_done) in turn if not is_done]

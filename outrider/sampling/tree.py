@@ -1,14 +1,16 @@
-"""Verification of a tree, top down: try the children of the kept node one after another, in the order they were drawn.
+"""Verification of a tree, top down: try the children of the kept node one after another, in the
+order they were drawn.
 
-A child x drawn from q is kept w.p. min(1, p(x)/q(x)); after a rejection p becomes norm([p - q]+) and the next sibling is
-tried against that. Sources, one rule per way of choosing siblings:
+A child x drawn from q is kept w.p. min(1, p(x)/q(x)); after a rejection p becomes norm([p - q]+)
+and the next sibling is tried against that. Sources, one rule per way of choosing siblings:
 
     drawn independently (`Draft.replacement`)    q stays                          SpecInfer, Miao et al. 2305.09781
     drawn without replacement                    q loses x and is renormalised    Sequoia, Chen et al. 2402.12374
     placed deterministically                     q is a point mass: p loses x     EAGLE 2401.15077; the hybrid 2502.18779
 
-On a chain it is token-level rejection. As everywhere nothing is random here: `multi_round` gives the probability of each
-coin and the weights of each correction, supposing that the walk gets there. docs/algorithms/trees.md.
+On a chain it is token-level rejection. As everywhere nothing is random here: `multi_round` gives
+the probability of each coin and the weights of each correction, supposing that the walk gets there.
+docs/algorithms/trees.md.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from outrider.types import Draft
 
 
 class Residuals:
-    """What each output may still say while siblings are rejected one after another, for all rows at once.
+    """What each output may still say while siblings are rejected one after another, for all rows at
+    once.
 
-    `weights[b, 1 + n]` is a * p: the law after node n (output 0: after the pending token), less the mass of its rejected
-    children, times `mass[b, 1 + n]` = a, the path's weight (always 1 in top-down verification).
+    `weights[b, 1 + n]` is a * p: the law after node n (output 0: after the pending token), less the
+    mass of its rejected children, times `mass[b, 1 + n]` = a, the path's weight (always 1 in
+    top-down verification).
     """
 
     def __init__(self, target_probs: Tensor, draft: Draft) -> None:
@@ -33,11 +37,16 @@ class Residuals:
         self._draft = draft
         self._parents = draft.parent_nodes() + 1  # output index of each node's parent
         drawn = draft.sampled is None or bool(draft.sampled.any())
-        self._laws = draft.probs.to(target_probs.dtype, copy=True) if draft.probs is not None and drawn else None
+        self._laws = (
+            draft.probs.to(target_probs.dtype, copy=True)
+            if draft.probs is not None and drawn
+            else None
+        )
 
     def ratio(self, rows: Tensor, node: Tensor) -> Tensor:
         """a p(x)/q(x) of one node of each of these rows: (R,), (R,) -> (R,)."""
-        token, parent = self._draft.tokens[rows, node], self._parents[rows, node]
+        token = self._draft.tokens[rows, node]
+        parent = self._parents[rows, node]
         wanted = self.weights[rows, parent, token]
         if self._laws is None:
             return wanted
@@ -47,19 +56,27 @@ class Residuals:
         return wanted / proposed.clamp(min=torch.finfo(wanted.dtype).tiny)
 
     def reject(self, rows: Tensor, node: Tensor) -> None:
-        """Reject the nodes (R,) of these rows: their parents now stand for [a p - q]+, rescaled to mass S / (S + 1 - a)."""
-        token, parent = self._draft.tokens[rows, node, None], self._parents[rows, node]
-        before, mass = self.weights[rows, parent], self.mass[rows, parent]
+        """Reject the nodes (R,) of these rows: their parents now stand for [a p - q]+, rescaled to
+        mass S / (S + 1 - a)."""
+        token = self._draft.tokens[rows, node, None]
+        parent = self._parents[rows, node]
+        before = self.weights[rows, parent]
+        mass = self.mass[rows, parent]
         residual = self._minus_proposal(before, rows, node, parent, token)
         total = residual.sum(dim=-1)
         scale = total + (1 - mass)
-        # 0: q covers all of p, so this child is kept with certainty and what would come after it does not matter
+        # 0: q covers all of p, so this child is kept with certainty and what would come after it
+        # does not matter
         possible = scale > 0
         safe = scale.masked_fill(~possible, 1)
-        self.weights[rows, parent] = torch.where(possible[:, None], residual / safe[:, None], before)
+        self.weights[rows, parent] = torch.where(
+            possible[:, None], residual / safe[:, None], before
+        )
         self.mass[rows, parent] = torch.where(possible, total / safe, mass)
 
-    def _minus_proposal(self, before: Tensor, rows: Tensor, node: Tensor, parent: Tensor, token: Tensor) -> Tensor:
+    def _minus_proposal(
+        self, before: Tensor, rows: Tensor, node: Tensor, parent: Tensor, token: Tensor
+    ) -> Tensor:
         without = before.scatter(-1, token, 0)  # minus a point mass: a p(x) <= 1
         if self._laws is None:
             return without
@@ -75,10 +92,11 @@ class Residuals:
 
 
 def multi_round(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Each node's probability of being kept, and each output's weights of the token that ends the step there.
+    """Each node's probability of being kept, and each output's weights of the token that ends the
+    step there.
 
-    The probabilities (B, N) hold once the parent is kept and earlier siblings are not; the weights are (B, N+1, V), with mass 0
-    where no step ends.
+    The probabilities (B, N) hold once the parent is kept and earlier siblings are not; the weights
+    are (B, N+1, V), with mass 0 where no step ends.
     """
     if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
         return row_by_row(target_probs, draft, judge_top_down)

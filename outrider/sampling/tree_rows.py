@@ -1,7 +1,8 @@
-"""Tree verification of a few rows on the CPU: the rules of `tree.py` and `traversal.py`, one row and one node at a time.
+"""Tree verification of a few rows on the CPU: the rules of `tree.py` and `traversal.py`, one row
+and one node at a time.
 
-For a handful of rows the batched form pays more for gathering and scattering rows than for arithmetic. Same results to
-rounding; `tests/unit/sampling/test_tree_rows.py` compares the two.
+For a handful of rows the batched form pays more for gathering and scattering rows than for
+arithmetic. Same results to rounding; `tests/unit/sampling/test_tree_rows.py` compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class RowResiduals:
 
     def ratio(self, node: int) -> float:
         """a p(x)/q(x)."""
-        token, parent = self._tokens[node], self._parents[node] + 1
+        token = self._tokens[node]
+        parent = self._parents[node] + 1
         wanted = self.weights[parent, token]
         if not self._drawn[node]:
             return float(wanted)
@@ -41,8 +43,10 @@ class RowResiduals:
 
     def reject(self, node: int) -> None:
         """The node is out: its parent now stands for [a p - q]+, rescaled."""
-        token, parent = self._tokens[node], self._parents[node] + 1
-        weights, mass = self.weights[parent], self.mass[parent]
+        token = self._tokens[node]
+        parent = self._parents[node] + 1
+        weights = self.weights[parent]
+        mass = self.mass[parent]
         if self._drawn[node]:
             residual = np.maximum(weights - self._law(parent), 0)
         else:
@@ -58,7 +62,9 @@ class RowResiduals:
 
     def _law(self, parent: int) -> np.ndarray:
         if parent not in self._laws:
-            assert self._probs is not None, "a drawn node without the distribution it was drawn from"
+            assert self._probs is not None, (
+                "a drawn node without the distribution it was drawn from"
+            )
             self._laws[parent] = self._probs[parent].astype(self.weights.dtype)  # a copy
         return self._laws[parent]
 
@@ -77,7 +83,8 @@ Judge = Callable[[RowResiduals], dict[int, float]]  # -> the coin of every node
 
 
 def row_by_row(target_probs: Tensor, draft: Draft, judge: Judge) -> tuple[Tensor, Tensor]:
-    """What `multi_round` and `traverse` return, from `judge` on every row: coins (B, N) and weights (B, N+1, V)."""
+    """What `multi_round` and `traverse` return, from `judge` on every row: coins (B, N) and weights
+    (B, N+1, V)."""
     weights = target_probs.clone()
     keep = torch.zeros_like(weights[:, 1:, 0])
     for row in range(draft.num_rows):

@@ -1,9 +1,10 @@
-"""Temperature, top-k, top-p and min-p, in this order, with the results of transformers' `LogitsWarper`s.
+"""Temperature, top-k, top-p and min-p, in this order, with the results of transformers'
+`LogitsWarper`s.
 
-Every function masks (-inf) or scales, row by row, and leaves a row whose option is off untouched to the
-last bit, so a row's law never depends on who shares its batch. Top-p has a plain version (full sort, the
-reference) and a fast one that looks at the likeliest tokens only and falls back to the plain one for the
-nodes it cannot decide; a test compares them.
+Every function masks (-inf) or scales, row by row, and leaves a row whose option is off untouched to
+the last bit, so a row's law never depends on who shares its batch. Top-p has a plain version (full
+sort, the reference) and a fast one that looks at the likeliest tokens only and falls back to the
+plain one for the nodes it cannot decide; a test compares them.
 
 Drafts are filtered by `draft_filters.py`.
 """
@@ -20,7 +21,9 @@ from outrider.sampling.draft_filters import above_floor
 from outrider.sampling.params import SamplingParams
 
 NUCLEUS_HEAD = (
-    256  # tokens the fast top-p looks at; constant, so that a row's result never depends on its neighbours
+    # tokens the fast top-p looks at; constant, so that a row's result never depends on its
+    # neighbours
+    256
 )
 
 
@@ -35,7 +38,9 @@ class Warpers:
     min_p: Tensor | None  # (S, 1, 1) fp64, 0 = off
 
     @classmethod
-    def of(cls, params: list[SamplingParams], vocab_size: int, device: torch.device | str) -> Warpers:
+    def of(
+        cls, params: list[SamplingParams], vocab_size: int, device: torch.device | str
+    ) -> Warpers:
         def column(values: list, off: float) -> Tensor | None:
             if all(value == off for value in values):
                 return None
@@ -55,11 +60,14 @@ class Warpers:
         """`law` for drafts: filtered by `draft_filters.above_floor`."""
         if self.temperature is not None:
             scores = scores / self.temperature.to(scores.dtype)
-        return (scores if self.filters is None else above_floor(scores, *self.filters)).softmax(dim=-1)
+        return (scores if self.filters is None else above_floor(scores, *self.filters)).softmax(
+            dim=-1
+        )
 
     @cached_property
     def filters(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """The rows that filter (F,) int64, and their top-k int64, top-p and min-p fp64, (F,) each; None where no row does."""
+        """The rows that filter (F,) int64, and their top-k int64, top-p and min-p fp64, (F,) each;
+        None where no row does."""
         some = [option for option in (self.top_k, self.top_p, self.min_p) if option is not None]
         if not some:
             return None
@@ -71,8 +79,8 @@ class Warpers:
         return rows, top_k[rows], top_p[rows], min_p[rows]
 
     def law(self, scores: Tensor) -> Tensor:
-        """softmax of the filtered scores: (S, M, V) -> (S, M, V), same dtype; NaN rows where scores are no
-        numbers.
+        """softmax of the filtered scores: (S, M, V) -> (S, M, V), same dtype; NaN rows where scores
+        are no numbers.
         """
         if self.temperature is not None:
             scores = scores / self.temperature.to(scores.dtype)
@@ -100,11 +108,12 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
 
 
 def apply_top_p(scores: Tensor, top_p: Tensor, head: int = NUCLEUS_HEAD) -> Tensor:
-    """Mask everything outside the smallest set of likeliest tokens whose mass reaches `top_p`; fast version.
+    """Mask everything outside the smallest set of likeliest tokens whose mass reaches `top_p`; fast
+    version.
 
-    A token goes when the mass ranked before it is at least top_p. Within the `head` largest scores that
-    decides a node when some token of the head goes and no tie straddles the edge; other nodes are sorted in
-    full.
+    A token goes when the mass ranked before it is at least top_p. Within the `head` largest scores
+    that decides a node when some token of the head goes and no tie straddles the edge; other nodes
+    are sorted in full.
     """
     if scores.shape[-1] <= head:
         return apply_top_p_by_sorting(scores, top_p)
@@ -126,13 +135,14 @@ def apply_top_p(scores: Tensor, top_p: Tensor, head: int = NUCLEUS_HEAD) -> Tens
 
 
 def apply_top_p_by_sorting(scores: Tensor, top_p: Tensor) -> Tensor:
-    """The reference of `apply_top_p`: drop from the least likely up while the dropped mass is at most 1 -
-    top_p.
+    """The reference of `apply_top_p`: drop from the least likely up while the dropped mass is at
+    most 1 - top_p.
 
     Among equals at the edge the lowest ids stay (transformers leaves that to an unstable sort).
     """
     descending, order = scores.sort(dim=-1, descending=True, stable=True)
-    mass_from_below = descending.flip(-1).softmax(dim=-1).cumsum(dim=-1).flip(-1)  # own mass included
+    # own mass included
+    mass_from_below = descending.flip(-1).softmax(dim=-1).cumsum(dim=-1).flip(-1)
     remove = mass_from_below <= 1 - top_p
     remove[..., 0] = False
     remove = torch.zeros_like(remove).scatter_(-1, order, remove)

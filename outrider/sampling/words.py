@@ -1,14 +1,16 @@
-"""Bad words as text: which tokens would complete one of them, given the text before, in whatever tokens it is written.
+"""Bad words as text: which tokens would complete one of them, given the text before, in whatever
+tokens it is written.
 
     spelling = Spelling([b"<s>", b" app", b"les", b" applesauce", ...])     # one per vocabulary: the bytes of every token
     words = BadWords(spelling, ["apples"])                                  # one per request
     words.anywhere                                                          # tokens that hold a word by themselves: never allowed
     words.completing(Tail().then(b" app"))                                  # tokens that complete one behind this text: b"les"
 
-A word is matched as bytes, so " app" + "les", " a" + "pples" and single bytes are all found. It counts where it begins at the
-beginning of a token or behind another kind of letter, and ends at the end of a token or before another kind: with "ass" banned a
-model cannot write "ass", " ass" or "(ass)", but " class" and " assume" as tokens of their own stay other words. Letters without
-case (Chinese, Arabic) have no such edges: there a word counts wherever it stands.
+A word is matched as bytes, so " app" + "les", " a" + "pples" and single bytes are all found. It
+counts where it begins at the beginning of a token or behind another kind of letter, and ends at the
+end of a token or before another kind: with "ass" banned a model cannot write "ass", " ass" or
+"(ass)", but " class" and " assume" as tokens of their own stay other words. Letters without case
+(Chinese, Arabic) have no such edges: there a word counts wherever it stands.
 """
 
 from __future__ import annotations
@@ -39,8 +41,11 @@ class Tail:
         return Tail((self.text + token)[-size:], (self.starts + starts)[-size:])
 
     def may_begin(self, length: int, first: str) -> bool:
-        """Whether a word of which the last `length` bytes are the beginning counts here; `first`: its first letter."""
-        return bool(self.starts[-length]) or not _same_kind(_last_letter(self.text[:-length]), first)
+        """Whether a word of which the last `length` bytes are the beginning counts here; `first`:
+        its first letter."""
+        return bool(self.starts[-length]) or not _same_kind(
+            _last_letter(self.text[:-length]), first
+        )
 
 
 class Spelling:
@@ -65,7 +70,8 @@ class Spelling:
         return self._recalled(self._completing, rest)
 
     def _recalled(self, search: Callable[[bytes], list[int]], text: bytes) -> list[int]:
-        """What a search found, then or now: requests of one client name the same words again and again."""
+        """What a search found, then or now: requests of one client name the same words again and
+        again."""
         key = (search.__name__, text)
         found = self._known.get(key)
         if found is None:
@@ -78,20 +84,29 @@ class Spelling:
         begin = self._all.find(word)
         if begin < 0:
             return []
-        first, last, text = _first_letter(word), _last_letter(word), re.escape(word)
+        first = _first_letter(word)
+        last = _last_letter(word)
+        text = re.escape(word)
         alone = re.compile(b"%s(?<!%s%s)(?!%s)" % (text, _like(first), text, _like(last)))
         starts = [place.start() for place in alone.finditer(self._all, begin)]
         tokens = (np.searchsorted(self._offsets, starts, side="right") - 1).tolist()
-        return sorted({t for t, at in zip(tokens, starts, strict=True) if self._stands_alone(word, t, at)})
+        return sorted(
+            {t for t, at in zip(tokens, starts, strict=True) if self._stands_alone(word, t, at)}
+        )
 
     def _stands_alone(self, word: bytes, token: int, at: int) -> bool:
-        place, text = at - int(self._offsets[token]), self.tokens[token]
-        before, after = _last_letter(text[:place]), _first_letter(text[place + len(word) :])
-        return not (_same_kind(before, _first_letter(word)) or _same_kind(_last_letter(word), after))
+        place = at - int(self._offsets[token])
+        text = self.tokens[token]
+        before = _last_letter(text[:place])
+        after = _first_letter(text[place + len(word) :])
+        return not (
+            _same_kind(before, _first_letter(word)) or _same_kind(_last_letter(word), after)
+        )
 
     def _completing(self, rest: bytes) -> list[int]:
         last = _last_letter(rest)
-        begin, end = bisect_left(self._sorted, rest), bisect_left(self._sorted, rest[:-1] + bytes([rest[-1] + 1]))
+        begin = bisect_left(self._sorted, rest)
+        end = bisect_left(self._sorted, rest[:-1] + bytes([rest[-1] + 1]))
         return [
             self._order[place]
             for place in range(begin, end)
@@ -102,12 +117,16 @@ class Spelling:
 class BadWords:
     """The words of one request."""
 
-    def __init__(self, spelling: Spelling, words: Sequence[str], *, silent: Collection[int] = ()) -> None:
+    def __init__(
+        self, spelling: Spelling, words: Sequence[str], *, silent: Collection[int] = ()
+    ) -> None:
         """`silent`: tokens that the text does not show."""
-        self._spelling, self._silent = spelling, frozenset(silent)
+        self._spelling = spelling
+        self._silent = frozenset(silent)
         self.unwritten: list[str] = []  # words that no tokens of this vocabulary spell
         anywhere: set[int] = set()
-        self._behind: dict[bytes, tuple[str, set[int]]] = {}  # beginning of a word -> (its first letter, tokens that complete it)
+        # beginning of a word -> (its first letter, tokens that complete it)
+        self._behind: dict[bytes, tuple[str, set[int]]] = {}
         for word in words:
             alone, behind = self._completions(word.encode())
             if not alone and not behind:
@@ -127,7 +146,8 @@ class BadWords:
         return tail
 
     def completing(self, tail: Tail) -> set[int]:
-        """Tokens that would complete a word behind this text, beside those that hold one by themselves."""
+        """Tokens that would complete a word behind this text, beside those that hold one by
+        themselves."""
         found: set[int] = set()
         for length in self._lengths:
             if length > len(tail.text):
@@ -140,7 +160,9 @@ class BadWords:
     def _completions(self, word: bytes) -> tuple[list[int], dict[bytes, list[int]]]:
         """Tokens that hold the word, and by its beginnings those that complete it."""
         cuts = range(max(1, len(word) - self._spelling.longest), len(word))
-        behind = {word[:cut]: tokens for cut in cuts if (tokens := self._spelling.completing(word[cut:]))}
+        behind = {
+            word[:cut]: tokens for cut in cuts if (tokens := self._spelling.completing(word[cut:]))
+        }
         return self._spelling.holding(word), behind
 
 
@@ -156,7 +178,8 @@ def _kind(letter: str) -> int:
 
 
 def _like(letter: str) -> bytes:
-    """A regex for the ASCII letters of the same kind, to look at few places; nothing matches where there are none."""
+    """A regex for the ASCII letters of the same kind, to look at few places; nothing matches where
+    there are none."""
     return (rb"[^\x00-\xff]", rb"[A-Za-z]", rb"[0-9]")[_kind(letter)]
 
 

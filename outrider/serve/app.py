@@ -16,18 +16,23 @@ from outrider.version import __version__
 
 
 def make_app(state: ServerState) -> FastAPI:
-    """Answers /health at once, everything else when `state` has models. The OpenAPI document is at /openapi.json; the usual
-    pages around it are left out, for they load scripts from elsewhere."""
+    """Answers /health at once, everything else when `state` has models. The OpenAPI document is at
+    /openapi.json; the usual pages around it are left out, for they load scripts from elsewhere."""
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
     refusals.install(app)
     app.include_router(generating_routes(state))
     app.include_router(information_routes(state))
     app.include_router(playground_routes())
     settings = state.settings
-    app.add_middleware(Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=state.metrics)
+    app.add_middleware(
+        Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=state.metrics
+    )
     if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=[HEADER, request_ids.HEADER],
-        )  # fmt: skip
+        )
     return app

@@ -1,9 +1,11 @@
-"""From the engine's thread to the event loop: updates of several engine requests in one asynchronous stream.
+"""From the engine's thread to the event loop: updates of several engine requests in one
+asynchronous stream.
 
-The engine calls listeners in its own thread and must not wait. `call_soon_threadsafe` hands every update to the loop, in
-order; a request that is left before its end (client gone, another answer failed) is cancelled, and what still arrives for
-it is dropped with the bridge. So is what waits for a reader who holds it up, when that is too much (`backlog.py`): a row that
-waited with its reader would keep its place and its memory from others.
+The engine calls listeners in its own thread and must not wait. `call_soon_threadsafe` hands every
+update to the loop, in order; a request that is left before its end (client gone, another answer
+failed) is cancelled, and what still arrives for it is dropped with the bridge. So is what waits for
+a reader who holds it up, when that is too much (`backlog.py`): a row that waited with its reader
+would keep its place and its memory from others.
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         self._running: dict[int, str] = {}  # number -> request id
-        self._backlog, self._is_spilt = Backlog(), False
+        self._backlog = Backlog()
+        self._is_spilt = False
         self._about = request_ids.current()
 
     def submit(self, requests: Sequence[Request], *, ended: Collection[int] = ()) -> None:
-        """All of them but those that have `ended`, or none: raises what the engine raises for the first it refuses, and cancels
-        those before it."""
+        """All of them but those that have `ended`, or none: raises what the engine raises for the
+        first it refuses, and cancels those before it."""
         for number, request in enumerate(requests):
             if number in ended:
                 continue
@@ -67,11 +70,13 @@ class Bridge:
         if not self._backlog.add(update):
             message = "an answer is ended: more than %d of its tokens and log-probabilities wait for their reader"
             log.warning(message, MOST, extra=self._about)
-            self._is_spilt, self._updates = True, asyncio.Queue()
+            self._is_spilt = True
+            self._updates = asyncio.Queue()
             self.cancel()
 
     async def updates(self) -> AsyncIterator[tuple[int, Update]]:
-        """(number of the request, update) until every request has finished. Raises ApiError for a reader who is too slow."""
+        """(number of the request, update) until every request has finished. Raises ApiError for a
+        reader who is too slow."""
         while self._running:
             self._backlog.ask()
             number, update = await self._updates.get()
@@ -86,6 +91,7 @@ class Bridge:
 
     def cancel(self) -> None:
         """End what still runs. Safe to call at any time, any number of times."""
-        running, self._running = self._running, {}
+        running = self._running
+        self._running = {}
         for request_id in running.values():
             self._engine.cancel(request_id)

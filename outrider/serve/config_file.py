@@ -43,9 +43,11 @@ Kind = TypeVar("Kind")
 ReadModel = Callable[[dict[str, Any], str], ServedModel]  # (table, what to call it in a message)
 
 
-def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None = None) -> ServerSettings:
-    """`given`: fields of `ServerSettings` from the command line, which win; `read_model`: what a table of [[models]] means, if
-    no engine here. Raises ConfigError naming file and key."""
+def read_config(
+    path: Path, given: dict[str, Any], read_model: ReadModel | None = None
+) -> ServerSettings:
+    """`given`: fields of `ServerSettings` from the command line, which win; `read_model`: what a
+    table of [[models]] means, if no engine here. Raises ConfigError naming file and key."""
     read_model = read_model or _model
     content = read_toml(path, f"configuration {path}")
     check_keys(content, TABLES, str(path))
@@ -53,10 +55,18 @@ def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None 
     if not isinstance(server, dict):
         raise ConfigError(f"{path}: 'server' must be a table: [server]")
     server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
-    check_keys(server, [name for name in _names(ServerSettings) if name not in OF_TABLES], f"{path} [server]")
+    check_keys(
+        server,
+        [name for name in _names(ServerSettings) if name not in OF_TABLES],
+        f"{path} [server]",
+    )
     models = [read_model(table, where) for table, where in _tables(content, "models", path)]
     rules = [_made(Rule, table, where) for table, where in _tables(content, "routes", path)]
-    return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")
+    return _made(
+        ServerSettings,
+        {**server, **given, "models": tuple(models), "rules": tuple(rules)},
+        f"{path} [server]",
+    )
 
 
 def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
@@ -70,7 +80,8 @@ def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[di
 
 def _model(table: dict[str, Any], where: str) -> ServedModel:
     own, engine, options = (
-        {name: table[name] for name in _names(kind) if name in table} for kind in (ServedModel, EngineSettings, Options)
+        {name: table[name] for name in _names(kind) if name in table}
+        for kind in (ServedModel, EngineSettings, Options)
     )
     known = [*_names(ServedModel), *_names(EngineSettings), *_names(Options), "settings"]
     check_keys(table, [name for name in known if name not in ("options", "engine")], where)
@@ -79,7 +90,10 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
     if "target" not in options:
         raise ConfigError(f"{where}: 'target' is missing: 'demo', a folder or a hub id")
     options.pop("max_num_seqs", None)  # the engine's
-    made = {"options": _made(Options, options, where), "engine": _made(EngineSettings, engine, where)}
+    made = {
+        "options": _made(Options, options, where),
+        "engine": _made(EngineSettings, engine, where),
+    }
     return _made(ServedModel, {"name": options["target"], **own, **made}, where)
 
 

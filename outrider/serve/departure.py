@@ -21,8 +21,10 @@ async def departure(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the client leaves first: then raises ClientLeftError."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(departure(receive))
+    """The result of `work`, which is cancelled when the client leaves first: then raises
+    ClientLeftError."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(departure(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and a status that fits.
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and a
+status that fits.
 
     400  the request cannot be honoured: refused field, bad value, prompt too long      invalid_request_error
     401  no key, or a wrong one                                                          invalid_request_error, invalid_api_key
@@ -12,23 +13,38 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outrider.errors import CapabilityError, ConfigError, OutriderError, QueueFullError, RequestError, UnavailableError
+from outrider.errors import (
+    CapabilityError,
+    ConfigError,
+    OutriderError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 from outrider.messages import CallError
 
 ANTHROPIC_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
     503: "overloaded_error",
 }  # fmt: skip
-INVALID, LIMITED, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+INVALID = "invalid_request_error"
+LIMITED = "rate_limit_error"
+SERVER = "server_error"
 
 
 class ApiError(OutriderError):
     """An answer that is an error."""
 
     def __init__(
-        self, message: str, *, status: int = 400, kind: str = INVALID, param: str | None = None, code: str | None = None,
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
         headers: dict[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
@@ -38,11 +54,18 @@ class ApiError(OutriderError):
 
     def body(self) -> dict[str, Any]:
         """In OpenAI's shape."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def anthropic_body(self) -> dict[str, Any]:
-        """In Anthropic's shape, which has its own types and no place for a field's name: that of one inside others begins the
-        message."""
+        """In Anthropic's shape, which has its own types and no place for a field's name: that of
+        one inside others begins the message."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else INVALID)
         is_deep = self.param is not None and "." in self.param and self.param not in str(self)
         message = f"{self.param}: {self}" if is_deep else str(self)
@@ -76,5 +99,9 @@ def as_api_error(error: OutriderError) -> ApiError:
 def _named(message: str) -> str | None:
     """The field a message of `SamplingParams` or `Speculation` is about: they begin with it."""
     first = message.split(maxsplit=1)[0].strip("':") if message else ""
-    is_field = "_" in first or first in ("temperature", "stop", "seed", "logprobs", "tools") or "." in first.rstrip(".")
+    is_field = (
+        "_" in first
+        or first in ("temperature", "stop", "seed", "logprobs", "tools")
+        or "." in first.rstrip(".")
+    )
     return first if is_field else None

@@ -1,5 +1,6 @@
-"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, carries
-the request's id, names the fields that were ignored, and a refusal is logged.
+"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the
+answer is counted, carries the request's id, names the fields that were ignored, and a refusal is
+logged.
 
 Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
 """
@@ -25,17 +26,22 @@ from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.refusals import answer, reason_of
 
 log = logging.getLogger("outrider.serve")
-FAILED = ApiError("the server failed; its log says more", status=500, kind=SERVER, code="internal_error")
+FAILED = ApiError(
+    "the server failed; its log says more", status=500, kind=SERVER, code="internal_error"
+)
 URGENT = (429, 503)  # what an operator can do something about
 READ_AWAY_S = 10  # for the rest of a body that is too large
 LONGEST_PATH = 100  # letters of it in the log
-PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # health, metrics and the page itself are open, as vLLM's are
+# health, metrics and the page itself are open, as vLLM's are
+PROTECTED = ("/v1/", "/tokenize", "/detokenize")
 
 
 class Gate:
     """`keys`: none means that everybody may."""
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], max_body_bytes: int, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Sequence[str], max_body_bytes: int, metrics: ServerMetrics
+    ) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._max_body_bytes = max_body_bytes
@@ -59,7 +65,9 @@ class Gate:
         except ApiError as error:
             await answer(error, scope)(scope, receive, counting)
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"], extra=request_ids.current())
+            log.exception(
+                "%s %s failed", scope["method"], scope["path"], extra=request_ids.current()
+            )
             if not counting.begun:
                 await answer(FAILED, scope)(scope, receive, counting)
 
@@ -74,10 +82,17 @@ class Gate:
     def _check_key(self, given: str) -> None:
         scheme, _, key = given.partition(" ")
         offered = key.strip().encode("utf-8", "surrogateescape")
-        same = [hmac.compare_digest(offered, own) for own in self._keys]  # all of them: the time must not tell which
+        # all of them: the time must not tell which
+        same = [hmac.compare_digest(offered, own) for own in self._keys]
         if scheme.lower() != "bearer" or not any(same):
-            missing = "an API key is required: Authorization: Bearer KEY" if not given else "the API key is wrong"
-            raise ApiError(missing, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            missing = (
+                "an API key is required: Authorization: Bearer KEY"
+                if not given
+                else "the API key is wrong"
+            )
+            raise ApiError(
+                missing, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+            )
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._max_body_bytes} bytes, the most this server takes (--max-body-bytes)"
@@ -85,8 +100,9 @@ class Gate:
 
 
 async def _read_away(scope: Scope, receive: Receive) -> None:
-    """Take what is left of a body. Many clients look for an answer when all is sent: cut off before, they report a broken
-    connection. Those that ask whether to send at all (`Expect`) need not begin."""
+    """Take what is left of a body. Many clients look for an answer when all is sent: cut off
+    before, they report a broken connection. Those that ask whether to send at all (`Expect`) need
+    not begin."""
     if "expect" in Headers(scope=scope):
         return
     with contextlib.suppress(TimeoutError):
@@ -113,7 +129,8 @@ class _Limited:
     """Bodies that come in pieces have no length to check beforehand."""
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
-        self._receive, self._left = receive, max_bytes
+        self._receive = receive
+        self._left = max_bytes
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -127,8 +144,13 @@ class _Limited:
 class _Counting:
     """Counts the answer under its route's template: raw paths would let anybody fill the metrics."""
 
-    def __init__(self, scope: MutableMapping[str, Any], send: Send, metrics: ServerMetrics, identity: str) -> None:
-        self._scope, self._send, self._metrics, self._identity = scope, send, metrics, identity
+    def __init__(
+        self, scope: MutableMapping[str, Any], send: Send, metrics: ServerMetrics, identity: str
+    ) -> None:
+        self._scope = scope
+        self._send = send
+        self._metrics = metrics
+        self._identity = identity
         self.begun = False
 
     async def __call__(self, message: Message) -> None:
@@ -142,17 +164,27 @@ class _Counting:
         await self._send(message)
 
     def _notify(self, status: int) -> None:
-        """Log a refused request, which has no line of a finished one. Health probes, which come every few seconds, are left
-        out. So are failures, which are logged where they happen.
+        """Log a refused request, which has no line of a finished one. Health probes, which come
+        every few seconds, are left out. So are failures, which are logged where they happen.
         """
         path = self._scope["path"]
         if status >= 400 and status != FAILED.status and path.startswith(PROTECTED):
             level = logging.WARNING if status in URGENT else logging.INFO
-            facts = {"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH], "request_id": self._identity}
-            log.log(level, "refused", extra={**facts, "reason": reason_of(self._scope) or "no reason was given"})
+            facts = {
+                "status": status,
+                "method": self._scope["method"],
+                "path": path[:LONGEST_PATH],
+                "request_id": self._identity,
+            }
+            log.log(
+                level,
+                "refused",
+                extra={**facts, "reason": reason_of(self._scope) or "no reason was given"},
+            )
 
 
-MOST = 1 << 16  # tokens and log-probabilities that may wait for a reader who holds them up: some 10 MB
+# tokens and log-probabilities that may wait for a reader who holds them up: some 10 MB
+MOST = 1 << 16
 PATIENCE_S = 2.0  # a reader who takes longer for one update holds up the others
 
 
@@ -161,12 +193,18 @@ class Backlog:
 
     def __init__(self) -> None:
         self._size = 0
-        self._given_s: float | None = None  # when the reader got the latest update; None: it waits for one
+        # when the reader got the latest update; None: it waits for one
+        self._given_s: float | None = None
 
     def add(self, update: Update) -> bool:
-        """Count an update; False where it is too much. A reader who is quick may have any number: then we are slow ourselves."""
+        """Count an update; False where it is too much. A reader who is quick may have any number:
+        then we are slow ourselves."""
         self._size += weight(update)
-        return self._size <= MOST or self._given_s is None or time.monotonic() - self._given_s < PATIENCE_S
+        return (
+            self._size <= MOST
+            or self._given_s is None
+            or time.monotonic() - self._given_s < PATIENCE_S
+        )
 
     def ask(self) -> None:
         """The reader wants the next update."""
@@ -187,6 +225,9 @@ def weight(update: Update) -> int:
 def too_slow() -> ApiError:
     """The end of an answer whose reader let too much wait."""
     return ApiError(
-        f"the answer was ended: more than {MOST} of its tokens and log-probabilities waited for their reader. Read faster, or "
-        "ask for fewer answers or log-probabilities", status=408, code="slow_reader",
-    )  # fmt: skip
+        f"the answer was ended: more than {MOST} of its tokens and log-probabilities waited for "
+        "their reader. Read faster, or "
+        "ask for fewer answers or log-probabilities",
+        status=408,
+        code="slow_reader",
+    )

@@ -1,4 +1,5 @@
-"""Fields of a request that have no effect: named in a header of its answer and once in the log, or refused by a strict server."""
+"""Fields of a request that have no effect: named in a header of its answer and once in the log, or
+refused by a strict server."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ HEADER = "x-outrider-ignored-fields"
 MAX_HEADER = 500  # characters of the header's value
 MAX_NAME = 60  # characters of one field in header and log
 MAX_LOGGED = 256  # different fields that the log names
-UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # a client chooses the names: nothing may end a header or a line
+# a client chooses the names: nothing may end a header or a line
+UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 log = logging.getLogger("outrider.serve")
 
 
 class IgnoredFields:
-    """The fields of one request that have no effect, for its answer. Where `log` is strict, `add` raises ApiError instead."""
+    """The fields of one request that have no effect, for its answer. Where `log` is strict, `add`
+    raises ApiError instead."""
 
     def __init__(self, log: IgnoredLog) -> None:
         self._log = log
@@ -43,11 +46,13 @@ class IgnoredFields:
         """'messages[].cache_control, store'; None where every field has an effect."""
         if not self._paths:
             return None
-        value, left = "", len(self._paths)
+        value = ""
+        left = len(self._paths)
         for path in self._paths:
             if len(value) + len(path) > MAX_HEADER:
                 return f"{value}, and {left} more"
-            value, left = f"{value}, {path}" if value else path, left - 1
+            value = f"{value}, {path}" if value else path
+            left = left - 1
         return value
 
 
@@ -70,18 +75,24 @@ class IgnoredLog:
         else:
             log.info("ignored the unknown field '%s'", path)
         if len(self._named) == MAX_LOGGED:
-            log.warning("%d fields were ignored; no more are named here, only in the header %s", MAX_LOGGED, HEADER)
+            log.warning(
+                "%d fields were ignored; no more are named here, only in the header %s",
+                MAX_LOGGED,
+                HEADER,
+            )
 
 
 def ignored_fields(request: Request, log: IgnoredLog, body: Body) -> IgnoredFields:
-    """Take them out of a body. The answer to `request` will name them, and those that are added later."""
+    """Take them out of a body. The answer to `request` will name them, and those that are added
+    later."""
     request.state.ignored = found = IgnoredFields(log)
     found.add(body.take_unknown())
     return found
 
 
 def header_of(scope: MutableMapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header that names fields without effect in the answer to `scope`'s request: raw headers, none or one."""
+    """The header that names fields without effect in the answer to `scope`'s request: raw headers,
+    none or one."""
     ignored = scope.get("state", {}).get("ignored")
     value = None if ignored is None else ignored.header
     return [] if value is None else [(HEADER.encode(), value.encode())]

@@ -29,11 +29,13 @@ from outrider.serve.schema.answers import (
     TokenizeAnswer,
     TokenizeBody,
     Version,
-)  # fmt: skip
+)
 from outrider.serve.served import Served, ServerState
 from outrider.version import __version__
 
-UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Not now."}}
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {
+    503: {"model": ErrorAnswer, "description": "Not now."}
+}
 
 
 def information_routes(state: ServerState) -> APIRouter:
@@ -41,12 +43,15 @@ def information_routes(state: ServerState) -> APIRouter:
 
     @router.get("/v1/models", responses={401: ERRORS[401], 503: ERRORS[503]})
     async def models(request: Request) -> ModelList | AnthropicModels:
-        """What `model` may be. In Anthropic's form where the request has its header `anthropic-version`."""
+        """What `model` may be. In Anthropic's form where the request has its header
+        `anthropic-version`."""
         check_open(state)
         cards = [_card(state, name) for name in state.names]
         if not asks_as_anthropic(request.scope):
             return ModelList(data=cards)
-        return AnthropicModels(data=[_as_anthropic(card) for card in cards], first_id=cards[0].id, last_id=cards[-1].id)
+        return AnthropicModels(
+            data=[_as_anthropic(card) for card in cards], first_id=cards[0].id, last_id=cards[-1].id
+        )
 
     @router.get("/v1/models/{model:path}", responses={n: ERRORS[n] for n in (401, 404, 503)})
     async def model(model: str, request: Request) -> ModelCard | AnthropicModel:
@@ -61,8 +66,12 @@ def information_routes(state: ServerState) -> APIRouter:
         served = served_named(state, body.model)
         ignored.add(unread_thoughts(body.messages, served))
         tokens = await _tokens(served, body)
-        names = [served.texts.bytes.name(token) for token in tokens] if body.return_token_strs else None
-        return TokenizeAnswer(count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names)
+        names = (
+            [served.texts.bytes.name(token) for token in tokens] if body.return_token_strs else None
+        )
+        return TokenizeAnswer(
+            count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names
+        )
 
     @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
     async def detokenize(body: DetokenizeBody, request: Request) -> DetokenizeAnswer:
@@ -70,17 +79,20 @@ def information_routes(state: ServerState) -> APIRouter:
         ignored_fields(request, state.ignored, body)
         served = served_named(state, body.model)
         check_ids(body.tokens, served, "tokens")
-        return DetokenizeAnswer(prompt=await asyncio.to_thread(served.texts.decode, body.tokens))  # millions take seconds
+        # millions take seconds
+        return DetokenizeAnswer(prompt=await asyncio.to_thread(served.texts.decode, body.tokens))
 
     @router.get("/health", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def health() -> Health:
-        """200 while the process and every engine's thread live and come round; start a server again that fails this."""
+        """200 while the process and every engine's thread live and come round; start a server again
+        that fails this."""
         _check_alive(state)
         return Health(status="ok")
 
     @router.get("/ready", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def ready() -> Ready:
-        """200 while requests are taken: not while models load, not while running requests are finished before the end."""
+        """200 while requests are taken: not while models load, not while running requests are
+        finished before the end."""
         check_open(state)
         _check_alive(state)
         tests = {name: test.as_dict() for name, test in state.self_tests.items()}
@@ -104,10 +116,16 @@ def _check_alive(state: ServerState) -> None:
     dead = [f"'{name}': {reason}" for name, reason in state.failures().items()]
     if dead:
         raise unavailable(f"engines have failed: {'; '.join(dead)}", "engine_dead")
-    hung = [f"'{name}' has work and has not come round for {seconds:.0f} s" for name, seconds in state.hung().items()]
+    hung = [
+        f"'{name}' has work and has not come round for {seconds:.0f} s"
+        for name, seconds in state.hung().items()
+    ]
     if hung:
         limit = f"more than {state.settings.hang_timeout_s:g} s are not allowed (--hang-timeout)"
-        raise unavailable(f"engines hang: {'; '.join(hung)}; {limit}. Where steps take that long, allow more", "engine_hung")
+        raise unavailable(
+            f"engines hang: {'; '.join(hung)}; {limit}. Where steps take that long, allow more",
+            "engine_hung",
+        )
 
 
 def _card(state: ServerState, name: str) -> ModelCard:
@@ -116,20 +134,32 @@ def _card(state: ServerState, name: str) -> ModelCard:
         return ModelCard(id=name, created=min(one.created for one in state.models.values()))
     engine = served.engine
     return ModelCard(
-        id=name, created=served.created, root=name, max_model_len=engine.context, drafters=engine.drafters,
-        num_draft_tokens=engine.config.get("num_draft_tokens"), lossless=engine.lossless,
-    )  # fmt: skip
+        id=name,
+        created=served.created,
+        root=name,
+        max_model_len=engine.context,
+        drafters=engine.drafters,
+        num_draft_tokens=engine.config.get("num_draft_tokens"),
+        lossless=engine.lossless,
+    )
 
 
 def _as_anthropic(card: ModelCard) -> AnthropicModel:
     created = datetime.fromtimestamp(card.created, UTC).isoformat()
-    return AnthropicModel(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
+    return AnthropicModel(
+        id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len
+    )
 
 
 async def _tokens(served: Served, body: TokenizeBody) -> list[int]:
     if body.messages is None:
-        return await served.texts.encode(body.prompt or "", special=body.add_special_tokens is not False)
+        return await served.texts.encode(
+            body.prompt or "", special=body.add_special_tokens is not False
+        )
     if body.add_special_tokens:
-        raise ApiError("'add_special_tokens' means nothing with messages: the template writes them", param="add_special_tokens")
+        raise ApiError(
+            "'add_special_tokens' means nothing with messages: the template writes them",
+            param="add_special_tokens",
+        )
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
     return await render(served, body.messages, body, tools=tools)

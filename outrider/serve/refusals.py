@@ -1,4 +1,5 @@
-"""Every way a request can fail, as one shape: handlers that turn exceptions into OpenAI's error body."""
+"""Every way a request can fail, as one shape: handlers that turn exceptions into OpenAI's error
+body."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def install(app: FastAPI) -> None:
 
 
 def answer(error: ApiError, scope: MutableMapping[str, Any]) -> Response:
-    """The refusal of the request in `scope`, in the shape that its clients read; the log finds the reason in the scope."""
+    """The refusal of the request in `scope`, in the shape that its clients read; the log finds the
+    reason in the scope."""
     scope.setdefault("state", {})["reason"] = _reason(error)
     body = error.anthropic_body() if asks_as_anthropic(scope) else error.body()
     return Response(dumped(body), error.status, error.headers, media_type="application/json")
@@ -63,7 +65,13 @@ async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
     refusal = as_api_error(error)
     if refusal.status >= 500 and refusal.status != 503:
-        log.error("%s %s failed: %s", request.method, request.url.path, _reason(refusal), extra=request_ids.current())
+        log.error(
+            "%s %s failed: %s",
+            request.method,
+            request.url.path,
+            _reason(refusal),
+            extra=request_ids.current(),
+        )
     return answer(refusal, request.scope)
 
 
@@ -84,10 +92,11 @@ async def _http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     kind = INVALID if error.status_code < 500 else SERVER
     message = messages.get(error.status_code, str(error.detail))
-    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers), request.scope)
+    return answer(
+        ApiError(message, status=error.status_code, kind=kind, headers=headers), request.scope
+    )
 
 
 async def _left(request: Request, error: Exception) -> Response:
     request.scope.setdefault("state", {})["reason"] = "the client left before its answer"
     return Response(status_code=CLIENT_LEFT)
-

@@ -1,6 +1,8 @@
-"""The id of an HTTP request: one of ours or the client's own, in its answer's headers and in the log.
+"""The id of an HTTP request: one of ours or the client's own, in its answer's headers and in the
+log.
 
-An answer's own id ends with the request's unless the client chose that, because two clients may choose the same.
+An answer's own id ends with the request's unless the client chose that, because two clients may
+choose the same.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from starlette.datastructures import Headers
 
 HEADER = "x-request-id"  # as OpenAI's clients read it, and vLLM's
 ANTHROPIC_HEADER = "request-id"
-GIVEN = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # a client chooses it: nothing may end a header or a line
+# a client chooses it: nothing may end a header or a line
+GIVEN = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
-_current: ContextVar[tuple[str, bool]] = ContextVar("the id of the request being answered, and whether it is the client's")
+_current: ContextVar[tuple[str, bool]] = ContextVar(
+    "the id of the request being answered, and whether it is the client's"
+)
 
 
 def begin(scope: MutableMapping[str, Any]) -> str:
@@ -41,7 +46,8 @@ def fresh() -> str:
 
 
 def chosen() -> dict[str, str]:
-    """The client's own id of the current request, as a field of a log line; empty where it gave none."""
+    """The client's own id of the current request, as a field of a log line; empty where it gave
+    none."""
     identity, is_given = _current.get(("", False))
     return {"client_request_id": identity} if is_given else {}
 

@@ -25,11 +25,14 @@ class Route:
 
 
 def model_named(state: ServerState, name: str | None) -> str:
-    """The name a request means. Raises ApiError for one that is unknown, or missing where there is a choice."""
+    """The name a request means. Raises ApiError for one that is unknown, or missing where there is
+    a choice."""
     check_open(state)
     if name is None:
         if len(state.models) > 1:
-            raise ApiError(f"'model' is required: this server has {', '.join(state.names)}", param="model")
+            raise ApiError(
+                f"'model' is required: this server has {', '.join(state.names)}", param="model"
+            )
         return next(iter(state.models))
     if name not in state.names:
         message = f"the model '{name[:60]}' does not exist.{did_you_mean(name, state.names)}"
@@ -41,7 +44,10 @@ def served_named(state: ServerState, name: str | None) -> Served:
     """The one model of that name. Raises ApiError where it stands for several."""
     named = model_named(state, name)
     if named not in state.models:
-        raise ApiError(f"'{named}' stands for several models: name one of {', '.join(state.models)}", param="model")
+        raise ApiError(
+            f"'{named}' stands for several models: name one of {', '.join(state.models)}",
+            param="model",
+        )
     return state.models[named]
 
 
@@ -54,8 +60,9 @@ def check_open(state: ServerState) -> None:
 
 
 async def choose(state: ServerState, asked: RequestFacts, num_requests: int, read: Read) -> Route:
-    """The first rule that fits decides. `read` makes the prompts with a model's own tokenizer, unless nobody could queue all of
-    `num_requests`: a body may ask for a hundred thousand, and refusing must cost less than answering.
+    """The first rule that fits decides. `read` makes the prompts with a model's own tokenizer,
+    unless nobody could queue all of `num_requests`: a body may ask for a hundred thousand, and
+    refusing must cost less than answering.
 
     Raises ApiError where no model is left, and what an engine's `check_room` raises.
     """
@@ -72,7 +79,12 @@ async def choose(state: ServerState, asked: RequestFacts, num_requests: int, rea
         if rule is None or rule.fits_length(max(map(len, await prompts_of(served)))):
             served.engine.check_room(num_requests)
             return Route(served, {} if rule is None else rule.defaults, await prompts_of(served))
-    raise ApiError(f"no route fits this request for '{asked.model}'", status=404, param="model", code="model_not_found")
+    raise ApiError(
+        f"no route fits this request for '{asked.model}'",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )
 
 
 def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None, Served]]:
@@ -80,7 +92,8 @@ def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None
     found: list[tuple[Rule | None, Served]] = []
     for rule in candidates(state.settings.rules, asked):
         name = rule.to or asked.model
-        if name in state.models:  # else a rule about drafting, for a name that another rule leads on
+        # else a rule about drafting, for a name that another rule leads on
+        if name in state.models:
             found.append((rule, state.models[name]))
             if not rule.needs_length:
                 return found

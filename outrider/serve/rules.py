@@ -1,4 +1,5 @@
-"""Routes: which model answers, and how it drafts, by what the request is like. The first rule that fits decides.
+"""Routes: which model answers, and how it drafts, by what the request is like. The first rule that
+fits decides.
 
     [[routes]]                       a request that ...
     model = "auto"                   names this model (it need not exist)
@@ -9,7 +10,8 @@
     to = "small"                     ... is answered by this model
     drafter = "suffix"               with these defaults of `speculation`: the client's own fields win
 
-A rule that asks for the length of a prompt is looked at when the prompt has been read by the tokenizer of its own model.
+A rule that asks for the length of a prompt is looked at when the prompt has been read by the
+tokenizer of its own model.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and self.endpoint not in ENDPOINTS:
-            raise ConfigError(f"a route's endpoint must be {' or '.join(ENDPOINTS)}, got '{self.endpoint}'")
+            raise ConfigError(
+                f"a route's endpoint must be {' or '.join(ENDPOINTS)}, got '{self.endpoint}'"
+            )
         if self.to is None and not self.defaults:
-            raise ConfigError(f"a route must lead to a model (to) or say how to draft ({', '.join(DEFAULTS)})")
+            raise ConfigError(
+                f"a route must lead to a model (to) or say how to draft ({', '.join(DEFAULTS)})"
+            )
         Speculation(**self.defaults)  # refuses what contradicts itself
 
     @property
@@ -61,13 +67,16 @@ class Rule:
     def fits(self, asked: RequestFacts) -> bool:
         """Whether all conditions but the prompt's length are met."""
         pairs = (
-            (self.model, asked.model), (self.endpoint, asked.endpoint),
-            (self.tools, asked.tools), (self.structured, asked.structured),
-        )  # fmt: skip
+            (self.model, asked.model),
+            (self.endpoint, asked.endpoint),
+            (self.tools, asked.tools),
+            (self.structured, asked.structured),
+        )
         return all(wanted is None or wanted == given for wanted, given in pairs)
 
     def fits_length(self, num_tokens: int) -> bool:
-        low, high = self.min_prompt_tokens or 0, self.max_prompt_tokens
+        low = self.min_prompt_tokens or 0
+        high = self.max_prompt_tokens
         return low <= num_tokens and (high is None or num_tokens <= high)
 
 

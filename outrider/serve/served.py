@@ -64,13 +64,18 @@ class Served:
     reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not separated
 
     @classmethod
-    def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO, *, spells: bool = False) -> Served:
+    def of(
+        cls, engine: Serves, created: int, reasoning_parser: str = AUTO, *, spells: bool = False
+    ) -> Served:
         """How a model is served. `spells`: special tokens in texts of clients are spelled as text.
 
-        Raises ConfigError for a parser that does not fit the model, and for a tokenizer that cannot spell.
+        Raises ConfigError for a parser that does not fit the model, and for a tokenizer that cannot
+        spell.
         """
         texts = SharedTokenizer(engine.tokenizer, engine.name, spells=spells)
-        grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids, of_strangers=True)
+        grammars = Grammars(
+            texts.tokenizer, engine.vocab_size, engine.eos_token_ids, of_strangers=True
+        )
         return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))
 
     def answer_text(self, request: Request) -> Detokenizer:
@@ -97,7 +102,8 @@ class ServerState:
     settings: ServerSettings
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     models: dict[str, Served] = field(default_factory=dict)
-    self_tests: dict[str, SelfTest] = field(default_factory=dict)  # by model, of those that were made
+    # by model, of those that were made
+    self_tests: dict[str, SelfTest] = field(default_factory=dict)
     loading: bool = True
     draining: bool = False
     ignored: IgnoredLog = field(init=False)
@@ -108,30 +114,42 @@ class ServerState:
         self.responses = ResponseStore(self.settings.max_stored_responses)
 
     def serve(self, engines: Sequence[Serves], created: int) -> None:
-        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have, for a
-        reasoning parser that does not fit one, and for a tokenizer that cannot spell special tokens."""
+        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its
+        model does not have, for a reasoning parser that does not fit one, and for a tokenizer that
+        cannot spell special tokens."""
         parsers = {model.name: model.reasoning_parser for model in self.settings.models}
         spells = self.settings.spell_special_tokens
         models = {
-            engine.name: Served.of(engine, created, parsers.get(engine.name, AUTO), spells=spells) for engine in engines
+            engine.name: Served.of(engine, created, parsers.get(engine.name, AUTO), spells=spells)
+            for engine in engines
         }
         for rule in self.settings.rules:
             _check_drafter(rule, models)
-        self.models, self.loading = models, False
+        self.models = models
+        self.loading = False
 
     @property
     def names(self) -> list[str]:
         """What a client may ask for: models, and names that only routes know."""
         own = list(self.models)
-        return own + list(dict.fromkeys(r.model for r in self.settings.rules if r.model is not None and r.model not in own))
+        return own + list(
+            dict.fromkeys(
+                r.model for r in self.settings.rules if r.model is not None and r.model not in own
+            )
+        )
 
     def failures(self) -> dict[str, str]:
         """Model -> why its engine is dead."""
         snapshots = {name: served.engine.snapshot() for name, served in self.models.items()}
-        return {name: snapshot.failed for name, snapshot in snapshots.items() if snapshot.failed is not None}
+        return {
+            name: snapshot.failed
+            for name, snapshot in snapshots.items()
+            if snapshot.failed is not None
+        }
 
     def hung(self) -> dict[str, float]:
-        """Model -> seconds since its engine's loop came round, where they are more than they may be."""
+        """Model -> seconds since its engine's loop came round, where they are more than they may
+        be."""
         limit = self.settings.hang_timeout_s
         ages = {name: served.engine.snapshot().turn_age_s for name, served in self.models.items()}
         return {name: age for name, age in ages.items() if 0 < limit < age}
@@ -143,4 +161,7 @@ def _check_drafter(rule: Rule, models: Mapping[str, Served]) -> None:
         drafters = models[name].engine.drafters if name is not None else []
         if rule.drafter is not None and rule.drafter not in drafters:
             hint = did_you_mean(rule.drafter, drafters)
-            raise ConfigError(f"a route drafts with '{rule.drafter}', which the model '{name}' has not loaded.{hint}")
+            raise ConfigError(
+                f"a route drafts with '{rule.drafter}', which the model '{name}' has not "
+                f"loaded.{hint}"
+            )

@@ -1,1 +1,2 @@
-"""Trained drafters: from a target and prompts to a folder that `--drafter KIND --draft FOLDER` loads (docs/train.md)."""
+"""Trained drafters: from a target and prompts to a folder that `--drafter KIND --draft FOLDER`
+loads (docs/train.md)."""

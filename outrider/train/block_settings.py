@@ -21,18 +21,30 @@ class BlockTraining:
 
     num_layers: int = setting(2, "layers of the head", at_least=1)
     block_size: int = setting(8, "slots of a block, the anchor's included", at_least=2)
-    target_layers: str = setting("", "layers whose OUTPUTS make the context, like 1,9,17; empty: spread evenly")
+    target_layers: str = setting(
+        "", "layers whose OUTPUTS make the context, like 1,9,17; empty: spread evenly"
+    )
     intermediate_size: int = setting(0, "of the head's MLPs; 0: the target's", at_least=0)
     markov_rank: int = setting(64, "of the Markov head; 0: none (plain DFlash)", at_least=0)
     markov_gated: bool = setting(False, "a gate made of the hidden state on the Markov head")
     confidence: bool = setting(True, "a head that predicts acceptance")
-    sample_from_anchor: bool = setting(True, "the anchor's slot guesses, too (DSpark); false: DFlash")
-    causal: bool = setting(False, "slots of a block see those before them only (JetSpec), for trees")
-    mask_token: int = setting(-1, "token that stands for the masks; -1: the one that the responses use least")
+    sample_from_anchor: bool = setting(
+        True, "the anchor's slot guesses, too (DSpark); false: DFlash"
+    )
+    causal: bool = setting(
+        False, "slots of a block see those before them only (JetSpec), for trees"
+    )
+    mask_token: int = setting(
+        -1, "token that stands for the masks; -1: the one that the responses use least"
+    )
     num_anchors: int = setting(64, "blocks per text and batch", at_least=1)
-    loss: str = setting("0.1*ce+0.9*tv", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum")
+    loss: str = setting(
+        "0.1*ce+0.9*tv", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum"
+    )
     confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least=0)
-    warm_up: float = setting(0.3, "share of the run that begins with KL instead", at_least=0, at_most=1)
+    warm_up: float = setting(
+        0.3, "share of the run that begins with KL instead", at_least=0, at_most=1
+    )
     decay: float = setting(4.0, "positions after which a guess counts 1/e", above=0)
 
     def __post_init__(self) -> None:
@@ -42,9 +54,14 @@ class BlockTraining:
 
     def layers(self) -> list[int]:
         """`target_layers` as numbers. Raises ConfigError."""
-        words = [word.strip() for word in self.target_layers.split(",")] if self.target_layers else []
+        words = (
+            [word.strip() for word in self.target_layers.split(",")] if self.target_layers else []
+        )
         if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
-            raise ConfigError(f"{OWNER}: target_layers must be different layer numbers like 1,9,17; got '{self.target_layers}'")
+            raise ConfigError(
+                f"{OWNER}: target_layers must be different layer numbers like 1,9,17; got "
+                f"'{self.target_layers}'"
+            )
         return [int(word) for word in words]
 
 
@@ -58,14 +75,18 @@ def spread_layers(num_layers: int) -> list[int]:
     return [first + round(index * (last - first) / (count - 1)) for index in range(count)]
 
 
-def new_config(settings: BlockTraining, target: Any, num_layers: int, setup: RecipeSetup) -> BlockConfig:
-    """The head's shape for a target. Raises ConfigError for layers or a mask token it does not have."""
+def new_config(
+    settings: BlockTraining, target: Any, num_layers: int, setup: RecipeSetup
+) -> BlockConfig:
+    """The head's shape for a target. Raises ConfigError for layers or a mask token it does not
+    have."""
     own = target.config.get_text_config()
     vocab_size = target.get_output_embeddings().weight.shape[0]
     outputs = settings.layers() or spread_layers(num_layers)
     if max(outputs) >= num_layers - 1 and settings.target_layers:
         raise ConfigError(
-            f"{OWNER}: target_layers must be among 0..{num_layers - 2} of {setup.name}, got '{settings.target_layers}'"
+            f"{OWNER}: target_layers must be among 0..{num_layers - 2} of {setup.name}, got "
+            f"'{settings.target_layers}'"
         )
     mask = settings.mask_token if settings.mask_token >= 0 else _least_used(setup)
     if mask >= vocab_size:

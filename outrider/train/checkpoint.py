@@ -1,7 +1,8 @@
-"""What a training run leaves on disk so that it can go on: weights, optimizer, place in the data, curve.
+"""What a training run leaves on disk so that it can go on: weights, optimizer, place in the data,
+curve.
 
-Written to a scratch file and renamed: a kill in the middle leaves the previous checkpoint. No random state is saved, because the
-loop seeds every batch from (seed, step); see loop.py.
+Written to a scratch file and renamed: a kill in the middle leaves the previous checkpoint. No
+random state is saved, because the loop seeds every batch from (seed, step); see loop.py.
 """
 
 from __future__ import annotations
@@ -23,27 +24,37 @@ LITTLE = 1 << 16  # bytes that a full disk may have left
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
-    """What training changes: parameters with gradients. Frozen parts come from where they came from."""
+    """What training changes: parameters with gradients. Frozen parts come from where they came
+    from."""
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
 
 
 def load_trained(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Put them back. Raises CheckpointError when they are those of another module."""
     own = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    if wrong := sorted(own.keys() ^ state.keys()) or sorted(n for n in own if own[n].shape != state[n].shape):
-        raise CheckpointError(f"the checkpoint is of another drafter: '{wrong[0]}' does not fit ({len(wrong)} tensors differ)")
+    if wrong := sorted(own.keys() ^ state.keys()) or sorted(
+        n for n in own if own[n].shape != state[n].shape
+    ):
+        raise CheckpointError(
+            f"the checkpoint is of another drafter: '{wrong[0]}' does not fit ({len(wrong)} "
+            "tensors differ)"
+        )
     with torch.no_grad():
         for name, one in own.items():
             one.copy_(state[name])
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Whole or not at all. Raises OutriderError when the disk is full; the previous checkpoint then still stands."""
+    """Whole or not at all. Raises OutriderError when the disk is full; the previous checkpoint then
+    still stands."""
     scratch = path.with_name(f".{path.name}.new")
     try:
         torch.save(state, scratch)
         scratch.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError on a full disk
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch's own writer raises RuntimeError on a full disk
         why = why_unwritten(path.parent, error)
         scratch.unlink(missing_ok=True)
         before = f"the one before it is whole ({path}), and " if path.exists() else ""
@@ -51,7 +62,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def why_unwritten(folder: Path, error: Exception) -> str:
-    """The reason that a file could not be written there, as long as what was written of it lies there still.
+    """The reason that a file could not be written there, as long as what was written of it lies
+    there still.
 
     Of torch's errors none says that the disk is full.
     """
@@ -67,5 +79,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
         reason = first_line(error)
-        raise CheckpointError(f"{path} is damaged and cannot be resumed ({reason}); begin anew without --resume") from error
+        raise CheckpointError(
+            f"{path} is damaged and cannot be resumed ({reason}); begin anew without --resume"
+        ) from error
     return state

@@ -1,8 +1,10 @@
-"""Kind `draft-model`: a small causal language model that learns the target's full distribution at every position of the response.
+"""Kind `draft-model`: a small causal language model that learns the target's full distribution at
+every position of the response.
 
-Where it starts: `--init FOLDER` (an existing model with the target's tokenizer), some of the target's own layers
-(`init_layers`, as DistilBERT did), or random weights of given sizes. Saved as a plain transformers folder, with the target's
-tokenizer and chat template: `--draft`, and transformers' assisted generation, load it. Source: DistillSpec (2310.08461).
+Where it starts: `--init FOLDER` (an existing model with the target's tokenizer), some of the
+target's own layers (`init_layers`, as DistilBERT did), or random weights of given sizes. Saved as a
+plain transformers folder, with the target's tokenizer and chat template: `--draft`, and
+transformers' assisted generation, load it. Source: DistillSpec (2310.08461).
 """
 
 from __future__ import annotations
@@ -31,18 +33,31 @@ OWNER = "kind 'draft-model'"
 class DraftModelTraining:
     """What is trained, from where, on what."""
 
-    loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
-    depth: int = setting(5, "draft tokens per step that the expected tau is computed for", at_least=1)
-    init_layers: str = setting("", "start from the target's layers: how many (spread evenly), or a list like 0,2,7")
+    loss: str = setting(
+        "kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"
+    )
+    depth: int = setting(
+        5, "draft tokens per step that the expected tau is computed for", at_least=1
+    )
+    init_layers: str = setting(
+        "", "start from the target's layers: how many (spread evenly), or a list like 0,2,7"
+    )
     hidden_size: int = setting(0, "from scratch: width. 0: the target's halved", at_least=0)
-    num_layers: int = setting(0, "from scratch: layers. 0: a quarter of the target's, at least 1", at_least=0)
+    num_layers: int = setting(
+        0, "from scratch: layers. 0: a quarter of the target's, at least 1", at_least=0
+    )
     num_heads: int = setting(0, "from scratch: attention heads. 0: the target's halved", at_least=0)
-    intermediate_size: int = setting(0, "from scratch: width of the MLP. 0: the target's halved", at_least=0)
+    intermediate_size: int = setting(
+        0, "from scratch: width of the MLP. 0: the target's halved", at_least=0
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, OWNER)
         if self.init_layers and self.sizes:
-            raise ConfigError(f"{OWNER}: give init_layers, or sizes of a model from scratch ({', '.join(self.sizes)}), not both")
+            raise ConfigError(
+                f"{OWNER}: give init_layers, or sizes of a model from scratch "
+                f"({', '.join(self.sizes)}), not both"
+            )
         parse_loss(self.loss)
 
     @property
@@ -61,10 +76,21 @@ class DraftModelRecipe:
     default_lr: ClassVar[float | None] = None
     signals: tuple[int, ...] = ()
 
-    def __init__(self, module: Any, settings: DraftModelTraining, tokenizer: Any, dtype: torch.dtype, generation: Any) -> None:
-        """`dtype`: of the saved weights; training is in fp32. `generation`: the target's generation config."""
+    def __init__(
+        self,
+        module: Any,
+        settings: DraftModelTraining,
+        tokenizer: Any,
+        dtype: torch.dtype,
+        generation: Any,
+    ) -> None:
+        """`dtype`: of the saved weights; training is in fp32. `generation`: the target's generation
+        config."""
         self.module = module.float().requires_grad_(True)
-        self._settings, self._tokenizer, self._dtype, self._generation = settings, tokenizer, dtype, generation
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._dtype = dtype
+        self._generation = generation
         self._loss = parse_loss(settings.loss)
 
     @classmethod
@@ -79,21 +105,37 @@ class DraftModelRecipe:
             module = thinned_model(setup.target, settings.init_layers, OWNER)
         else:
             module = scratch_model(setup.target, settings.sizes, OWNER)
-        return cls(module, settings, setup.tokenizer, setup.saved_dtype, getattr(setup.target, "generation_config", None))
+        return cls(
+            module,
+            settings,
+            setup.tokenizer,
+            setup.saved_dtype,
+            getattr(setup.target, "generation_config", None),
+        )
 
     def loss(self, batch: FeatureBatch) -> LossReport:
-        logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
-        wanted = softmax_fp32(batch.logits[batch.mask])  # (positions, V): only what counts is turned into distributions
+        logits = self.module(
+            input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False
+        ).logits
+        # (positions, V): only what counts is turned into distributions
+        wanted = softmax_fp32(batch.logits[batch.mask])
         guessed = fit_width(logits[batch.mask].float(), wanted.shape[-1])
         values = self._loss(wanted, guessed)
         loss = weighted_mean(values, torch.ones_like(values))
         accept = torch.zeros(batch.mask.shape, device=loss.device)
         accept[batch.mask] = acceptance(wanted, guessed).detach()
         per_position, survival, count = chain_windows(accept, batch.mask, self._settings.depth)
-        return LossReport(loss, per_position, {"acceptance": float(accept.sum() / batch.mask.sum())}, survival, max(count, 1))
+        return LossReport(
+            loss,
+            per_position,
+            {"acceptance": float(accept.sum() / batch.mask.sum())},
+            survival,
+            max(count, 1),
+        )
 
     def save(self, folder: Path) -> None:
-        copy.deepcopy(self.module).to(self._dtype).save_pretrained(folder)  # a copy: rounding must not reach the training
+        # a copy: rounding must not reach the training
+        copy.deepcopy(self.module).to(self._dtype).save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
         if self._generation is not None:
             self._generation.save_pretrained(folder)

@@ -1,8 +1,10 @@
-"""Expected emitted tokens from expected acceptances: what validation reports, and best checkpoints are chosen by.
+"""Expected emitted tokens from expected acceptances: what validation reports, and best checkpoints
+are chosen by.
 
-At a position a draft token from q is accepted with probability a = sum_x min(p, q) (Leviathan et al. 2211.17192, theorem 3.5).
-Along a chain the chance that the first j are all accepted is the product of the first j; tau = 1 + the sum of these products.
-The acceptances are measured on texts of the target, not on the draft's own tokens: an estimate, like all teacher forcing.
+At a position a draft token from q is accepted with probability a = sum_x min(p, q) (Leviathan et
+al. 2211.17192, theorem 3.5). Along a chain the chance that the first j are all accepted is the
+product of the first j; tau = 1 + the sum of these products. The acceptances are measured on texts
+of the target, not on the draft's own tokens: an estimate, like all teacher forcing.
 """
 
 from __future__ import annotations
@@ -19,34 +21,44 @@ from outrider.train.recipe import LossReport
 
 
 def chain_windows(accept: Tensor, mask: Tensor, depth: int) -> tuple[list[float], list[float], int]:
-    """Expected chains of a drafter whose distribution at each position is known: every position starts a chain over the text that
-    follows it.
+    """Expected chains of a drafter whose distribution at each position is known: every position
+    starts a chain over the text that follows it.
 
-    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns what `chain_means` does.
+    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count.
+    Returns what `chain_means` does.
     """
     shifts = range(min(depth, mask.shape[1]))
     steps, inside = ([F.pad(values[:, j:], (0, j)) for j in shifts] for values in (accept, mask))
     return chain_means(steps, list(accumulate(inside, torch.logical_and)))
 
 
-def chain_means(steps: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[list[float], list[float], int]:
-    """Mean acceptance of chains with an acceptance for each step: all of one shape, a chain an element. `counts[j]` (bool) says
-    which chains go on to step j; none does that has ended before.
+def chain_means(
+    steps: Sequence[Tensor], counts: Sequence[Tensor]
+) -> tuple[list[float], list[float], int]:
+    """Mean acceptance of chains with an acceptance for each step: all of one shape, a chain an
+    element. `counts[j]` (bool) says which chains go on to step j; none does that has ended before.
 
-    Returns (per_position, survival, number of chains), of chains that go on to the end, so that all depths are means over the
-    same ones. Where texts are too short for any, the end is the deepest step of some. An acceptance at j is weighted by the
-    chance that j is reached, as in serving, so that products of `per_position` are `survival`.
+    Returns (per_position, survival, number of chains), of chains that go on to the end, so that all
+    depths are means over the same ones. Where texts are too short for any, the end is the deepest
+    step of some. An acceptance at j is weighted by the chance that j is reached, as in serving, so
+    that products of `per_position` are `survival`.
     """
-    depth, num = 0, 0
+    depth = 0
+    num = 0
     for each in counts:
         if there := int(each.sum()):
-            depth, num = depth + 1, there
+            depth = depth + 1
+            num = there
     if depth == 0:
         return [], [], 0
     chosen = torch.stack([accept[counts[depth - 1]].float() for accept in steps[:depth]])
     survival = chosen.cumprod(dim=0).double().mean(dim=1).tolist()
     before = [1.0, *survival[:-1]]
-    return [now / then if then > 0 else 0.0 for now, then in zip(survival, before, strict=True)], survival, num
+    return (
+        [now / then if then > 0 else 0.0 for now, then in zip(survival, before, strict=True)],
+        survival,
+        num,
+    )
 
 
 @dataclass
@@ -59,7 +71,8 @@ class Expectation:
     survival: list[float] = field(default_factory=list)
 
     def add(self, report: LossReport) -> None:
-        """A batch, weighted by its positions. Means of survivals that a batch is too short for count as missing chains."""
+        """A batch, weighted by its positions. Means of survivals that a batch is too short for
+        count as missing chains."""
         survival = report.survival or _products(report.per_position)
         self.count += report.count
         self.loss += report.count * float(report.loss.detach())
@@ -91,7 +104,8 @@ class Expectation:
 
 
 def _products(values: Sequence[float]) -> list[float]:
-    found, product = [], 1.0
+    found = []
+    product = 1.0
     for value in values:
         product *= value
         found.append(product)

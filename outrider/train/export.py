@@ -7,8 +7,8 @@
     block               DFlash / DSpark heads           raw, speculators
     early-exit, ...     ours alone: nobody reads them   none
 
-The tensors and the config decide the kind, not names. Heads that share the target's tables are written with them (`raw`,
-`speculators`, `vllm`), for engines that do not share.
+The tensors and the config decide the kind, not names. Heads that share the target's tables are
+written with them (`raw`, `speculators`, `vllm`), for engines that do not share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.errors import (
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    OutriderError,
+    did_you_mean,
+)
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block
@@ -55,7 +61,8 @@ class Target:
 
     @classmethod
     def load(cls, name: str, called: str | None = None) -> Target:
-        """On CPU, in its own dtype, which vLLM will take, too; float16 as float32. Raises CheckpointError."""
+        """On CPU, in its own dtype, which vLLM will take, too; float16 as float32. Raises
+        CheckpointError."""
         source = resolve(name)
         config = load_config(source)
         own = own_dtype(config)
@@ -70,11 +77,16 @@ class Target:
     @property
     def context(self) -> int:
         """Tokens that it can read."""
-        return int(getattr(self.module.config.get_text_config(), "max_position_embeddings", None) or UNKNOWN_CONTEXT)
+        return int(
+            getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
+            or UNKNOWN_CONTEXT
+        )
 
     @property
     def sizes(self) -> TargetSizes:
-        return TargetSizes.of(self.module.config, self.module.get_output_embeddings().weight.shape[0])
+        return TargetSizes.of(
+            self.module.config, self.module.get_output_embeddings().weight.shape[0]
+        )
 
 
 Writer = Callable[[Path, Path, Target], None]  # (from, to, target)
@@ -89,7 +101,9 @@ def kind_of(folder: Path) -> str:
         return DRAFT_MODEL
     if kind is None:
         names = sorted(HeadSource.open(folder).names)
-        raise CheckpointError(f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(names[:6])}")
+        raise CheckpointError(
+            f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(names[:6])}"
+        )
     return kind
 
 
@@ -120,7 +134,9 @@ def _block(layout: str) -> Writer:
 def _eagle(kind: Kind, layout: str) -> Writer:
     def write(source: Path, out: Path, target: Target) -> None:
         head = load_eagle(source, kind, target.sizes)
-        head.bind(target.module.get_input_embeddings().weight, target.module.get_output_embeddings())
+        head.bind(
+            target.module.get_input_embeddings().weight, target.module.get_output_embeddings()
+        )
         head.config = _addressed(head.config, layout, target)
         export_eagle(head, out, layout, architectures=target.module.config.architectures or ())
 
@@ -128,7 +144,8 @@ def _eagle(kind: Kind, layout: str) -> Writer:
 
 
 def _addressed(config: Config, layout: str, target: Target) -> Config:
-    """The target's path or hub id, which a head in speculators' layout names and `vllm serve FOLDER` loads."""
+    """The target's path or hub id, which a head in speculators' layout names and `vllm serve
+    FOLDER` loads."""
     return replace(config, trained_for=target.name) if layout == "speculators" else config
 
 
@@ -142,29 +159,37 @@ WRITERS: dict[str, dict[str, Writer]] = {
 
 
 def writer_for(source: Path, layout: str) -> tuple[str, Writer]:
-    """A drafter's kind, and what writes it in this layout. Raises ConfigError for a layout that the kind does not have,
-    CapabilityError for a kind that nobody else reads, CheckpointError where there is no drafter."""
+    """A drafter's kind, and what writes it in this layout. Raises ConfigError for a layout that the
+    kind does not have, CapabilityError for a kind that nobody else reads, CheckpointError where
+    there is no drafter."""
     kind = kind_of(source)
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout '{layout}'.{did_you_mean(layout, LAYOUTS)}")
     writers = WRITERS.get(kind, {})
     if not writers:
         use = how_to_draft(kind, str(source))
-        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with {use}")
+        raise CapabilityError(
+            f"'{source}' is of kind '{kind}', which no other program reads; use it with {use}"
+        )
     if layout not in writers:
-        raise ConfigError(f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got '{layout}'")
+        raise ConfigError(
+            f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got "
+            f"'{layout}'"
+        )
     return kind, writers[layout]
 
 
 def export(source: Path, layout: str, out: Path, target: Target) -> str:
     """Write it, whole or not at all; returns its kind.
 
-    Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError when the disk is full.
+    Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError
+    when the disk is full.
     """
     kind, write = writer_for(source, layout)
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"{out} is there already and not empty; give another --out")
-    is_new, scratch = not out.exists(), out / ".new"
+    is_new = not out.exists()
+    scratch = out / ".new"
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         write(source, scratch, target)
@@ -184,7 +209,8 @@ def export(source: Path, layout: str, out: Path, target: Target) -> str:
 
 
 def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
-    """Load what was written as anybody would, and compare it with the source: what was found, a line each.
+    """Load what was written as anybody would, and compare it with the source: what was found, a
+    line each.
 
     Raises CheckpointError with the first tensor that differs.
     """
@@ -214,8 +240,10 @@ def load_head(kind: str, folder: Path, target: Target) -> nn.Module:
 
 
 def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
-    """How many tensors are equal: all of ours must be there; theirs may have the target's tables beside them."""
-    left, right = ours.state_dict(), theirs.state_dict()
+    """How many tensors are equal: all of ours must be there; theirs may have the target's tables
+    beside them."""
+    left = ours.state_dict()
+    right = theirs.state_dict()
     for name, value in left.items():
         if name not in right:
             raise CheckpointError(f"{out} lacks tensor '{name}'")
@@ -225,7 +253,8 @@ def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
 
 
 def obstacles(head: nn.Module) -> list[str]:
-    """What vLLM would not read of a head, or read otherwise, one line each; empty: nothing known (vLLM 0.32)."""
+    """What vLLM would not read of a head, or read otherwise, one line each; empty: nothing known
+    (vLLM 0.32)."""
     if isinstance(head, EagleHead):
         return _of_eagle(head.config)
     if isinstance(head, BlockHead):
@@ -240,7 +269,10 @@ def _of_eagle(config: EagleConfig) -> list[str]:
     if config.qk_norm and config.kind == "eagle":
         found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
     if config.attention_bias != config.output_bias and config.kind == "eagle3":
-        found.append("its attention has biases in front and none behind, where vLLM's EAGLE-3 has both or neither")
+        found.append(
+            "its attention has biases in front and none behind, where vLLM's EAGLE-3 has both or "
+            "neither"
+        )
     if config.logit_scale != 1.0 and config.kind == "eagle":
         found.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
     if config.own_output and config.kind == "eagle":
@@ -254,14 +286,21 @@ def _of_block(config: BlockConfig) -> list[str]:
     found = []
     is_dspark = bool(config.markov_rank) or config.confidence
     if config.sample_from_anchor and not is_dspark:
-        found.append("its anchor's slot guesses, too, where vLLM's DFlash has only the masks guess (sample_from_anchor=false)")
+        found.append(
+            "its anchor's slot guesses, too, where vLLM's DFlash has only the masks guess "
+            "(sample_from_anchor=false)"
+        )
     if config.markov_gated or config.markov_recurrent:
         kind = "gated" if config.markov_gated else "recurrent"
         found.append(f"its Markov head is {kind}; vLLM knows only 'vanilla'")
     if not config.qk_norm:
         found.append("its layers do not norm queries and keys, which vLLM always does")
     scaled = {
-        "embeddings": config.embedding_scale != 1.0, "logits": config.logit_scale != 1.0, "capped logits": bool(config.softcap),
-    }  # fmt: skip
-    found += [f"it has scaled {what}, which vLLM ignores" for what, there in scaled.items() if there]
+        "embeddings": config.embedding_scale != 1.0,
+        "logits": config.logit_scale != 1.0,
+        "capped logits": bool(config.softcap),
+    }
+    found += [
+        f"it has scaled {what}, which vLLM ignores" for what, there in scaled.items() if there
+    ]
     return found

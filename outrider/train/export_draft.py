@@ -1,4 +1,5 @@
-"""Draft models: a transformers folder goes out as it is, and is checked where it will draft: in assisted generation there."""
+"""Draft models: a transformers folder goes out as it is, and is checked where it will draft: in
+assisted generation there."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NUM_DRAFT = 4  # per pass
 
 
 def export_draft(source: Path, out: Path, target: str, tokenizer: Any) -> None:
-    """Copied when it can be loaded and speaks the target's language. Raises CheckpointError, CapabilityError."""
+    """Copied when it can be loaded and speaks the target's language. Raises CheckpointError,
+    CapabilityError."""
     check_same_vocabulary(tokenizer, load_tokenizer(resolve(str(source))), target, str(source))
     _load(source)
     shutil.copytree(source, out, dirs_exist_ok=True)
@@ -45,15 +47,20 @@ def check_draft(source: Path, out: Path, target: Any) -> list[str]:
 
 
 def assisted(target: Any, draft: Any, tokens: torch.Tensor) -> tuple[int, int]:
-    """Tokens that transformers generates, greedily, with `draft` as its assistant model, and the target's passes for them."""
+    """Tokens that transformers generates, greedily, with `draft` as its assistant model, and the
+    target's passes for them."""
     draft.generation_config.num_assistant_tokens = NUM_DRAFT
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0
     with _counted(target) as passes:
         text = target.generate(
-            tokens, attention_mask=torch.ones_like(tokens), assistant_model=draft.to(target.dtype), do_sample=False,
-            max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW,
-        )  # fmt: skip
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            assistant_model=draft.to(target.dtype),
+            do_sample=False,
+            max_new_tokens=NUM_NEW,
+            min_new_tokens=NUM_NEW,
+        )
     return text.shape[1] - tokens.shape[1], len(passes)
 
 

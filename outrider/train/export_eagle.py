@@ -3,8 +3,9 @@
     raw            the original layout: vLLM, SGLang and EAGLE's own code (`LlamaForCausalLMEagle3`, `EagleLlamaForCausalLM`)
     speculators    vLLM's own library: names its target, so that `vllm serve FOLDER` alone finds it. EAGLE-3 only
 
-Every flag is written out, since readers disagree about what a missing one means. With `tables` the folder also holds the target's
-embedding, and its output layer where the head has none of its own: some readers compare, some insist.
+Every flag is written out, since readers disagree about what a missing one means. With `tables` the
+folder also holds the target's embedding, and its output layer where the head has none of its own:
+some readers compare, some insist.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from torch import Tensor
 from outrider.errors import ConfigError, did_you_mean
 from outrider.models.derived.derive import weight_of
 from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.eagle_files import flags, head_tensors, layer_config, raw_config, raw_tensors
+from outrider.models.heads.eagle_files import (
+    flags,
+    head_tensors,
+    layer_config,
+    raw_config,
+    raw_tensors,
+)
 from outrider.models.heads.source import write_head
 
 LAYOUTS = ("raw", "speculators")
@@ -27,18 +34,27 @@ SPECULATORS_VERSION = "0.3.0"  # whose fields these are
 
 
 def export_eagle(
-    head: EagleHead, folder: Path, layout: str, *, tables: bool = True, num_draft_tokens: int = 5,
+    head: EagleHead,
+    folder: Path,
+    layout: str,
+    *,
+    tables: bool = True,
+    num_draft_tokens: int = 5,
     architectures: Sequence[str] = (),
-) -> None:  # fmt: skip
-    """Write the folder; `head` must be bound to its target where tables are shared. `architectures`: the target's, which
-    speculators' layout names.
+) -> None:
+    """Write the folder; `head` must be bound to its target where tables are shared.
+    `architectures`: the target's, which speculators' layout names.
 
     Raises ConfigError for a layout that cannot hold this head, OSError when the disk is full.
     """
     if layout not in LAYOUTS:
-        raise ConfigError(f"unknown layout '{layout}' of an EAGLE head.{did_you_mean(layout, LAYOUTS)}")
+        raise ConfigError(
+            f"unknown layout '{layout}' of an EAGLE head.{did_you_mean(layout, LAYOUTS)}"
+        )
     if layout == "raw":
-        write_head(folder, "model.safetensors", raw_config(head), raw_tensors(head) | _shared(head, tables))
+        write_head(
+            folder, "model.safetensors", raw_config(head), raw_tensors(head) | _shared(head, tables)
+        )
         return
     if head.config.kind != "eagle3":
         raise ConfigError("speculators' layout is for EAGLE-3 heads; export this one as 'raw'")
@@ -46,11 +62,16 @@ def export_eagle(
     write_head(folder, "model.safetensors", config, head_tensors(head) | _shared(head, tables))
 
 
-def speculators_config(head: EagleHead, num_draft_tokens: int, architectures: Sequence[str] = ()) -> dict[str, Any]:
+def speculators_config(
+    head: EagleHead, num_draft_tokens: int, architectures: Sequence[str] = ()
+) -> dict[str, Any]:
     """config.json of speculators' layout."""
     proposal = {
-        "proposal_type": "greedy", "speculative_tokens": num_draft_tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0,
-    }  # fmt: skip
+        "proposal_type": "greedy",
+        "speculative_tokens": num_draft_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -65,14 +86,19 @@ def speculators_config(head: EagleHead, num_draft_tokens: int, architectures: Se
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": head.config.trained_for, "architectures": list(architectures)},
+            "verifier": {
+                "name_or_path": head.config.trained_for,
+                "architectures": list(architectures),
+            },
         },
     }
 
 
 def _shared(head: EagleHead, tables: bool) -> dict[str, Tensor]:
-    """The target's tables, where the head has none of its own. An EAGLE-3 layout always needs an output layer."""
-    config, found = head.config, {}
+    """The target's tables, where the head has none of its own. An EAGLE-3 layout always needs an
+    output layer."""
+    config = head.config
+    found = {}
     if tables and not config.own_embedding:
         found["embed_tokens.weight"] = _like(head, head.embedding)
     if not config.own_output and config.kind == "eagle3":

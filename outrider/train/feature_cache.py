@@ -1,7 +1,9 @@
-"""A bounded cache of target features on disk: one file a text, filled until the budget is spent or the disk is full.
+"""A bounded cache of target features on disk: one file a text, filled until the budget is spent or
+the disk is full.
 
-First come, first kept; nothing is thrown out, for every epoch reads everything once. What a resumed run may use is what was there
-when its checkpoint was written (`load_state`): otherwise the bits of its features could be those of another batch.
+First come, first kept; nothing is thrown out, for every epoch reads everything once. What a resumed
+run may use is what was there when its checkpoint was written (`load_state`): otherwise the bits of
+its features could be those of another batch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Features:
     """The features of one text."""
 
     hidden: dict[int, Tensor]  # layer -> (T, H)
-    logits: Tensor | None = None  # (T, V); None: the output layer makes them of the states behind the final norm
+    # (T, V); None: the output layer makes them of the states behind the final norm
+    logits: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"hidden.{layer}": states for layer, states in self.hidden.items()}
@@ -30,15 +33,24 @@ class Features:
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor]) -> Features:
-        hidden = {int(name.removeprefix("hidden.")): states for name, states in tensors.items() if name != "logits"}
+        hidden = {
+            int(name.removeprefix("hidden.")): states
+            for name, states in tensors.items()
+            if name != "logits"
+        }
         return cls(hidden, tensors.get("logits"))
 
 
 class FeatureCache:
-    """`budget` in bytes. `say` is called once when the disk is full; the run continues without further caching."""
+    """`budget` in bytes. `say` is called once when the disk is full; the run continues without
+    further caching."""
 
-    def __init__(self, folder: Path, budget: int, say: Callable[[str], None] = lambda line: None) -> None:
-        self.folder, self._budget, self._say = folder, budget, say
+    def __init__(
+        self, folder: Path, budget: int, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.folder = folder
+        self._budget = budget
+        self._say = say
         self._names: list[str] = []
         self._bytes = 0
         self._closed = False
@@ -56,10 +68,13 @@ class FeatureCache:
 
     def load_state(self, state: dict[str, object]) -> None:
         """Go on as at that checkpoint: what came later, or is gone, is forgotten."""
-        names, num_bytes = state["names"], state["bytes"]
+        names = state["names"]
+        num_bytes = state["bytes"]
         assert isinstance(names, list)
         assert isinstance(num_bytes, int)
-        self._names, self._bytes, self._closed = list(names), num_bytes, bool(state["closed"])
+        self._names = list(names)
+        self._bytes = num_bytes
+        self._closed = bool(state["closed"])
 
     def get_all(self, names: list[str]) -> list[Features] | None:
         """All of these, or None when one is missing."""
@@ -85,7 +100,10 @@ class FeatureCache:
         except Exception as error:  # noqa: BLE001  safetensors has its own class for a full disk
             self._closed = True
             path.with_suffix(".new").unlink(missing_ok=True)
-            self._say(f"note: the feature cache stops at {self._bytes / 1e6:.0f} MB ({error}); training goes on without it")
+            self._say(
+                f"note: the feature cache stops at {self._bytes / 1e6:.0f} MB ({error}); training "
+                "goes on without it"
+            )
             return
         self._names.append(name)
         self._bytes += size

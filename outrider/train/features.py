@@ -1,10 +1,11 @@
 """The target's hidden states and logits for a batch of texts, computed on demand.
 
-Nothing is kept unless `cache` (feature_cache.py) is given. Logits are not kept where the output layer computes them again from
-the states after the final norm: T x H numbers a text instead of T x V. Source of the numbering of layers: models/signals.py.
+Nothing is kept unless `cache` (feature_cache.py) is given. Logits are not kept where the output
+layer computes them again from the states after the final norm: T x H numbers a text instead of T x
+V. Source of the numbering of layers: models/signals.py.
 
-Texts are padded on their right, so nothing before a text's end can see the padding, and the pass needs no mask: torch's causal
-attention is faster without one.
+Texts are padded on their right, so nothing before a text's end can see the padding, and the pass
+needs no mask: torch's causal attention is faster without one.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ from outrider.train.texts import TextBatch
 
 
 class FeatureSource:
-    """The frozen target, listening to the layers that a recipe wants. Raises CapabilityError where it has no such layer."""
+    """The frozen target, listening to the layers that a recipe wants. Raises CapabilityError where
+    it has no such layer."""
 
-    def __init__(self, module: Any, signals: tuple[int, ...], cache: FeatureCache | None = None) -> None:
-        self._module, self._signals, self.cache = module, signals, cache
+    def __init__(
+        self, module: Any, signals: tuple[int, ...], cache: FeatureCache | None = None
+    ) -> None:
+        self._module = module
+        self._signals = signals
+        self.cache = cache
         self._output = None if cache is None else _output_alone(module)
         more = () if self._output is None or AFTER_NORM in signals else (AFTER_NORM,)
         self._listening = Listening(module, (*signals, *more))
 
     @torch.no_grad()
-    def features(self, batch: TextBatch, *, split: str = "train", progress: float = 1.0) -> FeatureBatch:
-        """The features of a batch of texts. Raises NumericalError when the target's own numbers are broken.
+    def features(
+        self, batch: TextBatch, *, split: str = "train", progress: float = 1.0
+    ) -> FeatureBatch:
+        """The features of a batch of texts. Raises NumericalError when the target's own numbers are
+        broken.
 
-        A batch comes from the cache only as a whole, so which bits a text has does not depend on what else is cached.
+        A batch comes from the cache only as a whole, so which bits a text has does not depend on
+        what else is cached.
         """
         names = [f"{split}-{number}" for number in batch.numbers]
         cached = None if self.cache is None else self.cache.get_all(names)
@@ -53,18 +63,25 @@ class FeatureSource:
         dtype = torch.float32 if logits.dtype == torch.float16 else None  # which a sum could leave
         sums = logits.sum(dim=-1, dtype=dtype)  # NaN or infinite where a logit is
         if not torch.isfinite(sums[batch.mask]).all():
-            raise NumericalError("the target gives NaN or infinite logits on the training texts; try --dtype float32")
+            raise NumericalError(
+                "the target gives NaN or infinite logits on the training texts; try --dtype float32"
+            )
         return states, logits
 
-    def _keep(self, names: list[str], batch: TextBatch, hidden: dict[int, Tensor], logits: Tensor) -> None:
+    def _keep(
+        self, names: list[str], batch: TextBatch, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
         assert self.cache is not None
         for row, (name, length) in enumerate(zip(names, batch.lengths.tolist(), strict=True)):
             states = {layer: states[row, :length] for layer, states in hidden.items()}
-            self.cache.add(name, Features(states, None if self._output is not None else logits[row, :length]))
+            self.cache.add(
+                name, Features(states, None if self._output is not None else logits[row, :length])
+            )
 
     def _padded(self, cached: list[Features], batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
         """(hidden states, logits) of these texts, zeros behind their ends."""
-        width, device = batch.tokens.shape[1], batch.tokens.device
+        width = batch.tokens.shape[1]
+        device = batch.tokens.device
 
         def stacked(parts: list[Tensor]) -> Tensor:
             out = parts[0].new_zeros(len(parts), width, parts[0].shape[-1])
@@ -72,18 +89,24 @@ class FeatureSource:
                 out[row, : part.shape[0]] = part
             return out.to(device)
 
-        hidden = {layer: stacked([one.hidden[layer] for one in cached]) for layer in cached[0].hidden}
+        hidden = {
+            layer: stacked([one.hidden[layer] for one in cached]) for layer in cached[0].hidden
+        }
         logits = [one.logits for one in cached if one.logits is not None]
         return hidden, stacked(logits) if self._output is None else self._output(hidden[AFTER_NORM])
 
 
 @torch.no_grad()
 def _output_alone(module: Any) -> nn.Module | None:
-    """The output layer, where it alone makes the logits of the states behind the final norm: no scale, no cap."""
-    output, states = module.get_output_embeddings(), dict[int, Tensor]()
+    """The output layer, where it alone makes the logits of the states behind the final norm: no
+    scale, no cap."""
+    output = module.get_output_embeddings()
+    states = dict[int, Tensor]()
     try:
         with Listening(module, (AFTER_NORM,)).during(states):
-            logits = module(input_ids=torch.arange(4, device=output.weight.device)[None], use_cache=False).logits
+            logits = module(
+                input_ids=torch.arange(4, device=output.weight.device)[None], use_cache=False
+            ).logits
     except CapabilityError:
         return None
     return output if torch.equal(output(states[AFTER_NORM]), logits) else None

@@ -1,12 +1,15 @@
-"""The training loop: epochs over texts, features from the target, AdamW on what a recipe makes of them.
+"""The training loop: epochs over texts, features from the target, AdamW on what a recipe makes of
+them.
 
-accelerate does mixed precision, loss scaling and several GPUs (`accelerate launch -m outrider train ...`): transformers itself
-trains with it, it wraps a loop of our own instead of owning it, and it adds one package (Fabric would do, but is Lightning's).
-Every process gets its share of each step's micro-batches.
+accelerate does mixed precision, loss scaling and several GPUs (`accelerate launch -m outrider train
+...`): transformers itself trains with it, it wraps a loop of our own instead of owning it, and it
+adds one package (Fabric would do, but is Lightning's). Every process gets its share of each step's
+micro-batches.
 
-A run that is cut anywhere and resumed ends with the same bits on CPU as one that was not: the order of texts is a function of
-(seed, epoch), random draws are seeded from (seed, step, micro-batch), and the checkpoint has the rest. Ctrl-C waits for the end
-of a step. A loss that is no number ends the run before it touches the weights.
+A run that is cut anywhere and resumed ends with the same bits on CPU as one that was not: the order
+of texts is a function of (seed, epoch), random draws are seeded from (seed, step, micro-batch), and
+the checkpoint has the rest. Ctrl-C waits for the end of a step. A loss that is no number ends the
+run before it touches the weights.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ from outrider.train.features import FeatureSource
 from outrider.train.recipe import FeatureBatch, LossReport, Recipe
 from outrider.train.texts import TrainingText, collate, epoch_order
 
-CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
-Log = Callable[[int, dict[str, float]], None]  # (step, numbers by name): TensorBoard, where it is wanted
+CHECKPOINT = "checkpoint.pt"
+BEST = "best.pt"
+# (step, numbers by name): TensorBoard, where it is wanted
+Log = Callable[[int, dict[str, float]], None]
 
 
 @dataclass
@@ -58,9 +63,11 @@ class TrainState:
     best_tau: float = -math.inf
     best_step: int = 0
     validated: int = -1  # last step at which it was validated
-    running: list[float] = field(default_factory=list)  # losses since the last point of the training curve
+    # losses since the last point of the training curve
+    running: list[float] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)  # Points
-    losses: list[tuple[int, float]] = field(default_factory=list)  # (step, mean training loss since the last entry)
+    # (step, mean training loss since the last entry)
+    losses: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -81,20 +88,41 @@ class TrainLoop:
     """One run. `folder` gets the checkpoints; `on_best` is called with better weights in place."""
 
     def __init__(
-        self, recipe: Recipe, source: FeatureSource,
-        train: Sequence[TrainingText], held_out: Sequence[TrainingText], config: TrainConfig,
-        folder: Path, device: torch.device, progress: Progress, *, on_best: Callable[[], None] = lambda: None,
+        self,
+        recipe: Recipe,
+        source: FeatureSource,
+        train: Sequence[TrainingText],
+        held_out: Sequence[TrainingText],
+        config: TrainConfig,
+        folder: Path,
+        device: torch.device,
+        progress: Progress,
+        *,
+        on_best: Callable[[], None] = lambda: None,
         log: Log = lambda step, numbers: None,
-    ) -> None:  # fmt: skip
-        self.recipe, self.config, self.folder, self.state = recipe, config, folder, TrainState()
-        self._source, self._train, self._held_out, self._device = source, train, held_out, device
-        self._progress, self._on_best, self._log = progress, on_best, log
+    ) -> None:
+        self.recipe = recipe
+        self.config = config
+        self.folder = folder
+        self.state = TrainState()
+        self._source = source
+        self._train = train
+        self._held_out = held_out
+        self._device = device
+        self._progress = progress
+        self._on_best = on_best
+        self._log = log
         self._accelerator = Accelerator(mixed_precision=config.precision, cpu=device.type == "cpu")
         recipe.module.to(device)
         decayed = [p for p in recipe.module.parameters() if p.requires_grad and p.dim() >= 2]
         others = [p for p in recipe.module.parameters() if p.requires_grad and p.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.adam_betas())
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.lr, betas=config.adam_betas()
+        )
         self._model, self._optimizer = self._accelerator.prepare(_LossOf(recipe), optimizer)
         self.steps_per_epoch = len(epoch_order(train, config.batch_size, config.seed, 0))
         self.total = self.steps_per_epoch * config.epochs
@@ -107,7 +135,8 @@ class TrainLoop:
         return self._accelerator.is_main_process
 
     def resume(self) -> bool:
-        """Go on from the last checkpoint; False where there is none. Raises CheckpointError when it does not fit."""
+        """Go on from the last checkpoint; False where there is none. Raises CheckpointError when it
+        does not fit."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             return False
@@ -122,7 +151,8 @@ class TrainLoop:
         return True
 
     def run(self) -> None:
-        """To the end, or to Ctrl-C (KeyboardInterrupt, after a checkpoint). Afterwards the best weights are in place."""
+        """To the end, or to Ctrl-C (KeyboardInterrupt, after a checkpoint). Afterwards the best
+        weights are in place."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), _interrupt_between_steps() as is_interrupted:
             if self.state.validated < 0:
@@ -146,22 +176,32 @@ class TrainLoop:
         self._load_best()
 
     def close(self) -> None:
-        """Forget accelerate's process-wide state, so that the next run in this process may choose again."""
+        """Forget accelerate's process-wide state, so that the next run in this process may choose
+        again."""
         self._accelerator.end_training()
         self._accelerator.free_memory()
         AcceleratorState._reset_state(reset_partial_state=self._accelerator.num_processes == 1)
 
     def _step(self) -> None:
-        state, config, step = self.state, self.config, self.state.step
+        state = self.state
+        config = self.config
+        step = self.state.step
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * self._rate(step)
         epoch, index = divmod(step, self.steps_per_epoch)
         numbers = epoch_order(self._train, config.batch_size, config.seed, epoch)[index]
-        micro = [numbers[at : at + config.micro_batch] for at in range(0, len(numbers), config.micro_batch)]
+        micro = [
+            numbers[at : at + config.micro_batch]
+            for at in range(0, len(numbers), config.micro_batch)
+        ]
         self.recipe.module.train()
         loss, parts = self._accumulate(micro)
         norm = self._accelerator.clip_grad_norm_(self.recipe.module.parameters(), config.clip)
-        if norm is not None and config.precision != "fp16" and not torch.isfinite(torch.as_tensor(norm)):
+        if (
+            norm is not None
+            and config.precision != "fp16"
+            and not torch.isfinite(torch.as_tensor(norm))
+        ):
             self._stop_broken("a gradient")
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -172,29 +212,48 @@ class TrainLoop:
             state.losses.append((state.step, mean))
             state.running = []
             rate = config.lr * self._rate(step)
-            self._log(state.step, {"train/loss": mean, "train/lr": rate, **{f"train/{k}": v for k, v in parts.items()}})
+            self._log(
+                state.step,
+                {
+                    "train/loss": mean,
+                    "train/lr": rate,
+                    **{f"train/{k}": v for k, v in parts.items()},
+                },
+            )
 
     def _accumulate(self, micro: list[list[int]]) -> tuple[float, dict[str, float]]:
-        """Gradients of the mean over the step's positions; (mean loss of this process's, parts of its last micro-batch)."""
-        world, rank = self._accelerator.num_processes, self._accelerator.process_index
-        rounds, sizes = math.ceil(len(micro) / world), [self._num_positions(numbers) for numbers in micro]
-        total, counted, parts = 0.0, 0.0, dict[str, float]()
+        """Gradients of the mean over the step's positions; (mean loss of this process's, parts of
+        its last micro-batch)."""
+        world = self._accelerator.num_processes
+        rank = self._accelerator.process_index
+        rounds = math.ceil(len(micro) / world)
+        sizes = [self._num_positions(numbers) for numbers in micro]
+        total = 0.0
+        counted = 0.0
+        parts = dict[str, float]()
         for round_ in range(rounds):
             index = round_ * world + rank
-            absent = index >= len(micro)  # others still work: the same collective calls, without weight
+            # others still work: the same collective calls, without weight
+            absent = index >= len(micro)
             number = min(index, len(micro) - 1)
             torch.manual_seed(_seed_of(self.config.seed, self.state.step, number))
             batch = self._source.features(
-                collate(self._train, micro[number], self._device), progress=self.state.step / self.total
+                collate(self._train, micro[number], self._device),
+                progress=self.state.step / self.total,
             )
             with nullcontext() if round_ == rounds - 1 else self._accelerator.no_sync(self._model):
                 report: LossReport = self._model(batch)
-                value = float(report.loss.detach())  # sync: once a micro-batch, and a broken loss must not go further
+                # sync: once a micro-batch, and a broken loss must not go further
+                value = float(report.loss.detach())
                 if not math.isfinite(value):
                     self._stop_broken("the loss")
-                self._accelerator.backward(report.loss * (0.0 if absent else world * sizes[number] / sum(sizes)))
+                self._accelerator.backward(
+                    report.loss * (0.0 if absent else world * sizes[number] / sum(sizes))
+                )
             if not absent:
-                total, counted, parts = total + sizes[number] * value, counted + sizes[number], report.parts
+                total += sizes[number] * value
+                counted += sizes[number]
+                parts = report.parts
         return total / max(counted, 1), parts
 
     def _num_positions(self, numbers: list[int]) -> float:
@@ -205,23 +264,34 @@ class TrainLoop:
     @torch.no_grad()
     def _validate(self) -> None:
         """Expected tau on the held-out texts; the best weights are kept."""
-        state, config = self.state, self.config
+        state = self.state
+        config = self.config
         self.recipe.module.eval()
         sums = Expectation()
         for batch in self.held_out_batches():
             sums.add(self._model(batch))
         if not sums.survival:
-            raise ConfigError("the held-out responses are shorter than the drafts to be measured: give longer ones, or more")
-        tau, loss = sums.tau(), sums.mean_loss()
+            raise ConfigError(
+                "the held-out responses are shorter than the drafts to be measured: give longer "
+                "ones, or more"
+            )
+        tau = sums.tau()
+        loss = sums.mean_loss()
         if not (math.isfinite(loss) and math.isfinite(tau)):
             self._stop_broken("the validation loss")
         epoch = state.step / self.steps_per_epoch
-        state.curve.append(asdict(Point(epoch, state.step, loss, tau, sums.mean_survival(), sums.mean_parts())))
+        state.curve.append(
+            asdict(Point(epoch, state.step, loss, tau, sums.mean_survival(), sums.mean_parts()))
+        )
         state.validated = state.step
         self._log(state.step, {"validation/loss": loss, "validation/tau": tau})
-        self._progress.say(f"epoch {epoch:.2g} of {config.epochs}: held-out loss {loss:.4f}, expected tau {tau:.3f}")
+        self._progress.say(
+            f"epoch {epoch:.2g} of {config.epochs}: held-out loss {loss:.4f}, expected tau "
+            f"{tau:.3f}"
+        )
         if tau > state.best_tau:
-            state.best_tau, state.best_step = tau, state.step
+            state.best_tau = tau
+            state.best_step = state.step
             if self.is_main:
                 write_checkpoint(self.folder / BEST, trained_state(self.recipe.module))
                 self._on_best()
@@ -229,16 +299,20 @@ class TrainLoop:
     @torch.no_grad()
     def held_out_batches(self) -> Iterator[FeatureBatch]:
         """Features of the held-out texts, always the same batches with the same random draws."""
-        texts, size = self._held_out, self.config.micro_batch
+        texts = self._held_out
+        size = self.config.micro_batch
         numbers = sorted(range(len(texts)), key=lambda n: len(texts[n].tokens))
         for start in range(0, len(numbers), size):
             torch.manual_seed(_seed_of(self.config.seed, -1, start))
-            yield self._source.features(collate(texts, numbers[start : start + size], self._device), split="held-out")
+            yield self._source.features(
+                collate(texts, numbers[start : start + size], self._device), split="held-out"
+            )
 
     def _save(self) -> None:
         if not self.is_main:
             return
-        scaler, cache = self._accelerator.scaler, self._source.cache
+        scaler = self._accelerator.scaler
+        cache = self._source.cache
         write_checkpoint(
             self.folder / CHECKPOINT,
             {
@@ -270,8 +344,10 @@ class TrainLoop:
         best = f"the best drafter so far (step {state.best_step}, expected tau {state.best_tau:.3f}) is kept in {self.folder}"
         kept = best if math.isfinite(state.best_tau) else "nothing was trained yet"
         raise NumericalError(
-            f"training stopped at step {state.step} of {self.total}: {what} is NaN or infinite; {kept}. "
-            f"Try a lower learning rate (--lr, now {self.config.lr:g}), more warm-up, or --precision no."
+            f"training stopped at step {state.step} of {self.total}: {what} is NaN or infinite; "
+            f"{kept}. "
+            f"Try a lower learning rate (--lr, now {self.config.lr:g}), more warm-up, or "
+            "--precision no."
         )
 
 
@@ -282,7 +358,8 @@ def _seed_of(seed: int, step: int, number: int) -> int:
 
 @contextmanager
 def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag: a checkpoint must not hold weights that half a step has changed. The second one is raised."""
+    """Ctrl-C sets a flag: a checkpoint must not hold weights that half a step has changed. The
+    second one is raised."""
     seen: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -299,4 +376,3 @@ def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
     finally:
         signal.signal(signal.SIGINT, before)
-

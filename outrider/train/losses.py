@@ -1,4 +1,5 @@
-"""Losses by name: how far a draft's distribution q is from the target's p at a position. 0 means q = p (for `ce`: p's entropy).
+"""Losses by name: how far a draft's distribution q is from the target's p at a position. 0 means q
+= p (for `ce`: p's entropy).
 
     name         value at a position                          source
     kl           sum p log(p / q)                             distillation (Hinton et al. 1503.02531; DistillSpec 2310.08461)
@@ -8,12 +9,15 @@
     ce           - sum p log q                                EAGLE-3 (2503.01840): the gradient of kl
     nla          - log sum min(p, q)                          LK losses, as in speculators' eager.py
     lk_hybrid    w kl + (1 - w) tv, w = exp(-3 alpha)         LK losses: kl where they are far apart, tv where they are near;
-                                                              alpha = sum min(p, q) of the position, no gradient through w
+                                                              alpha = sum min(p, q) of the position,
+                                                              no gradient through w
 
-A sum is written as `0.1*ce+0.9*tv` (`parse_loss`). `smooth_l1` compares features, not distributions (EAGLE-1, 2401.15077).
+A sum is written as `0.1*ce+0.9*tv` (`parse_loss`). `smooth_l1` compares features, not distributions
+(EAGLE-1, 2401.15077).
 
-All take (p as probabilities (..., V), draft logits (..., V)), compute in fp32 and return (...,): the caller weighs positions with
-`weighted_mean`. Target distributions are at temperature 1 unless the caller scaled the logits.
+All take (p as probabilities (..., V), draft logits (..., V)), compute in fp32 and return (...,):
+the caller weighs positions with `weighted_mean`. Target distributions are at temperature 1 unless
+the caller scaled the logits.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, did_you_mean
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (target distribution (..., V), draft logits (..., V)) -> (...,)
-TINY = 1e-12  # below fp32's resolution of a probability: keeps logarithms finite where p or the overlap is 0
+# (target distribution (..., V), draft logits (..., V)) -> (...,)
+Loss = Callable[[Tensor, Tensor], Tensor]
+# below fp32's resolution of a probability: keeps logarithms finite where p or the overlap is 0
+TINY = 1e-12
 HYBRID_RATE = 3.0  # of lk_hybrid
 
 
@@ -50,10 +56,14 @@ def reverse_kl(target_probs: Tensor, logits: Tensor) -> Tensor:
 
 def jsd(target_probs: Tensor, logits: Tensor) -> Tensor:
     """Jensen-Shannon divergence, at most log 2."""
-    target_probs, log_q = target_probs.float(), logits.float().log_softmax(dim=-1)
+    target_probs = target_probs.float()
+    log_q = logits.float().log_softmax(dim=-1)
     q = log_q.exp()
     log_m = _log((target_probs + q) / 2)
-    return ((target_probs * (_log(target_probs) - log_m)).sum(dim=-1) + (q * (log_q - log_m)).sum(dim=-1)) / 2
+    return (
+        (target_probs * (_log(target_probs) - log_m)).sum(dim=-1)
+        + (q * (log_q - log_m)).sum(dim=-1)
+    ) / 2
 
 
 def tv(target_probs: Tensor, logits: Tensor) -> Tensor:
@@ -73,10 +83,13 @@ def nla(target_probs: Tensor, logits: Tensor) -> Tensor:
 
 def lk_hybrid(target_probs: Tensor, logits: Tensor) -> Tensor:
     """KL far from the target, TV near it."""
-    target_probs, log_q = target_probs.float(), logits.float().log_softmax(dim=-1)
+    target_probs = target_probs.float()
+    log_q = logits.float().log_softmax(dim=-1)
     far = (target_probs - log_q.exp()).abs().sum(dim=-1) / 2  # 1 - alpha
     share = torch.exp(-HYBRID_RATE * (1 - far.detach()))
-    return share * (-(target_probs * log_q).sum(dim=-1) - _entropy(target_probs)) + (1 - share) * far
+    return (
+        share * (-(target_probs * log_q).sum(dim=-1) - _entropy(target_probs)) + (1 - share) * far
+    )
 
 
 def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
@@ -85,7 +98,8 @@ def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
 
 
 def acceptance(target_probs: Tensor, logits: Tensor) -> Tensor:
-    """(...,): sum_x min(p, q), the probability that a token drawn from q is accepted (Leviathan et al., theorem 3.5)."""
+    """(...,): sum_x min(p, q), the probability that a token drawn from q is accepted (Leviathan et
+    al., theorem 3.5)."""
     return torch.minimum(target_probs.float(), softmax_fp32(logits)).sum(dim=-1)
 
 
@@ -95,7 +109,8 @@ LOSSES: dict[str, Loss] = {
 
 
 def parse_loss(text: str) -> Loss:
-    """A loss by name, or a weighted sum like `0.1*ce+0.9*tv`. Raises ConfigError with the nearest name."""
+    """A loss by name, or a weighted sum like `0.1*ce+0.9*tv`. Raises ConfigError with the nearest
+    name."""
     terms = [_term(word.strip(), text) for word in text.split("+")]
 
     def total(target_probs: Tensor, logits: Tensor) -> Tensor:
@@ -113,14 +128,17 @@ def _term(word: str, text: str) -> tuple[float, Loss]:
     try:
         weight = float(factor) if star else 1.0
     except ValueError as error:
-        raise ConfigError(f"loss '{text}': '{factor}' is no number; a sum is written like 0.1*ce+0.9*tv") from error
+        raise ConfigError(
+            f"loss '{text}': '{factor}' is no number; a sum is written like 0.1*ce+0.9*tv"
+        ) from error
     if not 0 < weight < float("inf"):
         raise ConfigError(f"loss '{text}': a weight must be positive, got {factor}")
     return weight, LOSSES[name]
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Scalar: sum(values * weights) / sum(weights), 0 where nothing counts. `weights` may be a bool mask.
+    """Scalar: sum(values * weights) / sum(weights), 0 where nothing counts. `weights` may be a bool
+    mask.
 
     Values that do not count may be anything, NaN included.
     """
@@ -135,7 +153,8 @@ class TargetDistributions:
 
     probs: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
     counts: Tensor  # (N,) fp32: 1 where the target's likeliest token is among them, else 0
-    share: Tensor | None = None  # (N,) fp32: how much of the whole distribution is about these tokens; None: nobody asked
+    # (N,) fp32: how much of the whole distribution is about these tokens; None: nobody asked
+    share: Tensor | None = None
 
     @property
     def whole(self) -> Tensor:
@@ -145,20 +164,27 @@ class TargetDistributions:
 
     def at(self, which: Tensor) -> TargetDistributions:
         """The distributions of some positions."""
-        return TargetDistributions(self.probs[which], self.counts[which], None if self.share is None else self.share[which])
+        return TargetDistributions(
+            self.probs[which], self.counts[which], None if self.share is None else self.share[which]
+        )
 
 
-def target_distributions(logits: Tensor, mask: Tensor, ids: Tensor | None, size: int, *, share: bool) -> TargetDistributions:
-    """The target's distributions over the draft vocabulary at positions that count, `size` of them at a time.
+def target_distributions(
+    logits: Tensor, mask: Tensor, ids: Tensor | None, size: int, *, share: bool
+) -> TargetDistributions:
+    """The target's distributions over the draft vocabulary at positions that count, `size` of them
+    at a time.
 
-    `logits`: (B, T, V). `mask`: (B, T) bool, the positions. `ids`: (Vd,) the draft vocabulary; None: all tokens. `share`: whether
-    the share of the whole distribution is wanted, which costs a sum over V.
+    `logits`: (B, T, V). `mask`: (B, T) bool, the positions. `ids`: (Vd,) the draft vocabulary;
+    None: all tokens. `share`: whether the share of the whole distribution is wanted, which costs a
+    sum over V.
 
-    A position does not count where the target's likeliest token is outside: the restricted distribution is then about tokens
-    that the target would not emit there, and no draft can be right. When acceptance is measured, such a position still counts
-    as a rejection.
+    A position does not count where the target's likeliest token is outside: the restricted
+    distribution is then about tokens that the target would not emit there, and no draft can be
+    right. When acceptance is measured, such a position still counts as a rejection.
     """
-    flat, positions = logits.flatten(0, 1), mask.flatten().nonzero()[:, 0]
+    flat = logits.flatten(0, 1)
+    positions = mask.flatten().nonzero()[:, 0]
     width = logits.shape[-1] if ids is None else len(ids)
     target_probs = torch.empty(len(positions), width, device=logits.device)
     counts, shares = (torch.ones(len(positions), device=logits.device) for _ in range(2))

@@ -1,6 +1,8 @@
-"""What a drafter does at work: tau and acceptance by position on held-out prompts, before and after training.
+"""What a drafter does at work: tau and acceptance by position on held-out prompts, before and after
+training.
 
-Through the lab's runner, so the numbers are those of `outrider bench`. Speed is not measured: bench does that, in pairs.
+Through the lab's runner, so the numbers are those of `outrider bench`. Speed is not measured: bench
+does that, in pairs.
 """
 
 from __future__ import annotations
@@ -36,13 +38,21 @@ class MeasurePlan:
 
 
 def measure(
-    options: Options, kind: Any, folders: dict[str, Path], draft: str | None, held_out: Sequence[TrainingText], plan: MeasurePlan,
+    options: Options,
+    kind: Any,
+    folders: dict[str, Path],
+    draft: str | None,
+    held_out: Sequence[TrainingText],
+    plan: MeasurePlan,
     progress: Progress,
-) -> tuple[list[HeldOutResult], list[str]]:  # fmt: skip
-    """(what was measured, what was not as asked and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
-    draft model that its drafter needs beside the folder."""
+) -> tuple[list[HeldOutResult], list[str]]:
+    """(what was measured, what was not as asked and why). `folders`: label -> saved drafter;
+    `kind`: a `RecipeKind`; `draft`: the draft model that its drafter needs beside the folder."""
     prompts = _prompts(held_out, plan.prompts)
-    progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * sum(map(len, prompts.values())))
+    progress.stage(
+        "measuring on held-out prompts",
+        len(folders) * len(plan.temperatures) * sum(map(len, prompts.values())),
+    )
     found: list[HeldOutResult] = []
     notes: list[str] = []
     for label, folder in folders.items():
@@ -54,10 +64,16 @@ def measure(
 
 
 def _one(
-    options: Options, kind: Any, label: str, folder: Path, beside: str | None,
-    prompts: dict[str, list[TrainingText]], plan: MeasurePlan,
-    progress: Progress, notes: list[str],
-) -> list[HeldOutResult]:  # fmt: skip
+    options: Options,
+    kind: Any,
+    label: str,
+    folder: Path,
+    beside: str | None,
+    prompts: dict[str, list[TrainingText]],
+    plan: MeasurePlan,
+    progress: Progress,
+    notes: list[str],
+) -> list[HeldOutResult]:
     configuration = _with_folder(Configuration.parse(kind.drafter), folder)
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
     runner = Runner(replace(options, draft=draft), [configuration])
@@ -71,7 +87,11 @@ def _one(
         for task, texts in prompts.items():
             contender = runner.open(configuration)
             params = [
-                SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=plan.seed * 1_000_003 + number)
+                SamplingParams(
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    seed=plan.seed * 1_000_003 + number,
+                )
                 for number in range(len(texts))
             ]
             room = runner.context - max_tokens
@@ -82,16 +102,27 @@ def _one(
             progress.advance(len(texts))
             found.append(
                 HeldOutResult(
-                    label=label, configuration=shown, temperature=temperature, task=task, num_prompts=len(texts),
-                    steps=total.steps, emitted=total.emitted, drafted=total.drafted, accepted=total.accepted,
-                    tested=total.tested, accepted_per_position=total.accepted_per_position,
+                    label=label,
+                    configuration=shown,
+                    temperature=temperature,
+                    task=task,
+                    num_prompts=len(texts),
+                    steps=total.steps,
+                    emitted=total.emitted,
+                    drafted=total.drafted,
+                    accepted=total.accepted,
+                    tested=total.tested,
+                    accepted_per_position=total.accepted_per_position,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
 def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
-    options = {name: str(folder) if value == "{folder}" else value for name, value in configuration.drafter_options.items()}
+    options = {
+        name: str(folder) if value == "{folder}" else value
+        for name, value in configuration.drafter_options.items()
+    }
     return replace(configuration, drafter_options=options)
 
 

@@ -1,12 +1,13 @@
-"""Responses of the target to the prompts, made speculatively by our engine and kept in a file that an interrupted run continues.
+"""Responses of the target to the prompts, made speculatively by our engine and kept in a file that
+an interrupted run continues.
 
 `responses.jsonl` begins with a line about the target and the settings; then one line a text:
 
     {"outrider_responses": 1, "target": "demo", "vocabulary": "5f3a...", "plan": {...}}
     {"id": "demo-1", "task": "reasoning", "prompt": [1, 17, ...], "response": [9, 4, ..., 2]}
 
-The response ends with the token that ended the text, where one did. `responses=FILE` takes such a file, or any log that holds
-answers (docs/workloads.md).
+The response ends with the token that ended the text, where one did. `responses=FILE` takes such a
+file, or any log that holds answers (docs/workloads.md).
 """
 
 from __future__ import annotations
@@ -46,15 +47,22 @@ class ResponsePlan:
 
     def __post_init__(self) -> None:
         if not self.temperatures or self.samples < 1:
-            raise ConfigError(f"responses need a temperature and at least one sample, got {self.temperatures}, {self.samples}")
+            raise ConfigError(
+                f"responses need a temperature and at least one sample, got {self.temperatures}, "
+                f"{self.samples}"
+            )
         self.params(0)
 
     def params(self, number: int) -> SamplingParams:
         """Sampling parameters of response `number`. Raises ConfigError for a value out of range."""
         return SamplingParams(
-            temperature=self.temperatures[number % len(self.temperatures)], max_tokens=self.max_tokens, top_k=self.top_k,
-            top_p=self.top_p, min_p=self.min_p, seed=self.seed * 1_000_003 + number,
-        )  # fmt: skip
+            temperature=self.temperatures[number % len(self.temperatures)],
+            max_tokens=self.max_tokens,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed * 1_000_003 + number,
+        )
 
 
 def vocabulary_print(tokenizer: Any) -> str:
@@ -64,7 +72,8 @@ def vocabulary_print(tokenizer: Any) -> str:
 
 
 class ResponseFile:
-    """The file, opened to add to it; what it holds is kept. Raises ConfigError when that is of another plan, or damaged."""
+    """The file, opened to add to it; what it holds is kept. Raises ConfigError when that is of
+    another plan, or damaged."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
@@ -86,18 +95,23 @@ class ResponseFile:
                 file.write(json.dumps(asdict(text)) + "\n")
         except OSError as error:
             raise OutriderError(
-                f"responses cannot be written to {self.path} ({error.strerror}); {len(self.texts)} are kept: make room, then "
+                f"responses cannot be written to {self.path} ({error.strerror}); "
+                f"{len(self.texts)} are kept: make room, then "
                 "the same command without --resume"
             ) from error
         self.texts[text.id] = text
 
     def _read(self) -> None:
         lines = self.path.read_text(encoding="utf-8").split("\n")
-        head, texts = _parsed(self.path, [line for line in lines[:-1] if line])  # what follows the last newline is half a line
+        # what follows the last newline is half a line
+        head, texts = _parsed(self.path, [line for line in lines[:-1] if line])
         if head != self._head:
-            differ = sorted(name for name in {*head, *self._head} if head.get(name) != self._head.get(name))
+            differ = sorted(
+                name for name in {*head, *self._head} if head.get(name) != self._head.get(name)
+            )
             raise ConfigError(
-                f"the responses in {self.path} were made under another plan ({', '.join(differ)}); give the same options, or "
+                f"the responses in {self.path} were made under another plan "
+                f"({', '.join(differ)}); give the same options, or "
                 "another --out, or use them as they are with --responses"
             )
         self.texts = {text.id: text for text in texts}
@@ -106,10 +120,20 @@ class ResponseFile:
 
 
 def regenerate(
-    llm: LLM, prompts: Sequence[PreparedPrompt], plan: ResponsePlan, file: ResponseFile, batch_size: int, progress: Progress
+    llm: LLM,
+    prompts: Sequence[PreparedPrompt],
+    plan: ResponsePlan,
+    file: ResponseFile,
+    batch_size: int,
+    progress: Progress,
 ) -> list[TrainingText]:
-    """The target's responses, in the order of the prompts; what `file` has already is not asked again."""
-    asked = [(f"{prompt.request.id}/{sample}", prompt) for sample in range(plan.samples) for prompt in prompts]
+    """The target's responses, in the order of the prompts; what `file` has already is not asked
+    again."""
+    asked = [
+        (f"{prompt.request.id}/{sample}", prompt)
+        for sample in range(plan.samples)
+        for prompt in prompts
+    ]
     jobs = [(index, name, prompt) for index, (name, prompt) in enumerate(asked)]
     todo = [job for job in jobs if job[1] not in file.texts]
     progress.stage("regenerating responses", len(jobs))
@@ -131,10 +155,15 @@ def _params(plan: ResponsePlan, index: int, prompt: PreparedPrompt) -> SamplingP
 
 
 def read_responses(
-    path: Path, tokenizer: Any, vocab_size: int, *, on_bad: OnBad = "refuse", chat_template: bool = True
+    path: Path,
+    tokenizer: Any,
+    vocab_size: int,
+    *,
+    on_bad: OnBad = "refuse",
+    chat_template: bool = True,
 ) -> list[TrainingText]:
-    """Texts of a file of ours, or of a log with answers. Raises ConfigError (unreadable, empty, bad lines, no answers), and
-    CapabilityError when the tokens are another vocabulary's."""
+    """Texts of a file of ours, or of a log with answers. Raises ConfigError (unreadable, empty, bad
+    lines, no answers), and CapabilityError when the tokens are another vocabulary's."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             first = file.readline()
@@ -142,10 +171,13 @@ def read_responses(
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if '"outrider_responses"' not in first:
         return recorded_texts(str(path), tokenizer, on_bad=on_bad, chat_template=chat_template)
-    head, texts = _parsed(path, [line for line in path.read_text(encoding="utf-8").split("\n") if line])
+    head, texts = _parsed(
+        path, [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    )
     if head.get("vocabulary") != vocabulary_print(tokenizer):
         raise CapabilityError(
-            f"{path} holds tokens of {head.get('target')}, whose vocabulary is not this target's: the same ids mean other texts. "
+            f"{path} holds tokens of {head.get('target')}, whose vocabulary is not this target's: "
+            "the same ids mean other texts. "
             "Regenerate the responses (leave --responses out)"
         )
     if not texts:
@@ -153,16 +185,23 @@ def read_responses(
     for text in texts:
         if outside := [t for t in text.tokens if not 0 <= t < vocab_size]:
             raise CapabilityError(
-                f"{path}: text '{text.id}' has token {outside[0]}, outside the target's vocabulary of {vocab_size}"
+                f"{path}: text '{text.id}' has token {outside[0]}, outside the target's "
+                f"vocabulary of {vocab_size}"
             )
     return texts
 
 
 def recorded_texts(
-    spec: str, tokenizer: Any, *, limit: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None,
+    spec: str,
+    tokenizer: Any,
+    *,
+    limit: int | None = None,
+    on_bad: OnBad = "refuse",
+    data: Path | None = None,
     chat_template: bool = True,
-) -> list[TrainingText]:  # fmt: skip
-    """Requests of a log that have an answer, as the target's tokens; the answer ends with the end token. Raises ConfigError."""
+) -> list[TrainingText]:
+    """Requests of a log that have an answer, as the target's tokens; the answer ends with the end
+    token. Raises ConfigError."""
     workload = load_workload(spec, limit=limit, on_bad=on_bad, data=data, turns="all")
     texts = []
     for request in workload.requests:
@@ -176,9 +215,16 @@ def recorded_texts(
             continue
         response = tokenizer(request.answer, add_special_tokens=False)["input_ids"]
         end = end_of_answer(request, tokenizer, chat_template=chat_template)
-        texts.append(TrainingText(request.id, prompt, response if end is None else [*response, end], request.task))
+        texts.append(
+            TrainingText(
+                request.id, prompt, response if end is None else [*response, end], request.task
+            )
+        )
     if not texts:
-        raise ConfigError(f"none of the {len(workload.requests)} requests of {spec} has an answer; use it with --prompts instead")
+        raise ConfigError(
+            f"none of the {len(workload.requests)} requests of {spec} has an answer; use it with "
+            "--prompts instead"
+        )
     return texts
 
 
@@ -193,7 +239,12 @@ def _parsed(path: Path, lines: list[str]) -> tuple[dict[str, Any], list[Training
             else:
                 texts.append(TrainingText(**entry))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number} is damaged ({error}); delete that line, or begin anew") from error
+            raise ConfigError(
+                f"{path}, line {number} is damaged ({error}); delete that line, or begin anew"
+            ) from error
     if head.get("outrider_responses") != VERSION:
-        raise ConfigError(f"{path}, line 1: these are responses of version {head.get('outrider_responses')}, not {VERSION}")
+        raise ConfigError(
+            f"{path}, line 1: these are responses of version {head.get('outrider_responses')}, "
+            f"not {VERSION}"
+        )
     return head, texts

@@ -1,10 +1,10 @@
 """`run_training`: responses, features, training, measuring; one folder that a cut run goes on in.
 
-    OUT/config.json       what was asked for, resolved, with versions; a resumed run must be the same one
-    OUT/responses.jsonl   the target's responses (responses.py)
-    OUT/checkpoint.pt, best.pt, features/, before/    while it runs
-    OUT/drafter/          the best drafter so far: `--draft OUT/drafter`
-    OUT/result.json       the learning curve and what was measured: `outrider report OUT/result.json`
+OUT/config.json       what was asked for, resolved, with versions; a resumed run must be the same one
+OUT/responses.jsonl   the target's responses (responses.py)
+OUT/checkpoint.pt, best.pt, features/, before/    while it runs
+OUT/drafter/          the best drafter so far: `--draft OUT/drafter`
+OUT/result.json       the learning curve and what was measured: `outrider report OUT/result.json`
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ from outrider.train.texts import TrainingText, fitting, split, token_counts
 from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
 from outrider.wellformed import load_object
 
-DRAFTER, BEFORE, FEATURES, CONFIG, RESULT = "drafter", "before", "features", "config.json", "result.json"
+DRAFTER = "drafter"
+BEFORE = "before"
+FEATURES = "features"
+CONFIG = "config.json"
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class TrainSpec:
     """Everything that shapes a run; what the command line fills in."""
 
     kind: str
-    options: Options  # the target's folder or hub id, the machine, and who drafts while responses are regenerated
+    # the target's folder or hub id, the machine, and who drafts while responses are regenerated
+    options: Options
     name: str  # of the target, as the user says it: it may be 'demo'
     out: Path
     material: TrainingData
@@ -79,7 +84,9 @@ class TrainSpec:
         return replace(self.options, target=DEMO) if self.name == DEMO else self.options
 
 
-def run_training(spec: TrainSpec, progress: Progress | None = None, command: str = "") -> TrainResult | None:
+def run_training(
+    spec: TrainSpec, progress: Progress | None = None, command: str = ""
+) -> TrainResult | None:
     """All stages; None with `only_responses`, and in processes beside the first.
 
     Raises OutriderError; KeyboardInterrupt leaves a run that `resume` goes on with.
@@ -87,7 +94,8 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     progress = progress if progress is not None and _is_main() else Progress()
     if spec.options.quantise is not None:
         raise ConfigError(
-            "training reads the checkpoint's own weights: leave --quantise out; what was trained can draft for the rounded "
+            "training reads the checkpoint's own weights: leave --quantise out; what was trained "
+            "can draft for the rounded "
             "target, too"
         )
     kind = KINDS.load(spec.kind)
@@ -101,29 +109,46 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     tokenizer = load_tokenizer(source, spec.options.trust_remote_code)
     if _num_processes() > 1 and spec.material.needs_target:
         raise ConfigError(
-            "several processes train, but one answers: run the same command in one process with --only-responses; then "
+            "several processes train, but one answers: run the same command in one process with "
+            "--only-responses; then "
             f"all of them --responses {spec.out / RESPONSES} and another --out"
         )
     with claimed(spec.out) if _is_main() else nullcontext():
         if _is_main():
             _open_folder(spec, asdict(settings), command)
         try:
-            return _run(spec, kind, settings, source, config_of_target, tokenizer, device, progress, command)
+            return _run(
+                spec, kind, settings, source, config_of_target, tokenizer, device, progress, command
+            )
         except OutriderError:
             if _is_main() and not any((spec.out / name).exists() for name in (CHECKPOINT, DRAFTER)):
-                (spec.out / CONFIG).unlink(missing_ok=True)  # nothing was trained: the corrected command may use the folder
+                # nothing was trained: the corrected command may use the folder
+                (spec.out / CONFIG).unlink(missing_ok=True)
             raise
 
 
 def _run(
-    spec: TrainSpec, kind: Any, settings: Any, source: ModelSource, config_of_target: Any, tokenizer: Any, device: torch.device,
-    progress: Progress, command: str,
-) -> TrainResult | None:  # fmt: skip
-    texts, notes = gather(spec.material, spec.asked, spec.name, tokenizer, spec.responses, spec.out, progress)
+    spec: TrainSpec,
+    kind: Any,
+    settings: Any,
+    source: ModelSource,
+    config_of_target: Any,
+    tokenizer: Any,
+    device: torch.device,
+    progress: Progress,
+    command: str,
+) -> TrainResult | None:
+    texts, notes = gather(
+        spec.material, spec.asked, spec.name, tokenizer, spec.responses, spec.out, progress
+    )
     if spec.only_responses:
-        progress.say(f"{counted(len(texts), 'response')} written to {spec.out / RESPONSES}; --resume goes on with training")
+        progress.say(
+            f"{counted(len(texts), 'response')} written to {spec.out / RESPONSES}; --resume goes "
+            "on with training"
+        )
         return None
-    dtype = resolve_dtype(spec.options.dtype, config_of_target, device, ours=False)  # torch's own, with gradients
+    # torch's own, with gradients
+    dtype = resolve_dtype(spec.options.dtype, config_of_target, device, ours=False)
     target = load_module(source, config_of_target, dtype, device, spec.options.trust_remote_code)
     saved = own_dtype(config_of_target) if spec.options.dtype == "auto" else dtype
     job = _Job(spec, kind, settings, target, tokenizer, device, progress, notes, saved)
@@ -142,33 +167,65 @@ class _Job:
     """Training and measuring on a loaded target."""
 
     def __init__(
-        self, spec: TrainSpec, kind: Any, settings: Any, target: Any, tokenizer: Any, device: torch.device, progress: Progress,
-        notes: list[str], saved_dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        spec: TrainSpec,
+        kind: Any,
+        settings: Any,
+        target: Any,
+        tokenizer: Any,
+        device: torch.device,
+        progress: Progress,
+        notes: list[str],
+        saved_dtype: torch.dtype,
+    ) -> None:
         self._saved_dtype = saved_dtype
-        self._spec, self._kind, self._settings, self._target = spec, kind, settings, target
-        self._tokenizer, self._device, self._progress, self._notes = tokenizer, device, progress, notes
+        self._spec = spec
+        self._kind = kind
+        self._settings = settings
+        self._target = target
+        self._tokenizer = tokenizer
+        self._device = device
+        self._progress = progress
+        self._notes = notes
         self._vocab_size = target.get_output_embeddings().weight.shape[0]
         self._config = spec.config.resolve(
             num_parameters=sum(p.numel() for p in target.parameters()),
-            context=getattr(target.config.get_text_config(), "max_position_embeddings", None) or 1 << 20,
-            device=str(device), kind_lr=getattr(kind, "default_lr", None), warm=spec.init is not None,
-        )  # fmt: skip
+            context=getattr(target.config.get_text_config(), "max_position_embeddings", None)
+            or 1 << 20,
+            device=str(device),
+            kind_lr=getattr(kind, "default_lr", None),
+            warm=spec.init is not None,
+        )
 
     def run(self, texts: list[TrainingText]) -> TrainResult:
-        spec, config = self._spec, self._config
+        spec = self._spec
+        config = self._config
         kept = fitting(texts, config.max_length)
         if dropped := len(texts) - len(kept):
-            self._notes.append(f"{dropped} of {len(texts)} texts are too long or have no response of two tokens")
+            self._notes.append(
+                f"{dropped} of {len(texts)} texts are too long or have no response of two tokens"
+            )
         train, held_out = split(kept, config.held_out, config.seed)
         recipe = self._recipe(train)
-        cache = FeatureCache(spec.out / FEATURES, spec.feature_cache, self._progress.say) if spec.feature_cache else None
+        cache = (
+            FeatureCache(spec.out / FEATURES, spec.feature_cache, self._progress.say)
+            if spec.feature_cache
+            else None
+        )
         source = FeatureSource(self._target, recipe.signals, cache)
         with Logs(spec.out / "tensorboard", wanted=config.tensorboard) as logs:
             loop = TrainLoop(
-                recipe, source, train, held_out, config, spec.out, self._device, self._progress,
-                on_best=partial(save_drafter, recipe.save, spec.out / DRAFTER), log=logs.add,
-            )  # fmt: skip
+                recipe,
+                source,
+                train,
+                held_out,
+                config,
+                spec.out,
+                self._device,
+                self._progress,
+                on_best=partial(save_drafter, recipe.save, spec.out / DRAFTER),
+                log=logs.add,
+            )
             try:
                 if not (spec.resume and loop.resume()) and loop.is_main:
                     save_drafter(recipe.save, spec.out / BEFORE)
@@ -183,22 +240,39 @@ class _Job:
         gc.collect()
         measured, problems = self._measured(held_out) if is_main else ([], [])
         return TrainResult(
-            target=spec.name, recipe=spec.kind, config=config.as_dict(), settings=_plain(asdict(self._settings)),
+            target=spec.name,
+            recipe=spec.kind,
+            config=config.as_dict(),
+            settings=_plain(asdict(self._settings)),
             responses=_plain({**spec.material.as_dict(), **asdict(spec.responses)}),
-            num_train=len(train), num_held_out=len(held_out),
-            num_train_tokens=sum(len(text.response) for text in train), num_trained_parameters=num_trained,
-            drafter_bytes=sum(f.stat().st_size for f in (spec.out / DRAFTER).rglob("*") if f.is_file()),
-            steps=loop.state.step, seconds=loop.state.seconds, best_step=loop.state.best_step,
+            num_train=len(train),
+            num_held_out=len(held_out),
+            num_train_tokens=sum(len(text.response) for text in train),
+            num_trained_parameters=num_trained,
+            drafter_bytes=sum(
+                f.stat().st_size for f in (spec.out / DRAFTER).rglob("*") if f.is_file()
+            ),
+            steps=loop.state.step,
+            seconds=loop.state.seconds,
+            best_step=loop.state.best_step,
             curve=[CurvePoint(**point) for point in loop.state.curve],
             losses=[TrainingLoss(step=step, loss=loss) for step, loss in loop.state.losses],
-            calibration=calibration, measured=measured, notes=[*self._notes, *problems],
-        )  # fmt: skip
+            calibration=calibration,
+            measured=measured,
+            notes=[*self._notes, *problems],
+        )
 
     def _recipe(self, train: list[TrainingText]) -> Recipe:
         """Built under the run's seed: random weights are part of the run."""
         counts = token_counts(train, self._vocab_size)
         setup = RecipeSetup(
-            self._target, self._tokenizer, self._spec.name, self._settings, counts, self._spec.init, self._saved_dtype
+            self._target,
+            self._tokenizer,
+            self._spec.name,
+            self._settings,
+            counts,
+            self._spec.init,
+            self._saved_dtype,
         )
         random.seed(self._config.seed)
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
@@ -221,9 +295,14 @@ class _Job:
         spec = self._spec
         if spec.measure.prompts == 0:
             return [], ["nothing was measured on held-out prompts (--measure-limit 0)"]
-        folders = {label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))}
-        draft = getattr(self._settings, "draft", "") or None  # of kinds that are trained for a draft model
-        return measure(spec.asked, self._kind, folders, draft, held_out, spec.measure, self._progress)
+        folders = {
+            label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))
+        }
+        # of kinds that are trained for a draft model
+        draft = getattr(self._settings, "draft", "") or None
+        return measure(
+            spec.asked, self._kind, folders, draft, held_out, spec.measure, self._progress
+        )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -246,14 +325,19 @@ def save_drafter(save: Callable[[Path], None], folder: Path) -> None:
     except Exception as error:
         why = why_unwritten(folder.parent, error)
         shutil.rmtree(scratch, ignore_errors=True)
-        raise OutriderError(f"the drafter cannot be written to {folder} ({why}); {GO_ON}") from error
+        raise OutriderError(
+            f"the drafter cannot be written to {folder} ({why}); {GO_ON}"
+        ) from error
 
 
 def own_device(asked: str) -> torch.device:
-    """This process's device, made the current one: accelerate moves what is trained there. Raises as `resolve_device`."""
+    """This process's device, made the current one: accelerate moves what is trained there. Raises
+    as `resolve_device`."""
     device = resolve_device(asked)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if _num_processes() > 1 else device
+        device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if _num_processes() > 1 else device
+        )
         torch.cuda.set_device(device)
     return device
 
@@ -270,26 +354,42 @@ def _is_main() -> bool:
 def _open_folder(spec: TrainSpec, settings: dict[str, Any], command: str) -> None:
     """Refuse a folder of another run, and note what this one is. Raises ConfigError."""
     path = spec.out / CONFIG
-    asked = _plain({
-        "kind": spec.kind, "target": spec.name, "init": None if spec.init is None else str(spec.init), "settings": settings,
-        "train": spec.config.as_dict(), "responses": asdict(spec.responses), "material": spec.material.as_dict(),
-    })  # fmt: skip
+    asked = _plain(
+        {
+            "kind": spec.kind,
+            "target": spec.name,
+            "init": None if spec.init is None else str(spec.init),
+            "settings": settings,
+            "train": spec.config.as_dict(),
+            "responses": asdict(spec.responses),
+            "material": spec.material.as_dict(),
+        }
+    )
     if path.exists() and not spec.resume:
-        raise ConfigError(f"{spec.out} holds a run already: --resume goes on with it, or give another --out")
+        raise ConfigError(
+            f"{spec.out} holds a run already: --resume goes on with it, or give another --out"
+        )
     if spec.resume:
         if not path.exists():
             raise ConfigError(f"there is no run to resume in {spec.out}; leave --resume out")
         if (spec.out / RESULT).exists():
-            raise ConfigError(f"the run in {spec.out} is finished: outrider report {spec.out / RESULT}")
+            raise ConfigError(
+                f"the run in {spec.out} is finished: outrider report {spec.out / RESULT}"
+            )
         try:
             before = load_object(path)["run"]
         except (ValueError, KeyError, OSError) as error:
-            raise ConfigError(f"{path} is damaged ({error}); begin anew with another --out") from error
+            raise ConfigError(
+                f"{path} is damaged ({error}); begin anew with another --out"
+            ) from error
         check_same(before, asked)
         return
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"run": asked, "versions": versions(), "command": command}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"run": asked, "versions": versions(), "command": command}, indent=1) + "\n",
+            encoding="utf-8",
+        )
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -305,7 +405,8 @@ class Logs:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                f"TensorBoard logs need the package tensorboard: {install_hint('train')}, or leave tensorboard=true out"
+                f"TensorBoard logs need the package tensorboard: {install_hint('train')}, or "
+                "leave tensorboard=true out"
             ) from error
         self._writer = SummaryWriter(str(folder))
 

@@ -1,13 +1,16 @@
-"""What a stop rule brings, worked out: tokens drafted at equal tau, and tau at equal tokens drafted, against a fixed length.
+"""What a stop rule brings, worked out: tokens drafted at equal tau, and tau at equal tokens
+drafted, against a fixed length.
 
-A draft may begin at every position of a text. Along it, S_j is the true chance that the first j draft tokens are all accepted,
-those before the j-th being drawn, and c_j what a head makes of it. A rule drafts on while c_j is above a threshold, so over all
-positions it submits the n tokens with the highest min(c_1 .. c_j), for some n, and
+A draft may begin at every position of a text. Along it, S_j is the true chance that the first j
+draft tokens are all accepted, those before the j-th being drawn, and c_j what a head makes of it. A
+rule drafts on while c_j is above a threshold, so over all positions it submits the n tokens with
+the highest min(c_1 .. c_j), for some n, and
 
     tau = 1 + sum of S over the n submitted tokens / positions          drafted = n / positions
 
-A fixed length k submits the first k of every position. `saved` is the share of its tokens that the rule does without at its tau;
-`possible` is that share for a head that knew S itself: more than that no head can save, whatever it reads.
+A fixed length k submits the first k of every position. `saved` is the share of its tokens that the
+rule does without at its tau; `possible` is that share for a head that knew S itself: more than that
+no head can save, whatever it reads.
 
 The chances are those along the target's own text (teacher forcing), as everywhere in validation.
 """
@@ -26,7 +29,9 @@ from outrider.train.calibration import expected_calibration_error
 class Saving:
     """What one head saves against one fixed length."""
 
-    survival: list[float]  # [j]: chance that token j + 1 is submitted and accepted, as many submitted as by the fixed length
+    # [j]: chance that token j + 1 is submitted and accepted, as many submitted as by the fixed
+    # length
+    survival: list[float]
     fixed_tau: float
     saved: float  # share of the fixed length's tokens, at its tau
     possible: float  # the same for the true chances
@@ -38,11 +43,14 @@ class Saving:
         return 1.0 + sum(self.survival)
 
 
-def chains(before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: Tensor, depth: int) -> Tensor:
-    """(N, depth): chances along the drafts that fit whole into `mask` (B, T) bool, one for each position; the j-th is the product
-    of those of the tokens drawn and of the next one.
+def chains(
+    before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: Tensor, depth: int
+) -> Tensor:
+    """(N, depth): chances along the drafts that fit whole into `mask` (B, T) bool, one for each
+    position; the j-th is the product of those of the tokens drawn and of the next one.
 
-    (of the first token of a draft, of a later one), (B, T) each: `before` the draw of the token at that position, `behind` it.
+    (of the first token of a draft, of a later one), (B, T) each: `before` the draw of the token at
+    that position, `behind` it.
     """
     length = mask.shape[1] - depth + 1
     whole = torch.stack([mask[:, j : j + length] for j in range(depth)]).all(dim=0)
@@ -56,8 +64,10 @@ def chains(before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: T
 
 
 def saving(estimated: Tensor, true: Tensor, fixed: int) -> Saving:
-    """`estimated` and `true` (N, depth): c and S, N at least 1; `fixed`: the length compared with, at most depth."""
-    estimated, true = estimated.double(), true.double()
+    """`estimated` and `true` (N, depth): c and S, N at least 1; `fixed`: the length compared with,
+    at most depth."""
+    estimated = estimated.double()
+    true = true.double()
     positions = len(true)
     order = _lowest(estimated).flatten().argsort(descending=True, stable=True)
     submitted = torch.zeros_like(order, dtype=torch.bool)
@@ -65,9 +75,12 @@ def saving(estimated: Tensor, true: Tensor, fixed: int) -> Saving:
     survival = (true * submitted.view_as(true)).mean(dim=0).tolist()
     wanted = float(true[:, :fixed].sum())
     return Saving(
-        survival, 1.0 + wanted / positions, _saved(estimated, true, fixed, wanted), _saved(true, true, fixed, wanted),
+        survival,
+        1.0 + wanted / positions,
+        _saved(estimated, true, fixed, wanted),
+        _saved(true, true, fixed, wanted),
         expected_calibration_error(estimated.flatten(), true.flatten()),
-    )  # fmt: skip
+    )
 
 
 def _lowest(estimated: Tensor) -> Tensor:
@@ -76,7 +89,8 @@ def _lowest(estimated: Tensor) -> Tensor:
 
 
 def _saved(estimated: Tensor, true: Tensor, fixed: int, wanted: float) -> float:
-    """Share of the fixed length's tokens that are not needed when they are submitted in the order of `estimated`."""
+    """Share of the fixed length's tokens that are not needed when they are submitted in the order
+    of `estimated`."""
     order = _lowest(estimated).flatten().argsort(descending=True, stable=True)
     gained = true.flatten()[order].cumsum(dim=0)
     needed = int((gained < wanted * (1 - 1e-9)).sum()) + 1 if wanted > 0 else 0

@@ -1,6 +1,7 @@
 """Texts to train on, and their order: prompts with the responses that the target gave to them.
 
-Which text is in which batch depends on (seed, epoch) alone, so a run that is cut and resumed meets the same batches.
+Which text is in which batch depends on (seed, epoch) alone, so a run that is cut and resumed meets
+the same batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 
-WINDOW = 16  # batches among which texts are sorted by length: less padding, and the order stays random
+# batches among which texts are sorted by length: less padding, and the order stays random
+WINDOW = 16
 
 
 @dataclass(frozen=True)
@@ -42,33 +44,49 @@ class TextBatch:
 
 
 def fitting(texts: Iterable[TrainingText], max_length: int) -> list[TrainingText]:
-    """Texts cut to `max_length` tokens, from the end; those left without two response tokens are dropped.
+    """Texts cut to `max_length` tokens, from the end; those left without two response tokens are
+    dropped.
 
     Raises ConfigError when none is left.
     """
     all_texts = list(texts)
-    cut = [TrainingText(one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task) for one in all_texts]
+    cut = [
+        TrainingText(
+            one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task
+        )
+        for one in all_texts
+    ]
     kept = [one for one in cut if one.prompt and len(one.response) >= 2]
     if not kept:
         raise ConfigError(
-            f"none of {len(all_texts)} texts has a prompt and two response tokens within max_length = {max_length}: "
+            f"none of {len(all_texts)} texts has a prompt and two response tokens within "
+            f"max_length = {max_length}: "
             "raise max_length, or look at the responses"
         )
     return kept
 
 
-def split(texts: Sequence[TrainingText], held_out: float, seed: int) -> tuple[list[TrainingText], list[TrainingText]]:
-    """(to train on, held out). All texts of one prompt fall on one side. Raises ConfigError below two prompts."""
+def split(
+    texts: Sequence[TrainingText], held_out: float, seed: int
+) -> tuple[list[TrainingText], list[TrainingText]]:
+    """(to train on, held out). All texts of one prompt fall on one side. Raises ConfigError below
+    two prompts."""
     prompts = list(dict.fromkeys(tuple(one.prompt) for one in texts))
     if len(prompts) < 2:
-        raise ConfigError("training needs at least two different prompts: one to train on and one held out")
+        raise ConfigError(
+            "training needs at least two different prompts: one to train on and one held out"
+        )
     random.Random(seed).shuffle(prompts)
     count = min(max(1, round(held_out * len(prompts))), len(prompts) - 1)
     away = set(prompts[:count])
-    return [t for t in texts if tuple(t.prompt) not in away], [t for t in texts if tuple(t.prompt) in away]
+    return [t for t in texts if tuple(t.prompt) not in away], [
+        t for t in texts if tuple(t.prompt) in away
+    ]
 
 
-def epoch_order(texts: Sequence[TrainingText], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+def epoch_order(
+    texts: Sequence[TrainingText], batch_size: int, seed: int, epoch: int
+) -> list[list[int]]:
     """Numbers of the texts of each batch of an epoch; the last batch may be smaller."""
     draw = random.Random(f"{seed}/{epoch}")
     numbers = list(range(len(texts)))
@@ -76,13 +94,20 @@ def epoch_order(texts: Sequence[TrainingText], batch_size: int, seed: int, epoch
     wide = WINDOW * batch_size
     batches = []
     for start in range(0, len(numbers), wide):
-        window = sorted(numbers[start : start + wide], key=lambda n: (len(texts[n].prompt) + len(texts[n].response), n))
-        batches += [window[begin : begin + batch_size] for begin in range(0, len(window), batch_size)]
+        window = sorted(
+            numbers[start : start + wide],
+            key=lambda n: (len(texts[n].prompt) + len(texts[n].response), n),
+        )
+        batches += [
+            window[begin : begin + batch_size] for begin in range(0, len(window), batch_size)
+        ]
     draw.shuffle(batches)
     return batches
 
 
-def collate(texts: Sequence[TrainingText], numbers: Sequence[int], device: torch.device) -> TextBatch:
+def collate(
+    texts: Sequence[TrainingText], numbers: Sequence[int], device: torch.device
+) -> TextBatch:
     """Pad texts to one batch."""
     rows = [texts[number].tokens for number in numbers]
     width = max(map(len, rows))

@@ -1,4 +1,5 @@
-"""What a training run found: its learning curve, and what the drafter does on held-out prompts, before and after."""
+"""What a training run found: its learning curve, and what the drafter does on held-out prompts,
+before and after."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
-"""Heads that are fed the target's hidden states, trained as they draft (training-time test): `eagle.py`, `mtp.py`.
+"""Heads that are fed the target's hidden states, trained as they draft (training-time test):
+`eagle.py`, `mtp.py`.
 
-Unroll j of a text does, for every position t at once, what the j-th drafting step does with the features known up to t:
+Unroll j of a text does, for every position t at once, what the j-th drafting step does with the
+features known up to t:
 
     reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
     sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
                in `unrolled`, keys of unroll 2 at t = 3:   K0[0..3]   K1[3]   K2[3]   at positions 0..3, 4, 5
     guesses    x_{t+2+j}, whose target distribution is in logits[t + 1 + j]
 
-The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the most frequent tokens of the training responses.
-The target's distribution is cut to them and renormalised. Positions whose likeliest token is outside do not count in the loss,
-but count as rejections in the report.
+The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the most frequent tokens
+of the training responses. The target's distribution is cut to them and renormalised. Positions
+whose likeliest token is outside do not count in the loss, but count as rejections in the report.
 """
 
 from __future__ import annotations
@@ -40,17 +42,28 @@ from outrider.train.recipe import FeatureBatch, LossReport
 class UnrolledRecipe:
     """What the kinds share: everything but which head it is and where it is saved."""
 
-    def __init__(self, head: EagleHead | MtpHead, settings: Any, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, head: EagleHead | MtpHead, settings: Any, dtype: torch.dtype | None = None
+    ) -> None:
         """`head`: bound to the target. `dtype`: of what is saved; None: as it is trained."""
         self.module: nn.Module = head
         self.signals = head.config.signals
-        self.head, self._settings, self._dtype = head, settings, dtype
+        self.head = head
+        self._settings = settings
+        self._dtype = dtype
         self._loss: Loss = parse_loss(settings.loss)
 
     def loss(self, batch: FeatureBatch) -> LossReport:
-        settings, head = self._settings, self.head
-        masks, states, rows, positions = [], [], [], []
-        for step, found in enumerate(unrolled(head, batch.tokens, self._features(batch), settings.unrolls)):  # (B, T-1, H)
+        settings = self._settings
+        head = self.head
+        masks = []
+        states = []
+        rows = []
+        positions = []
+        # (B, T-1, H)
+        for step, found in enumerate(
+            unrolled(head, batch.tokens, self._features(batch), settings.unrolls)
+        ):
             masks.append(_ahead(batch.mask, step))
             row, position = masks[-1].nonzero(as_tuple=True)
             states.append(found[row, position])
@@ -59,28 +72,47 @@ class UnrolledRecipe:
         device = batch.logits.device
         size = chunk_size(batch.logits.shape[-1], device)
         measured = not self.module.training
-        targets = target_distributions(batch.logits, batch.mask, head.draft_ids, size, share=measured)  # for all steps
-        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's distribution
+        # for all steps
+        targets = target_distributions(
+            batch.logits, batch.mask, head.draft_ids, size, share=measured
+        )
+        # of a position's distribution
+        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1
         numbers = [number[row, position] for row, position in zip(rows, positions, strict=True)]
         counts = [targets.counts[one] for one in numbers]
         decay = [settings.step_decay**step for step in range(len(counts))]
-        weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
-        every, sizes = torch.cat(numbers), [len(one) for one in numbers]
+        weights = [
+            share / sum(decay) * one / one.sum().clamp(min=TINY)
+            for share, one in zip(decay, counts, strict=True)
+        ]
+        every = torch.cat(numbers)
+        sizes = [len(one) for one in numbers]
 
         def judge(logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             return self._judge(targets.at(every[which]), logits)
 
         judged = judged_in_chunks(
-            lambda part, which: head.logits(part), judge, torch.cat(states), torch.cat(weights), head.output_parameters,
+            lambda part, which: head.logits(part),
+            judge,
+            torch.cat(states),
+            torch.cat(weights),
+            head.output_parameters,
             chunk_size(targets.probs.shape[-1], device),
-        )  # fmt: skip
-        total, parts, accepted = judged.total, {}, []
-        losses, accepts = judged.losses.split(sizes), judged.accepted.split(sizes)
+        )
+        total = judged.total
+        parts = {}
+        accepted = []
+        losses = judged.losses.split(sizes)
+        accepts = judged.accepted.split(sizes)
         for step, mask in enumerate(masks):
             distance = self._feature_loss(batch, rows[step], positions[step], states[step])
             total = total + distance * decay[step] / sum(decay)
-            parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
-            accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
+            parts[f"loss@{step}"] = float(
+                weighted_mean(losses[step], counts[step]) + distance.detach()
+            )
+            accepted.append(
+                torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step])
+            )
         if self.module.training:  # acceptances are measured in validation alone
             return LossReport(total, [], parts)
         per_position, survival, count = chain_means(accepted, masks)
@@ -91,22 +123,28 @@ class UnrolledRecipe:
         return self.head.features(batch.hidden)
 
     def _judge(self, target: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target`."""
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is
+        `target`."""
         return self._loss(target.probs, logits), self._acceptance(target, logits)
 
     def _acceptance(self, target: TargetDistributions, logits: Tensor) -> Tensor:
-        """(n,), measured in validation; zeros while the head is trained, which saves a softmax over every logit."""
+        """(n,), measured in validation; zeros while the head is trained, which saves a softmax over
+        every logit."""
         if self.module.training:
             return logits.new_zeros(len(logits), dtype=torch.float32)
         return acceptance(target.whole, logits)
 
-    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
-        """The loss of states (n, H) of these rows and places as states: none, they are free to be whatever drafts best."""
+    def _feature_loss(
+        self, batch: FeatureBatch, rows: Tensor, positions: Tensor, states: Tensor
+    ) -> Tensor:
+        """The loss of states (n, H) of these rows and places as states: none, they are free to be
+        whatever drafts best."""
         return states.new_zeros(())
 
 
 def _ahead(mask: Tensor, step: int) -> Tensor:
-    """(B, T-1) bool: [t] is whether logits[t + 1 + step] and all earlier logits of the chain from t count."""
+    """(B, T-1) bool: [t] is whether logits[t + 1 + step] and all earlier logits of the chain from t
+    count."""
     found = torch.ones_like(mask[:, 1:])
     for earlier in range(step + 1):
         later = mask[:, 1 + earlier :]
@@ -114,16 +152,22 @@ def _ahead(mask: Tensor, step: int) -> Tensor:
     return found
 
 
-def unrolled(head: EagleHead | MtpHead, tokens: Tensor, features: Tensor, unrolls: int) -> Iterator[Tensor]:
-    """States (B, T-1, H) of every unroll: [t] of the j-th guesses x_{t+2+j}, having read x_{t+1} .. x_{t+1+j}.
+def unrolled(
+    head: EagleHead | MtpHead, tokens: Tensor, features: Tensor, unrolls: int
+) -> Iterator[Tensor]:
+    """States (B, T-1, H) of every unroll: [t] of the j-th guesses x_{t+2+j}, having read x_{t+1} ..
+    x_{t+1+j}.
 
-    `tokens` (B, T) and `features` (B, T, H) of one text each. Where x_{t+1+j} does not exist, states mean nothing.
+    `tokens` (B, T) and `features` (B, T, H) of one text each. Where x_{t+1+j} does not exist,
+    states mean nothing.
     """
     memory = _ChainMemory(len(head.layer_shapes))
     positions = torch.arange(tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
     given = features[:, :-1]
     for step in range(unrolls):
-        read = F.pad(tokens[:, 1 + step :], (0, min(step, positions.shape[1])))[:, : positions.shape[1]]
+        read = F.pad(tokens[:, 1 + step :], (0, min(step, positions.shape[1])))[
+            :, : positions.shape[1]
+        ]
         states = head(read, given, positions + step, memory.attend)
         yield states
         given = head.carry(states)
@@ -136,14 +180,19 @@ class _ChainMemory:
         self._keys: list[list[Tensor]] = [[] for _ in range(num_layers)]  # each (B, heads, T, D)
         self._values: list[list[Tensor]] = [[] for _ in range(num_layers)]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
+    ) -> Tensor:
         """Attention of one unroll, whose keys and values join the memory. Softmax in fp32."""
         groups = query.shape[1] // key.shape[1]
-        keys, values = self._keys[layer], self._values[layer]
+        keys = self._keys[layer]
+        values = self._values[layer]
         keys.append(key.repeat_interleave(groups, dim=1))
         values.append(value.repeat_interleave(groups, dim=1))
         if len(keys) == 1:
-            return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True, scale=scaling).transpose(1, 2)
+            return F.scaled_dot_product_attention(
+                query, keys[0], values[0], is_causal=True, scale=scaling
+            ).transpose(1, 2)
         length = query.shape[2]
         scores = query @ keys[0].transpose(2, 3)  # (B, heads, T, T)
         future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)

@@ -1,8 +1,10 @@
-"""Several drafts as one tree: what composite drafting submits, and the verdict on each part's own nodes.
+"""Several drafts as one tree: what composite drafting submits, and the verdict on each part's own
+nodes.
 
-The first draft may be drawn from distributions; its nodes come first, so among siblings a drawn token is tried before the placed
-ones. The others must be deterministic. A path that another draft already has is shared, not repeated. Placing a token or
-finding it already there is decided by tokens that stay in the tree, so no drawn token is ever withheld.
+The first draft may be drawn from distributions; its nodes come first, so among siblings a drawn
+token is tried before the placed ones. The others must be deterministic. A path that another draft
+already has is shared, not repeated. Placing a token or finding it already there is decided by
+tokens that stay in the tree, so no drawn token is ever withheld.
 """
 
 from __future__ import annotations
@@ -30,16 +32,19 @@ class Merged:
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     """One tree with all their nodes.
 
-    Raises ValueError when a later draft was drawn from distributions, or the first one with replacement, because equal siblings
-    that were drawn separately cannot share a node.
+    Raises ValueError when a later draft was drawn from distributions, or the first one with
+    replacement, because equal siblings that were drawn separately cannot share a node.
     """
     if any(draft.probs is not None for draft in drafts[1:]):
         raise ValueError("only the first of the merged drafts may be drawn from distributions")
-    first, device = drafts[0], drafts[0].tokens.device
+    first = drafts[0]
+    device = drafts[0].tokens.device
     if first.replacement:
         raise ValueError("a draft with siblings drawn with replacement cannot be merged")
     trees = [TokenTree() for _ in range(first.num_rows)]
-    node_maps = [[_merged_nodes(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts]
+    node_maps = [
+        [_merged_nodes(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts
+    ]
     merged = to_draft(trees, device)
     if first.probs is not None:
         _keep_probs(merged, first, first.probs)
@@ -49,24 +54,35 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
 def part_verdict(draft: Draft, node_map: NodeMap, merged: Draft, verdict: Verdict) -> Verdict:
     """The verdict on the merged tree as one part sees it.
 
-    Its kept nodes are the kept path as far as that began with nodes of the part; the next token of the text is its
-    `next_token`, whether another part's node or the verifier's own token.
+    Its kept nodes are the kept path as far as that began with nodes of the part; the next token of
+    the text is its `next_token`, whether another part's node or the verifier's own token.
     """
-    paths, next_tokens, complete = [], [], []
-    for row, (path, count) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
+    paths = []
+    next_tokens = []
+    complete = []
+    for row, (path, count) in enumerate(
+        zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
+    ):
         own = {merged_node: node for node, merged_node in enumerate(node_map[row])}
         kept = [own[node] for node in _beginning(path[:count], own)]
         left = len(kept) < count
         paths.append(kept + [-1] * (draft.num_nodes - len(kept)))
-        next_tokens.append(merged.lists[0][row][path[len(kept)]] if left else verdict.lists.next_token[row])
+        next_tokens.append(
+            merged.lists[0][row][path[len(kept)]] if left else verdict.lists.next_token[row]
+        )
         complete.append(not draft.children[row][kept[-1] + 1 if kept else 0])
     counts = [sum(node >= 0 for node in path) for path in paths]
-    return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), draft.num_nodes, draft.tokens.device)
+    return Verdict.of_lists(
+        VerdictLists(paths, counts, next_tokens, complete), draft.num_nodes, draft.tokens.device
+    )
 
 
 def part_output(draft: Draft, node_map: NodeMap, output: TargetOutput) -> TargetOutput:
-    """The target's outputs at one part's own nodes: logits (B, own N + 1, V); hidden states of the whole pass, as ever."""
-    columns = [[0, *(node + 1 for node in line)] + [0] * (draft.num_nodes - len(line)) for line in node_map]
+    """The target's outputs at one part's own nodes: logits (B, own N + 1, V); hidden states of the
+    whole pass, as ever."""
+    columns = [
+        [0, *(node + 1 for node in line)] + [0] * (draft.num_nodes - len(line)) for line in node_map
+    ]
     index = torch.tensor(columns, device=output.logits.device)
     rows = torch.arange(len(columns), device=index.device)[:, None]
     return TargetOutput(output.logits[rows, index], output.hidden, output.kept)
@@ -74,7 +90,8 @@ def part_output(draft: Draft, node_map: NodeMap, output: TargetOutput) -> Target
 
 def _merged_nodes(tree: TokenTree, draft: Draft, row: int) -> list[int]:
     """Put one row of a draft into a tree; where each of its nodes went."""
-    tokens, length = draft.lists[0][row], draft.lists[1][row]
+    tokens = draft.lists[0][row]
+    length = draft.lists[1][row]
     parents = draft.parent_lists[row]
     node_map: list[int] = []
     for node in range(length):

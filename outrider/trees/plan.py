@@ -1,4 +1,5 @@
-"""Which tree a row gets: from the user's words to a growth, by node budget and by whether its nodes are drawn."""
+"""Which tree a row gets: from the user's words to a growth, by node budget and by whether its nodes
+are drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from outrider.trees.worth import NodeWorth, choices, draft_prob
 from outrider.types import Draft, Verdict
 
 KINDS = "chain, best-first, sequoia, parallel:3 or widths like 4x2x1"
-DYNAMIC_NUM_NODES = 15  # nodes of a tree whose size the user did not name: with the pending token, two tiles of 8 rows
+# nodes of a tree whose size the user did not name: with the pending token, two tiles of 8 rows
+DYNAMIC_NUM_NODES = 15
 CHAIN_LENGTH = 4  # of each parallel chain, likewise
 
 
@@ -26,18 +28,32 @@ class TreeSettings:
     """How a draft model's guesses branch."""
 
     tree: str = setting("chain", KINDS)
-    sample_from: float = setting(0.5, "temperature from which nodes are drawn instead of being the likeliest")
-    top_k: int = setting(4, "best-first: nodes expanded per level, and children of each", at_least=1)
+    sample_from: float = setting(
+        0.5, "temperature from which nodes are drawn instead of being the likeliest"
+    )
+    top_k: int = setting(
+        4, "best-first: nodes expanded per level, and children of each", at_least=1
+    )
     max_depth: int = setting(8, "best-first and sequoia: deepest level", at_least=1)
-    min_gain: float = setting(0.15, "best-first: stop when a level adds fewer expected accepted tokens")
-    sibling_acceptance: str = setting("0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ...")
-    adapt: bool = setting(False, "best-first, sequoia: follow what is measured while running (drafts then depend on other texts)")
+    min_gain: float = setting(
+        0.15, "best-first: stop when a level adds fewer expected accepted tokens"
+    )
+    sibling_acceptance: str = setting(
+        "0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ..."
+    )
+    adapt: bool = setting(
+        False,
+        "best-first, sequoia: follow what is measured while running (drafts then depend on other "
+        "texts)",
+    )
 
     def __post_init__(self) -> None:
         kind, _, number = self.tree.partition(":")
         if kind == "parallel":
             if not number.isdigit() or int(number) < 1:
-                raise ConfigError(f"tree parallel:M needs the number of chains M >= 1, got '{self.tree}'")
+                raise ConfigError(
+                    f"tree parallel:M needs the number of chains M >= 1, got '{self.tree}'"
+                )
         elif self.tree not in ("chain", "best-first", "sequoia"):
             if not self.tree[:1].isdigit():
                 raise ConfigError(f"tree must be {KINDS}; got '{self.tree}'")
@@ -45,16 +61,24 @@ class TreeSettings:
         check_bounds(self, "tree")
         self.acceptance()
         if self.adapt and self.tree not in ("best-first", "sequoia"):
-            raise ConfigError(f"adapt plans shapes anew, which tree '{self.tree}' has none of; use sequoia or best-first")
+            raise ConfigError(
+                f"adapt plans shapes anew, which tree '{self.tree}' has none of; use sequoia or "
+                "best-first"
+            )
 
     def acceptance(self) -> tuple[float, ...]:
         """`sibling_acceptance` as numbers. Raises ConfigError."""
         try:
             values = tuple(float(part) for part in self.sibling_acceptance.split(","))
         except ValueError as error:
-            raise ConfigError(f"sibling_acceptance must be numbers like 0.7,0.1; got '{self.sibling_acceptance}'") from error
+            raise ConfigError(
+                f"sibling_acceptance must be numbers like 0.7,0.1; got '{self.sibling_acceptance}'"
+            ) from error
         if not all(0 <= value <= 1 for value in values) or sum(values) > 1:
-            raise ConfigError(f"sibling_acceptance are probabilities with a sum of at most 1, got {self.sibling_acceptance}")
+            raise ConfigError(
+                "sibling_acceptance are probabilities with a sum of at most 1, got "
+                f"{self.sibling_acceptance}"
+            )
         return values
 
     def default_num_nodes(self) -> int:
@@ -62,11 +86,16 @@ class TreeSettings:
         kind, _, number = self.tree.partition(":")
         if kind == "parallel":
             return int(number) * CHAIN_LENGTH
-        return DYNAMIC_NUM_NODES if kind in ("best-first", "sequoia") else len(TreeShape.of_widths(parse_widths(kind)))
+        return (
+            DYNAMIC_NUM_NODES
+            if kind in ("best-first", "sequoia")
+            else len(TreeShape.of_widths(parse_widths(kind)))
+        )
 
 
 class TreePlan:
-    """The settings at work. `siblings`, and with `adapt` `worth`, count what is accepted; with `adapt` the shapes follow them."""
+    """The settings at work. `siblings`, and with `adapt` `worth`, count what is accepted; with
+    `adapt` the shapes follow them."""
 
     def __init__(self, settings: TreeSettings) -> None:
         self.settings = settings
@@ -90,7 +119,9 @@ class TreePlan:
         if num_nodes and self.kind == "best-first" and not sampled:
             settings = self.settings
             worth = self.worth if settings.adapt else draft_prob
-            return BestFirstGrowth(num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth)
+            return BestFirstGrowth(
+                num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth
+            )
         return ShapeGrowth(self._shape(num_nodes))
 
     def observe(self, draft: Draft, verdict: Verdict, growths: Sequence[Growth] = ()) -> None:
@@ -101,7 +132,9 @@ class TreePlan:
                 path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
                 self._weigh(growth, choices(draft.children[index], path))
 
-    def _weigh(self, growth: BestFirstGrowth, chosen: list[tuple[Sequence[int], int | None]]) -> None:
+    def _weigh(
+        self, growth: BestFirstGrowth, chosen: list[tuple[Sequence[int], int | None]]
+    ) -> None:
         nodes = growth.finish()  # the draft's, as the growth numbers them
         for siblings, kept in chosen:
             for node in siblings:
@@ -123,4 +156,6 @@ def _planned(acceptance: tuple[float, ...], num_nodes: int, max_depth: int) -> T
 
 @lru_cache(maxsize=1024)
 def _cut(widths: str, num_nodes: int, acceptance: tuple[float, ...]) -> TreeShape:
-    return TreeShape.of_widths(parse_widths(widths)).best(num_nodes, tuple(sorted(acceptance, reverse=True)))
+    return TreeShape.of_widths(parse_widths(widths)).best(
+        num_nodes, tuple(sorted(acceptance, reverse=True))
+    )

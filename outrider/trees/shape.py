@@ -3,7 +3,8 @@
     4x2x1        every node of a level has this many children: 4 + 8 + 8 nodes
     parallel:3   three chains side by side, as long as the node budget allows (several drafts at once)
 
-A shape's nodes stand level by level, siblings together and in the order in which they are tried: rank 0 first.
+A shape's nodes stand level by level, siblings together and in the order in which they are tried:
+rank 0 first.
 """
 
 from __future__ import annotations
@@ -62,18 +63,22 @@ class TreeShape:
 
     @classmethod
     def parallel(cls, num_chains: int, num_nodes: int) -> TreeShape:
-        """`num_chains` chains of equal length (the first ones a node longer where it does not divide)."""
+        """`num_chains` chains of equal length (the first ones a node longer where it does not
+        divide)."""
         return cls(tuple(max(node - num_chains, -1) for node in range(num_nodes)))
 
     def best(self, num_nodes: int, acceptance: Sequence[float]) -> TreeShape:
-        """The part of the shape with the most expected accepted tokens, when a node of rank r is kept w.p. acceptance[r]."""
+        """The part of the shape with the most expected accepted tokens, when a node of rank r is
+        kept w.p. acceptance[r]."""
         if num_nodes >= len(self):
             return self
         value = [1.0]
         for parent, rank in zip(self.parents, self.ranks, strict=True):
             value.append(value[parent + 1] * acceptance[min(rank, len(acceptance) - 1)])
         # non-increasing in rank, so a chosen node's parent and earlier siblings are chosen, too
-        chosen = sorted(sorted(range(len(self)), key=lambda node: (-value[node + 1], node))[:num_nodes])
+        chosen = sorted(
+            sorted(range(len(self)), key=lambda node: (-value[node + 1], node))[:num_nodes]
+        )
         number = {-1: -1} | {node: index for index, node in enumerate(chosen)}
         return TreeShape(tuple(number[self.parents[node]] for node in chosen))
 

@@ -36,7 +36,8 @@ class SiblingAcceptance:
         self._fresh += bool(siblings)
 
     def estimate(self) -> tuple[float, ...]:
-        """P(the b-th child is the kept one), given that there are that many; renewed every REFRESH observations."""
+        """P(the b-th child is the kept one), given that there are that many; renewed every REFRESH
+        observations."""
         if self._fresh >= REFRESH:
             self._fresh = 0
             self._estimate = tuple(
@@ -47,4 +48,7 @@ class SiblingAcceptance:
 
     def measured(self) -> list[float | None]:
         """The bare frequencies; None where a rank was never tried."""
-        return [kept / tried if tried else None for kept, tried in zip(self._kept, self._tried, strict=True)]
+        return [
+            kept / tried if tried else None
+            for kept, tried in zip(self._kept, self._tried, strict=True)
+        ]

@@ -1,7 +1,7 @@
 """One row's tree of guessed tokens while it grows, and many of them as one `Draft`.
 
-For drafters that know tokens, not distributions (copies, look-ups, caches): all nodes are placed deterministically. Siblings
-never repeat a token, so two guesses with a common beginning share it.
+For drafters that know tokens, not distributions (copies, look-ups, caches): all nodes are placed
+deterministically. Siblings never repeat a token, so two guesses with a common beginning share it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ class TokenTree:
             parent = self.add(parent, token)
 
 
-def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: bool = False) -> Draft:
-    """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: a smaller budget would give
-    the same tree without its last nodes, because the budget only ends the growth (`Draft.budgets`).
+def to_draft(
+    trees: Sequence[TokenTree], device: torch.device | str, *, nested: bool = False
+) -> Draft:
+    """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: a
+    smaller budget would give the same tree without its last nodes, because the budget only ends the
+    growth (`Draft.budgets`).
     """
     width = max(map(len, trees), default=0)
     if not width:
@@ -55,8 +58,13 @@ def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: 
     def padded(rows: Iterable[list[int]], fill: int) -> list[list[int]]:
         return [row + [fill] * (width - len(row)) for row in rows]
 
-    tokens, lengths = padded((tree.tokens for tree in trees), 0), [len(tree) for tree in trees]
-    parents = None if all(tree.is_chain for tree in trees) else padded((tree.parents for tree in trees), -1)
+    tokens = padded((tree.tokens for tree in trees), 0)
+    lengths = [len(tree) for tree in trees]
+    parents = (
+        None
+        if all(tree.is_chain for tree in trees)
+        else padded((tree.parents for tree in trees), -1)
+    )
     draft = Draft(
         tokens=torch.tensor(tokens, device=device),
         lengths=torch.tensor(lengths, device=device),

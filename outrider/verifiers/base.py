@@ -1,8 +1,9 @@
-"""The interface of verifiers: from a draft and the target's distributions to the kept path and one more token.
+"""The interface of verifiers: from a draft and the target's distributions to the kept path and one
+more token.
 
-A verifier draws only through the `Randomness` it is given, and the shape of its draws depends on shapes
-alone, never on values: so the exact-distribution oracle can replace the randomness by an enumeration of every
-outcome.
+A verifier draws only through the `Randomness` it is given, and the shape of its draws depends on
+shapes alone, never on values: so the exact-distribution oracle can replace the randomness by an
+enumeration of every outcome.
 """
 
 from __future__ import annotations
@@ -37,19 +38,23 @@ class Verifier(ABC):
         return cls()
 
     @abstractmethod
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         """Keep a path of the draft from its root and add one token.
 
-        target_probs (B, N+1, V): the distribution after the pending token and after each node. positions (B,): text
-        index of each row's first draft token (= number of committed tokens). Only the first lengths[b]
-        nodes of row b count.
+        target_probs (B, N+1, V): the distribution after the pending token and after each node.
+        positions (B,): text index of each row's first draft token (= number of committed tokens).
+        Only the first lengths[b] nodes of row b count.
         """
 
 
 def check(verifier: Verifier, draft: Draft, target_probs: Tensor) -> None:
     """Shapes once at entry; a tree is refused by name where only chains are known."""
     if draft.parents is not None and verifier.shape != "tree":
-        raise CapabilityError(f"verifier '{verifier.name}' takes chains, got a tree; use 'traversal' or 'multi-round'")
+        raise CapabilityError(
+            f"verifier '{verifier.name}' takes chains, got a tree; use 'traversal' or 'multi-round'"
+        )
     outputs = (draft.num_rows, draft.num_nodes + 1)
     if tuple(target_probs.shape[:2]) != outputs:
         raise ValueError(
@@ -57,7 +62,8 @@ def check(verifier: Verifier, draft: Draft, target_probs: Tensor) -> None:
         )
     if draft.probs is not None and draft.probs.shape != target_probs.shape:
         raise ValueError(
-            f"draft.probs {tuple(draft.probs.shape)} must equal target_probs {tuple(target_probs.shape)}"
+            f"draft.probs {tuple(draft.probs.shape)} must equal target_probs "
+            f"{tuple(target_probs.shape)}"
         )
 
 
@@ -78,7 +84,9 @@ def prefix_verdict(draft: Draft, counts: list[int], next_tokens: list[int]) -> V
         path=[[*range(count), *[-1] * (draft.num_nodes - count)] for count in counts],
         num_accepted=counts,
         next_token=next_tokens,
-        all_accepted=[count == length for count, length in zip(counts, draft.lists[1], strict=True)],
+        all_accepted=[
+            count == length for count, length in zip(counts, draft.lists[1], strict=True)
+        ],
     )
     return Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)
 
@@ -96,27 +104,39 @@ def path_verdict(draft: Draft, ends: list[int], next_tokens: list[int]) -> Verdi
 
 
 def finish_tree(
-    draft: Draft, ends: list[int], weights: Tensor, target_probs: Tensor, rng: Randomness, positions: Tensor
+    draft: Draft,
+    ends: list[int],
+    weights: Tensor,
+    target_probs: Tensor,
+    rng: Randomness,
+    positions: Tensor,
 ) -> Verdict:
-    """Draw the token that follows each row's kept path, from the weights (B, N+1, V) of the output it ends at."""
+    """Draw the token that follows each row's kept path, from the weights (B, N+1, V) of the output
+    it ends at."""
     output = torch.tensor(ends, device=weights.device) + 1
     rows = torch.arange(draft.num_rows, device=weights.device)
     chosen = weights[rows, output]
     # without mass p = q there, which is only reached by rounding: then p itself
     chosen = torch.where(chosen.sum(dim=-1, keepdim=True) > 0, chosen, target_probs[rows, output])
-    return path_verdict(draft, ends, rng.categorical(chosen, Purpose.RESAMPLE, positions, 0).tolist())
+    return path_verdict(
+        draft, ends, rng.categorical(chosen, Purpose.RESAMPLE, positions, 0).tolist()
+    )
 
 
 def agreeing_ends(draft: Draft, choice: list[list[int]]) -> list[int]:
-    """The last node of each row on the path where every token is the target's own choice (B, N+1) before it."""
+    """The last node of each row on the path where every token is the target's own choice (B, N+1)
+    before it."""
     return [_agreeing_end(*row) for row in zip(draft.children, draft.lists[0], choice, strict=True)]
 
 
 def longest_ends(draft: Draft, is_good: Tensor) -> list[int]:
     """The end of each row's longest path of good nodes (B, N) bool; the first of equally long ones."""
     ends = []
-    for parents, length, good in zip(draft.parent_lists, draft.lists[1], is_good.tolist(), strict=True):
-        depth = [0] * (len(parents) + 1)  # of the path of good nodes that ends here; 0 where it is broken
+    for parents, length, good in zip(
+        draft.parent_lists, draft.lists[1], is_good.tolist(), strict=True
+    ):
+        # of the path of good nodes that ends here; 0 where it is broken
+        depth = [0] * (len(parents) + 1)
         for node in range(length):
             whole = parents[node] < 0 or depth[parents[node] + 1] > 0
             depth[node + 1] = depth[parents[node] + 1] + 1 if good[node] and whole else 0

@@ -1,8 +1,10 @@
-"""One verdict for a batch whose rows may be verified by different rules (`Row.verifier`), each as if it were alone.
+"""One verdict for a batch whose rows may be verified by different rules (`Row.verifier`), each as
+if it were alone.
 
-Rows that share a rule are verified together. A row's verdict is a function of that row only, to the bit, so it must not depend
-on how its neighbours' drafts are stored. A row in which nothing was drawn is verified as a deterministic draft, and a row whose
-tree is a chain as a chain, even if the batch's tensors allow more.
+Rows that share a rule are verified together. A row's verdict is a function of that row only, to the
+bit, so it must not depend on how its neighbours' drafts are stored. A row in which nothing was
+drawn is verified as a deterministic draft, and a row whose tree is a chain as a chain, even if the
+batch's tensors allow more.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class _Kind:
 
     def form(self, draft: Draft) -> Draft:
         """The draft without what these rows do not need."""
-        if self.is_tree == (draft.parents is not None) and self.is_drawn == (draft.probs is not None):
+        if self.is_tree == (draft.parents is not None) and self.is_drawn == (
+            draft.probs is not None
+        ):
             return draft
         return Draft(
             draft.tokens,
@@ -46,16 +50,23 @@ class _Kind:
 
 
 def batch_verdict(
-    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: FastVerdicts | None = None
+    logits: Tensor,
+    draft: Draft,
+    rows: Rows,
+    default: RowVerifier,
+    kernels: FastVerdicts | None = None,
 ) -> Verdict:
-    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`
-    are given where the target runs on them. If all rows have the same kind of rule, one call decides them; otherwise kernels
-    compute the distributions.
+    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows
+    that name no rule. `kernels` are given where the target runs on them. If all rows have the same
+    kind of rule, one call decides them; otherwise kernels compute the distributions.
 
-    Raises NumericalError when a distribution is invalid, CapabilityError when a row's rule does not take the row's tree.
+    Raises NumericalError when a distribution is invalid, CapabilityError when a row's rule does not
+    take the row's tree.
     """
-    rules, sampling = [row.verifier or default for row in rows], rows.sampling
-    is_greedy = sampling.is_greedy and all(rule.lossless for rule in rules)  # the same verdict by any rule
+    rules = [row.verifier or default for row in rows]
+    sampling = rows.sampling
+    # the same verdict by any rule
+    is_greedy = sampling.is_greedy and all(rule.lossless for rule in rules)
     if kernels is not None and (alike := (ANY_RULE, draft) if is_greedy else _alike(rules, draft)):
         scores = adjusted_scores(logits, sampling, rows.history, draft)
         if kernels.serve(*alike, scores):
@@ -64,18 +75,25 @@ def batch_verdict(
                 return verdict  # else the reference says what is wrong
     if is_greedy:
         return greedy_verdict(draft, greedy_choice(logits, sampling, rows.history, draft))
-    probs = distribution(logits, sampling, rows.history, draft, kernel=None if kernels is None else kernels.probs)
+    probs = distribution(
+        logits, sampling, rows.history, draft, kernel=None if kernels is None else kernels.probs
+    )
     return verdict_by_rule(rules, draft, probs, rows.rng, rows.starts, kernels)
 
 
 def verdict_by_rule(
-    rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int],
+    rules: list[RowVerifier],
+    draft: Draft,
+    target_probs: Tensor,
+    rng: KeyedStreams,
+    starts: list[int],
     kernels: FastVerdicts | None = None,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """`Verifier.verify` with one rule per row; its arguments, positions as a list."""
     if alike := _alike(rules, draft):
         return _verified(*alike, target_probs, rng, starts, kernels)
-    groups, verdicts = _groups(rules, draft), []
+    groups = _groups(rules, draft)
+    verdicts = []
     for kind, members in groups.items():
         part = kind.form(_select(draft, members))
         wanted = target_probs[members, : part.num_nodes + 1]
@@ -86,7 +104,8 @@ def verdict_by_rule(
 
 def _alike(rules: list[RowVerifier], draft: Draft) -> tuple[RowVerifier, Draft] | None:
     """The rule and the form of draft that do for all rows; None where there are several."""
-    if draft.parents is None and draft.sampled is None and all(rule is rules[0] for rule in rules):  # without looking
+    # without looking
+    if draft.parents is None and draft.sampled is None and all(rule is rules[0] for rule in rules):
         return rules[0], draft
     groups = _groups(rules, draft)
     if len(groups) > 1:
@@ -96,7 +115,12 @@ def _alike(rules: list[RowVerifier], draft: Draft) -> tuple[RowVerifier, Draft] 
 
 
 def _verified(
-    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], kernels: FastVerdicts | None
+    rule: RowVerifier,
+    draft: Draft,
+    target_probs: Tensor,
+    rng: KeyedStreams,
+    starts: list[int],
+    kernels: FastVerdicts | None,
 ) -> Verdict:
     if kernels is not None and kernels.serve(rule, draft, target_probs):
         verdict = kernels.verdict(rule, draft, target_probs, rng, starts)
@@ -107,7 +131,8 @@ def _verified(
 
 def _groups(rules: list[RowVerifier], draft: Draft) -> dict[_Kind, list[int]]:
     """Rows that are verified together, in the batch's order."""
-    trees, drawn = _trees(draft), _drawn(draft)
+    trees = _trees(draft)
+    drawn = _drawn(draft)
     groups: dict[_Kind, list[int]] = {}
     for row, kind in enumerate(map(_Kind, rules, trees, drawn)):
         groups.setdefault(kind, []).append(row)
@@ -150,4 +175,6 @@ def _merged(groups: list[list[int]], verdicts: list[VerdictLists], draft: Draft)
         by_row.update(zip(members, zip(*lists, strict=True), strict=True))
     paths, *rest = zip(*(by_row[row] for row in range(draft.num_rows)), strict=True)
     padded = [path + [-1] * (draft.num_nodes - len(path)) for path in paths]
-    return Verdict.of_lists(VerdictLists(padded, *map(list, rest)), draft.num_nodes, draft.tokens.device)
+    return Verdict.of_lists(
+        VerdictLists(padded, *map(list, rest)), draft.num_nodes, draft.tokens.device
+    )

@@ -1,8 +1,9 @@
-"""Drafter-invariant verification ("gumbel"): the target's own noisy choice decides, the draft only guesses
-it.
+"""Drafter-invariant verification ("gumbel"): the target's own noisy choice decides, the draft only
+guesses it.
 
-Same seed, same text, with any drafter, any length, any batch, or no speculation. The price is acceptance:
-P(draft = target's choice) instead of sum min(p, q); a drafter that uses the same noise recovers most of it.
+Same seed, same text, with any drafter, any length, any batch, or no speculation. The price is
+acceptance: P(draft = target's choice) instead of sum min(p, q); a drafter that uses the same noise
+recovers most of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class CoupledVerifier(Verifier):
 
     shape: ClassVar[str] = "tree"
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
         noise = rng.gumbel(positions[:, None] + draft.depths(), target_probs.shape[2])
         choice = gumbel_choice(target_probs, noise).tolist()  # (B, N+1); sync: once

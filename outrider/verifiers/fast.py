@@ -11,7 +11,8 @@ FastVerdicts = Kernels | RecordedVerdicts
 
 
 def verdicts_of(target: LM) -> FastVerdicts | None:
-    """Native kernels beside native passes, recorded verdicts beside recorded passes; None: the verifiers themselves."""
+    """Native kernels beside native passes, recorded verdicts beside recorded passes; None: the
+    verifiers themselves."""
     if target.kernels is not None:
         return Kernels(target.kernels)
     return RecordedVerdicts() if isinstance(target.run, GraphedPass) else None

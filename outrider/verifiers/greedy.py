@@ -1,9 +1,9 @@
 """The verdict on greedy rows, without distributions: the fast path beside the verifiers.
 
-Where every distribution of the target is a point mass, all lossless verifiers decide alike, however the draft was drawn. A
-draft token is kept exactly when it is the target's choice, and the token after the kept prefix is the target's choice there. So
-no vocabulary-wide tensor is needed. `tests/unit/verifiers/test_greedy.py` compares it with the verifiers on the same point
-masses.
+Where every distribution of the target is a point mass, all lossless verifiers decide alike, however
+the draft was drawn. A draft token is kept exactly when it is the target's choice, and the token
+after the kept prefix is the target's choice there. So no vocabulary-wide tensor is needed.
+`tests/unit/verifiers/test_greedy.py` compares it with the verifiers on the same point masses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from outrider.verifiers.base import agreeing_ends, path_verdict, prefix_verdict
 
 
 def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
-    """The kept path and the next token, from the target's choices (B, N+1): its favourites, or the winners of its races."""
+    """The kept path and the next token, from the target's choices (B, N+1): its favourites, or the
+    winners of its races."""
     if draft.parents is None:
         return _chain_verdict(draft, choice)
     ends = agreeing_ends(draft, choice)
@@ -23,7 +24,9 @@ def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
 def _chain_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
     """The verdict on a chain, without the children of every node: steps of one row are short."""
     counts = [_agreed(*row) for row in zip(*draft.lists, choice, strict=True)]
-    return prefix_verdict(draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)])
+    return prefix_verdict(
+        draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)]
+    )
 
 
 def _agreed(tokens: list[int], length: int, choice: list[int]) -> int:

@@ -1,6 +1,8 @@
-"""The verifier of seeded requests: with it the same seed gives the same text, with any drafter and beside any other rows.
+"""The verifier of seeded requests: with it the same seed gives the same text, with any drafter and
+beside any other rows.
 
-Other sampled requests take it, too, where the drafter prefers it (`Drafter.prefers_shared_noise`) and nobody named a verifier.
+Other sampled requests take it, too, where the drafter prefers it (`Drafter.prefers_shared_noise`)
+and nobody named a verifier.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ INVARIANT = CoupledVerifier()
 def invariant_verifier(
     params: SamplingParams, usual: RowVerifier | type[Verifier], *, wanted: bool | None = None
 ) -> RowVerifier | None:
-    """What verifies a request instead of `usual`; None: nothing. `wanted`: the text must not depend on drafts; None: where there
-    is a seed. Greedy texts never depend on them, by any verifier."""
+    """What verifies a request instead of `usual`; None: nothing. `wanted`: the text must not depend
+    on drafts; None: where there is a seed. Greedy texts never depend on them, by any verifier."""
     wanted = params.seed is not None if wanted is None else wanted
     return INVARIANT if wanted and not params.is_greedy and not usual.coupled else None

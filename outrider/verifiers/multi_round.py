@@ -1,7 +1,8 @@
-"""Multi-round rejection of a tree, top down: the children of the kept node in turn, then the correction.
+"""Multi-round rejection of a tree, top down: the children of the kept node in turn, then the
+correction.
 
-The rule of SpecInfer, Sequoia and EAGLE in one, whichever way the siblings were chosen; the reference of `traversal`,
-which accepts at least as much. On a chain it is the token-level rule.
+The rule of SpecInfer, Sequoia and EAGLE in one, whichever way the siblings were chosen; the
+reference of `traversal`, which accepts at least as much. On a chain it is the token-level rule.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class MultiRoundVerifier(Verifier):
     lossless: ClassVar[bool] = True
     shape: ClassVar[str] = "tree"
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
         keep, weights = multi_round(target_probs, draft)
         heads = rng.bernoulli(keep, Purpose.ACCEPT, positions).tolist()  # sync: (B, N)

@@ -1,4 +1,5 @@
-"""Token-level rejection sampling (Leviathan et al. 2211.17192): keep tokens up to the first rejected one.
+"""Token-level rejection sampling (Leviathan et al. 2211.17192): keep tokens up to the first
+rejected one.
 
 Simple, the reference of the others, and the cheapest when q is kept for the tested tokens only.
 """
@@ -19,9 +20,14 @@ class TokenVerifier(Verifier):
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
-        accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)  # (B, N)
+        # (B, N)
+        accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
         weights = next_token_weights(target_probs, draft, num_accepted)
-        return chain_verdict(draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0))
+        return chain_verdict(
+            draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0)
+        )

@@ -37,7 +37,11 @@ class TopKVerifier(Verifier):
     def build(cls, settings: TopKSettings) -> TopKVerifier:
         return cls(settings)
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
-        ends = longest_ends(draft, is_among_top(target_probs, draft.tokens, draft.parent_nodes(), self._settings.k))
+        ends = longest_ends(
+            draft, is_among_top(target_probs, draft.tokens, draft.parent_nodes(), self._settings.k)
+        )
         return finish_tree(draft, ends, target_probs, target_probs, rng, positions)

@@ -1,7 +1,8 @@
-"""Traversal verification (Weng et al. 2505.12398), the default for trees: the first node in post-order whose coin shows
-heads is kept with its whole path.
+"""Traversal verification (Weng et al. 2505.12398), the default for trees: the first node in
+post-order whose coin shows heads is kept with its whole path.
 
-On a chain that is block verification, which takes over there: same coins, same verdict, fewer passes over the vocabulary.
+On a chain that is block verification, which takes over there: same coins, same verdict, fewer
+passes over the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class TraversalVerifier(Verifier):
     lossless: ClassVar[bool] = True
     shape: ClassVar[str] = "tree"
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
         if draft.parents is None:
             return BlockVerifier().verify(draft, target_probs, rng, positions)

@@ -1,4 +1,5 @@
-"""LOSSY: typical acceptance (Medusa, Cai et al. 2401.10774): the longest path of tokens that are likely enough."""
+"""LOSSY: typical acceptance (Medusa, Cai et al. 2401.10774): the longest path of tokens that are
+likely enough."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 class TypicalSettings:
     """Keep x where p(x) > min(epsilon, delta exp(-entropy of p))."""
 
-    epsilon: float = setting(0.09, "probability from which every token is good enough", at_least=0, at_most=1)
+    epsilon: float = setting(
+        0.09, "probability from which every token is good enough", at_least=0, at_most=1
+    )
     delta: float = setting(0.3, "share of exp(-entropy) from which one is", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
@@ -38,7 +41,9 @@ class TypicalVerifier(Verifier):
     def build(cls, settings: TypicalSettings) -> TypicalVerifier:
         return cls(settings)
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         check(self, draft, target_probs)
         wanted = (draft.tokens, draft.parent_nodes(), self._settings.epsilon, self._settings.delta)
         ends = longest_ends(draft, is_typical(target_probs, *wanted))

@@ -1,5 +1,5 @@
-"""What holds for the whole contract: `--drafters ngram,mine` keeps the cases of these drafters alone, and every draft's
-distributions are checked."""
+"""What holds for the whole contract: `--drafters ngram,mine` keeps the cases of these drafters
+alone, and every draft's distributions are checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for name in named.split(","):
         if name not in DRAFTERS.names():
-            raise pytest.UsageError(f"--drafters: unknown drafter '{name}'.{did_you_mean(name, DRAFTERS.names())}")
+            raise pytest.UsageError(
+                f"--drafters: unknown drafter '{name}'.{did_you_mean(name, DRAFTERS.names())}"
+            )
     left = [item for item in items if drafter_of(item) not in (None, *named.split(","))]
     items[:] = [item for item in items if item not in left]
     config.hook.pytest_deselected(items=left)

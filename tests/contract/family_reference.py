@@ -1,6 +1,7 @@
 """What the suites of families compare with: transformers' own passes over texts of random tokens.
 
-Where a pass over a text is not what `generate` writes, `generate` is asked: it counts the positions of RoBERTa from 0.
+Where a pass over a text is not what `generate` writes, `generate` is asked: it counts the positions
+of RoBERTa from 0.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ def one_thread() -> Iterator[None]:
 
 
 def random_text(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        3, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 @torch.inference_mode()
 def next_logits(module: Any, texts: Tensor) -> Tensor:
     """The logits (B, V) that `generate` takes the token behind each text (B, T) from."""
     made = module.generate(
-        texts, max_new_tokens=1, do_sample=False, use_cache=False, pad_token_id=0, eos_token_id=None, output_logits=True,
+        texts,
+        max_new_tokens=1,
+        do_sample=False,
+        use_cache=False,
+        pad_token_id=0,
+        eos_token_id=None,
+        output_logits=True,
         return_dict_in_generate=True,
-    )  # fmt: skip
+    )
     return made.logits[0]
 
 
@@ -75,13 +84,23 @@ class Reference:
         assert worst <= self.tolerance, f"off by {worst:.1e} of the logits' range"
 
     def same_text(self, name: str, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
-        """Asserts that two greedy texts are equal, or part where the module's logits of two tokens are equal up to rounding."""
+        """Asserts that two greedy texts are equal, or part where the module's logits of two tokens
+        are equal up to rounding."""
         assert len(ours) == len(theirs)
-        parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+        parted = next(
+            (
+                index
+                for index, pair in enumerate(zip(ours, theirs, strict=True))
+                if pair[0] != pair[1]
+            ),
+            None,
+        )
         if parted is not None:
             logits = self.logits(name, [*prompt, *theirs[:parted]], 1)[0]
             apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
-            assert apart <= self.tolerance * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
+            assert apart <= self.tolerance * logits.abs().max(), (
+                f"token {parted}: logits {apart:.1e} apart"
+            )
 
 
 @torch.inference_mode()
@@ -100,7 +119,8 @@ def score(lm: LM, *rows: list[int], first_row: int = 0) -> Tensor:
 
 
 def reject_at_every_depth(lm: LM, check: Callable[[Tensor, list[int]], None]) -> None:
-    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between.
+    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in
+    between.
 
     `check` is called with the logits (n, V) of a text's last n tokens, and the text.
     """

@@ -1,6 +1,8 @@
-"""Tiny random models of the families that also take pictures or sounds: transformers' own configs with every size made small.
+"""Tiny random models of the families that also take pictures or sounds: transformers' own configs
+with every size made small.
 
-A name in a config says what its number counts, so one table makes nearly all of them small. What is left stands by family.
+A name in a config says what its number counts, so one table makes nearly all of them small. What is
+left stands by family.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ NO_SIZES = (
     "_name_or_path",
 )
 THREE_AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-SMALL: dict[str, tuple[int, ...]] = {  # numbers, for texts and for other senses, by what their names end with
+# numbers, for texts and for other senses, by what their names end with
+SMALL: dict[str, tuple[int, ...]] = {
     "vocab_size": (VOCAB,), "hidden_size": (64, 32), "d_model": (64, 32), "embed_dim": (64, 32), "hidden_dim": (64, 32),
     "width": (64, 32), "mm_hidden_size": (64, 32), "out_hidden_size": (64,), "text_hidden_size": (64,),
     "projector_hidden_size": (64,), "output_dim": (64,), "projection_dim": (64,), "moe_intermediate_size": (32,),
@@ -45,7 +48,13 @@ SMALL: dict[str, tuple[int, ...]] = {  # numbers, for texts and for other senses
     "lora_rank": (16,), "qk_rope_head_dim": (8,), "qk_nope_head_dim": (8,), "v_head_dim": (8,),
     "max_position_embeddings": (2048,),
 }  # fmt: skip
-TINY_VQ = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": [], "latent_channels": 4}
+TINY_VQ = {
+    "base_channels": 32,
+    "channel_multiplier": [1],
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+    "latent_channels": 4,
+}
 SPARSE = {"num_key_value_heads": 4, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
 FEW_FILTERS = {"num_filters": 2, "depths": [1] * 7}
 OMNI = {"vision_start_token_id": 192, "vision_end_token_id": 193, "audio_start_token_id": 194}
@@ -108,7 +117,8 @@ REFUSED: dict[str, dict[str, Any]] = {  # that a small model can be made of
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "evolla": {}, "idefics": {}, "inkling2": {}, "paligemma": {}, "pi0": {}, "pix2struct": {}, "voxtral_realtime": {},
 }  # fmt: skip
-PICTURES_FIRST = ("blip", "blip-2", "instructblip", "instructblipvideo")  # the whole takes no text without one
+# the whole takes no text without one
+PICTURES_FIRST = ("blip", "blip-2", "instructblip", "instructblipvideo")
 
 
 def make_config(family: str, **changes: Any) -> Any:
@@ -128,7 +138,9 @@ def make_whole(family: str, **changes: Any) -> Any:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = getattr(transformers, next(table[family] for table in tables if family in table))(config)
+        module = getattr(transformers, next(table[family] for table in tables if family in table))(
+            config
+        )
         module = module.eval().float().requires_grad_(False)
         for tensor in module.parameters():  # norms and biases that are not ones and zeros
             if tensor.dim() == 1:
@@ -145,24 +157,35 @@ def make_text(family: str) -> Any:
 
 
 def _small(config: Mapping[str, Any], *, of_text: bool) -> dict[str, Any]:
-    """A config with the sizes of `SMALL`. Tokens of pictures and sounds stay beyond its vocabulary, so no text has them."""
+    """A config with the sizes of `SMALL`. Tokens of pictures and sounds stay beyond its vocabulary,
+    so no text has them."""
     made: dict[str, Any] = {}
     for name, value in config.items():
         if name in NO_SIZES:
             continue  # they follow from the others
         if isinstance(value, Mapping) and name.endswith("config"):
             made[name] = _small(value, of_text=any(word in name for word in WORDS_OF_TEXT))
-        elif name in ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers") and value:
+        elif (
+            name in ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
+            and value
+        ):
             made[name] = (list(dict.fromkeys(value)) * 2)[:2]  # one layer of each of two kinds
         elif name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
-            made[name] = {**value, "mrope_section": [2, 3, 3]} if "rope_type" in value and of_text else value
+            made[name] = (
+                {**value, "mrope_section": [2, 3, 3]} if "rope_type" in value and of_text else value
+            )
         else:
             made[name] = _size(name, value, of_text=of_text)
     if of_text and (own := TEXTS.get(made.get("model_type", ""))) is not None:
         made |= {**families.SIZES, **own}
         if made["num_hidden_layers"] is None:
             del made["num_hidden_layers"]
-    if "rope_parameters" in made and of_text and not made["rope_parameters"] and made["model_type"] not in TEXTS:
+    if (
+        "rope_parameters" in made
+        and of_text
+        and not made["rope_parameters"]
+        and made["model_type"] not in TEXTS
+    ):
         made["rope_parameters"] = THREE_AXES
     return made | ({"initializer_range": 0.2} if "initializer_range" in made else {})
 
@@ -181,5 +204,7 @@ def _size(name: str, value: Any, *, of_text: bool) -> Any:
 def _changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         is_nested = isinstance(value, Mapping) and name.endswith("config")
-        config[name] = _changed(config.get(name) or {}, value) if is_nested else copy.deepcopy(value)
+        config[name] = (
+            _changed(config.get(name) or {}, value) if is_nested else copy.deepcopy(value)
+        )
     return config

@@ -1,4 +1,5 @@
-"""Tiny random models of the families that run on transformers' own cache, with the quirks that feeding them must see."""
+"""Tiny random models of the families that run on transformers' own cache, with the quirks that
+feeding them must see."""
 
 from __future__ import annotations
 
@@ -82,15 +83,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
 OTHERWISE_NAMED = ("gptj", "mpt", "xglm")  # sizes have names of their own
-NATIVE = (  # on the native runtime their states are in our cache; on torch's modules in transformers'
+# on the native runtime their states are in our cache; on torch's modules in transformers'
+NATIVE = (
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
     "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
     "zamba2",
 )  # fmt: skip
 NATIVE_ALONE = {"falcon_mamba", "jamba", "mamba", "minimax", "nemotron_h", "zamba2"}  # not so there
 ON_TRANSFORMERS_CACHE = tuple(name for name in FAMILIES if name not in NATIVE_ALONE)
-ONE_OF_EACH_KIND = ("qwen3_5_text", "falcon_h1", "lfm2", "mpt")  # delta net, Mamba 2 beside attention, short convolution, ALiBi
-
+# delta net, Mamba 2 beside attention, short convolution, ALiBi
+ONE_OF_EACH_KIND = ("qwen3_5_text", "falcon_h1", "lfm2", "mpt")
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
@@ -105,7 +107,11 @@ def make(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any
     config = AutoConfig.for_model(family, **copy.deepcopy(named))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        model = (
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
         for tensor in model.parameters():  # norms and biases that are not ones and zeros
             if tensor.dim() == 1:
                 tensor += 0.1 * torch.randn_like(tensor)

@@ -1,12 +1,13 @@
 """One suite for every architecture: our passes over our cache must give transformers' own logits.
 
-Small random models, so that agreement is a statement about code, not about weights. Compared are a whole prefill, a
-prefill in chunks, ragged batches, chains, trees (each path against that path run alone), and a row that goes on after
-keeping a path that was scattered over the tree. fp32 for all; fp64 for the kinds of attention there are, where agreement
-to 1e-9 leaves no room for a mask that is wrong at one position. Sliding windows are shorter than the texts.
+Small random models, so that agreement is a statement about code, not about weights. Compared are a
+whole prefill, a prefill in chunks, ragged batches, chains, trees (each path against that path run
+alone), and a row that goes on after keeping a path that was scattered over the tree. fp32 for all;
+fp64 for the kinds of attention there are, where agreement to 1e-9 leaves no room for a mask that is
+wrong at one position. Sliding windows are shorter than the texts.
 
-The second half is what must be refused, by name, before the first token. What runs on transformers' own cache:
-`test_transformers_cache.py`.
+The second half is what must be refused, by name, before the first token. What runs on transformers'
+own cache: `test_transformers_cache.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2}
-GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "initializer_range": 0.3,
+}
 FEW_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,16 +82,25 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-swa": ("GraniteSWA", {**GROUPED, "attention_multiplier": 0.2, "sliding_window": WINDOW}),
 }  # fmt: skip
 IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox", "mimo-v2")
-CASES = [(name, torch.float32, 2e-4) for name in CONFIGS] + [(name, torch.float64, 1e-9) for name in IN_FP64]
+CASES = [(name, torch.float32, 2e-4) for name in CONFIGS] + [
+    (name, torch.float64, 1e-9) for name in IN_FP64
+]
 TEXTS = (3, 11, 26)  # committed tokens of the ragged rows
 PARENTS = [-1, -1, 0, 1, 0, 3, 4]  # paths 0-2, 0-4-6, 1-3-5, their nodes interleaved
 PATHS = ([0, 2], [0, 4, 6], [1, 3, 5])
 
 
-def make_module(family: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A random model of transformers' class for this family; its norms and biases are random too, not all ones and zeros."""
-    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
-    head = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, f"{family}LMHeadModel")
+def make_module(
+    family: str, options: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A random model of transformers' class for this family; its norms and biases are random too,
+    not all ones and zeros."""
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(
+        transformers, f"{family}Config"
+    )
+    head = getattr(transformers, f"{family}ForCausalLM", None) or getattr(
+        transformers, f"{family}LMHeadModel"
+    )
     with torch.random.fork_rng():
         torch.manual_seed(1)
         module = head(config_class(**copy.deepcopy(options)))
@@ -102,7 +119,9 @@ class Subject:
         self.plain_module = make_module(family, options, dtype)
         has_sdpa = type(self.plain_module)._supports_sdpa and "gemma2" not in name
         self.plain_module.set_attn_implementation("sdpa" if has_sdpa else "eager")
-        self.lm: LM = build_lm(make_module(family, options, dtype), name, dtype, torch.device("cpu"))
+        self.lm: LM = build_lm(
+            make_module(family, options, dtype), name, dtype, torch.device("cpu")
+        )
         self.tolerance = tolerance
 
     def plain(self, tokens: list[int]) -> Tensor:
@@ -126,14 +145,18 @@ class Subject:
             self.lm.catch_up(texts)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=[f"{name}-{str(dtype)[6:]}" for name, dtype, _ in CASES])
+@pytest.fixture(
+    scope="module", params=CASES, ids=[f"{name}-{str(dtype)[6:]}" for name, dtype, _ in CASES]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject(*request.param)
 
 
 def text_of(length: int, seed: int = 0) -> list[int]:
     """A random text, without the special ids."""
-    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 def score(subject: Subject, rows: list[list[int]], parents: list[int] | None = None) -> Tensor:
@@ -171,7 +194,8 @@ def test_ragged_chain(subject: Subject) -> None:
 
 
 def test_tree_paths_equal_the_path_alone(subject: Subject) -> None:
-    """Catches a node that sees a sibling, storage order used as position, and a window measured along storage order."""
+    """Catches a node that sees a sibling, storage order used as position, and a window measured
+    along storage order."""
     nodes = text_of(len(PARENTS), seed=3)
     texts = [text_of(length, seed=10 + length) for length in TEXTS]
     subject.begin(*texts)
@@ -183,7 +207,8 @@ def test_tree_paths_equal_the_path_alone(subject: Subject) -> None:
 
 
 def test_going_on_after_a_scattered_path(subject: Subject) -> None:
-    """Catches kept keys that stay where they were scored, carry the position of their storage order, or are overwritten."""
+    """Catches kept keys that stay where they were scored, carry the position of their storage
+    order, or are overwritten."""
     nodes = text_of(len(PARENTS), seed=4)
     texts = [text_of(length, seed=20 + length) for length in TEXTS]
     subject.begin(*texts)
@@ -213,7 +238,8 @@ HELD: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_in_the_mask_alone_bounds_the_context(name: str) -> None:
-    """Catches a model whose window, chunk or scale our attention ignores: right for a while, then another model."""
+    """Catches a model whose window, chunk or scale our attention ignores: right for a while, then
+    another model."""
     family, options = HELD[name]
     attention.register()
     plain = make_module(family, options)
@@ -248,7 +274,8 @@ def refused_module(family: str, options: dict[str, Any]) -> nn.Module:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name: str, tmp_path: Path) -> None:
-    """Catches a model that would decode wrongly, or die with a traceback, instead of being refused before the first token."""
+    """Catches a model that would decode wrongly, or die with a traceback, instead of being refused
+    before the first token."""
     module = refused_module(*REFUSED[name])
     folder = save_checkpoint(tmp_path / name, module, word_tokenizer(VOCAB))
     with pytest.raises(CapabilityError) as caught:

@@ -17,7 +17,9 @@ from tests.oracle import Verify, interval_joint, total_variation
 from tests.unit.lab.certify import broken
 
 
-@pytest.mark.parametrize("name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
+@pytest.mark.parametrize(
+    "name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+)
 def test_sound_verifiers_pass(name: str) -> None:
     """A bank that accuses the innocent is switched off."""
     verifier = VERIFIERS.load(name)()
@@ -36,12 +38,15 @@ def test_cases_have_names_of_their_own() -> None:
 class Wrapped(Verifier):
     """A bare `verify` function as a verifier."""
 
-    name, lossless = "wrapped", True
+    name = "wrapped"
+    lossless = True
 
     def __init__(self, rule: Verify) -> None:
         self._rule = rule
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         if draft.probs is None or draft.num_nodes == 0:  # the injected rules know drawn drafts only
             return VERIFIERS.load("token")().verify(draft, target_probs, rng, positions)
         return self._rule(draft, target_probs, rng, positions)
@@ -57,27 +62,38 @@ def test_every_known_bug_of_chains_is_seen(rule: Verify) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("traversal", ForgetsTheMass), ("traversal", ForgetsTheSibling), ("multi-round", CertainSiblings)],
+    [
+        ("traversal", ForgetsTheMass),
+        ("traversal", ForgetsTheSibling),
+        ("multi-round", CertainSiblings),
+    ],
 )
-def test_known_bugs_of_trees_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, fault: type[tree.Residuals]) -> None:
+def test_known_bugs_of_trees_are_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, fault: type[tree.Residuals]
+) -> None:
     """They show on trees only, so the bank must have trees."""
     monkeypatch.setattr(tree, "Residuals", fault)
     monkeypatch.setattr(traversal, "Residuals", fault)
     assert failures(run_bank(VERIFIERS.load(name)(), trees=True))
 
 
-@pytest.mark.parametrize("verifier", [broken.ResamplesFromTarget(), broken.DropsUnlikely(), broken.OwnDice()])
+@pytest.mark.parametrize(
+    "verifier", [broken.ResamplesFromTarget(), broken.DropsUnlikely(), broken.OwnDice()]
+)
 def test_faulty_third_parties_fail(verifier: Verifier) -> None:
     assert failures(run_bank(verifier))
 
 
 def test_numbers_used_twice_are_seen() -> None:
-    """Each step of this one is exact; only two of them in a row are not. By how much follows from the sound verifier, where the
-    enumeration, not the verifier, takes a step's coin for the next one's: 0.0049, as docs/decisions/009 says."""
+    """Each step of this one is exact; only two of them in a row are not. By how much follows from
+    the sound verifier, where the enumeration, not the verifier, takes a step's coin for the next
+    one's: 0.0049, as docs/decisions/009 says."""
     [found] = failures(run_bank(broken.KeyedByPosition()))
     assert found.name == "two steps in a row"
     target, drafter = small_pair()
-    joint = interval_joint(VERIFIERS.load("block")().verify, target, drafter, 2, keyed_by_position, num_steps=2)
+    joint = interval_joint(
+        VERIFIERS.load("block")().verify, target, drafter, 2, keyed_by_position, num_steps=2
+    )
     reused = total_variation(joint, target.joint(3))
     assert found.total_variation == pytest.approx(reused, abs=1e-12)
     assert round(reused, 4) == 0.0049

@@ -1,8 +1,9 @@
-"""Every family's sampled text has the target's joint distribution: all outcomes of several real steps are enumerated.
+"""Every family's sampled text has the target's joint distribution: all outcomes of several real
+steps are enumerated.
 
-Passes, rejections and commits are the served model's own; two allowed tokens keep the outcomes few. The
-expected distribution is that of transformers' passes over whole texts. A state that still holds a rejected token, or lacks a
-kept one, gives the next token another distribution.
+Passes, rejections and commits are the served model's own; two allowed tokens keep the outcomes few.
+The expected distribution is that of transformers' passes over whole texts. A state that still holds
+a rejected token, or lacks a kept one, gives the next token another distribution.
 """
 
 from __future__ import annotations
@@ -27,10 +28,19 @@ from tests.enumeration.intervals import IntervalRandomness, keyed_by_step, next_
 from tests.oracle import Joint, Path, total_variation
 from tests.unit.runtime import families
 
-PROMPT, ALLOWED = (5, 9, 17, 4), (11, 40)
-GAMMA, HORIZON = 2, 4
+PROMPT = (5, 9, 17, 4)
+ALLOWED = (11, 40)
+GAMMA = 2
+HORIZON = 4
 TOLERANCE = 1e-4  # of fp32 logits whose sums have another order
-ALWAYS = {*own_cache_families.ONE_OF_EACH_KIND, "llama", "gemma3n_text", "gpt_oss", "deepseek_v2", "mixtral"}
+ALWAYS = {
+    *own_cache_families.ONE_OF_EACH_KIND,
+    "llama",
+    "gemma3n_text",
+    "gpt_oss",
+    "deepseek_v2",
+    "mixtral",
+}
 OURS = (*families.FAMILIES, *families.NOT_LOWERED)
 EACH = [
     pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly)
@@ -72,7 +82,8 @@ def distributions(logits: Tensor) -> Tensor:
 @torch.inference_mode()
 def expected(family: str) -> Joint:
     """The joint distribution of the next tokens, from transformers' passes over whole texts."""
-    module, joint = made(family), {(): 1.0}
+    module = made(family)
+    joint = {(): 1.0}
 
     def behind(texts: Tensor) -> Tensor:
         if family in ASKED_BY_GENERATING:
@@ -85,8 +96,9 @@ def expected(family: str) -> Joint:
         found = distributions(behind(texts))
         joint = {
             (*path, index): joint[path] * float(found[row, index])
-            for row, path in enumerate(paths) for index in range(len(ALLOWED))
-        }  # fmt: skip
+            for row, path in enumerate(paths)
+            for index in range(len(ALLOWED))
+        }
     return joint
 
 
@@ -102,11 +114,14 @@ def walk(lm: Any, rng: IntervalRandomness) -> Path:
         lm.kv.swap_remove(0)
     lm.kv.add_row()
     lm.catch_up([list(PROMPT)])
-    verifier, path, pending = VERIFIERS.load("block")(), (), PROMPT[-1]
+    verifier = VERIFIERS.load("block")()
+    path = ()
+    pending = PROMPT[-1]
     while len(path) < HORIZON:
         draft = drafted(path)
         logits = lm.forward(torch.tensor([[pending, *(ALLOWED[index] for index in draft)]])).logits
-        start, chain = torch.tensor([len(path)]), Draft(torch.tensor([draft]), torch.tensor([GAMMA]))
+        start = torch.tensor([len(path)])
+        chain = Draft(torch.tensor([draft]), torch.tensor([GAMMA]))
         verdict = verifier.verify(chain, distributions(logits), rng, start)
         kept = int(verdict.num_accepted)
         lm.kv.keep(0, range(kept + 1))

@@ -1,13 +1,15 @@
 """One suite for every drafter: each registered one gets all of these tests, under every verifier.
 
-A drafter may guess badly but must not show: greedy text is plain decoding's text, a step leaves nothing behind, a row
-does not notice its neighbours, and the counters add up. Drafters that take a model are tried with four: a copy of the
-target (everything accepted), a slightly disturbed one, a random model of another shape (nearly nothing accepted), and
-the disturbed one with a shorter context and a wider, padded vocabulary.
+A drafter may guess badly but must not show: greedy text is plain decoding's text, a step leaves
+nothing behind, a row does not notice its neighbours, and the counters add up. Drafters that take a
+model are tried with four: a copy of the target (everything accepted), a slightly disturbed one, a
+random model of another shape (nearly nothing accepted), and the disturbed one with a shorter
+context and a wider, padded vocabulary.
 
-Pairs of drafter and verifier: the thorough drafters (none, a look-up, a draft model) meet every lossless verifier, every
-other drafter the default one, or shared noise where it learns. Under shared noise every drafter has a test of its own. Each
-meets lengths that change, and the thorough ones also drafts of one, a few and many tokens.
+Pairs of drafter and verifier: the thorough drafters (none, a look-up, a draft model) meet every
+lossless verifier, every other drafter the default one, or shared noise where it learns. Under
+shared noise every drafter has a test of its own. Each meets lengths that change, and the thorough
+ones also drafts of one, a few and many tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ from tests.helpers import (
 )
 
 DRAFTS = ("copy", "near", "stranger", "narrow")
-THOROUGH = ("none", "draft-model", "ngram")  # tried with every draft and every verifier; their relatives with the telling ones
+# tried with every draft and every verifier; their relatives with the telling ones
+THOROUGH = ("none", "draft-model", "ngram")
 TELLING_DRAFT = "near"  # accepts and rejects: with this one every verifier is tried
 # Settings without which a drafter refuses to be built: given to it in every case.
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -61,29 +64,55 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-# Settings that change what is drafted; every drafter is also tried without any. HEADS_AT stands for the folder with the heads.
+# Settings that change what is drafted; every drafter is also tried without any. HEADS_AT stands for
+# the folder with the heads.
 HEADS_AT = "{heads}"
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "block": [{"tree": "best-first", "min_gain": 0.0}, {"head": f"{HEADS_AT}/jetspec", "tree": "2x2x1"},
-              {"stop": "confidence", "stop_below": 0.2},
-              {"head": f"{HEADS_AT}/dflash2"}, {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"}],
+    "block": [
+        {"tree": "best-first", "min_gain": 0.0},
+        {"head": f"{HEADS_AT}/jetspec", "tree": "2x2x1"},
+        {"stop": "confidence", "stop_below": 0.2},
+        {"head": f"{HEADS_AT}/dflash2"},
+        {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"},
+    ],
     "composite": [
-        {"parts": "ngram,suffix"}, {"parts": "ngram,draft-model", "mode": "best"},
+        {"parts": "ngram,suffix"},
+        {"parts": "ngram,draft-model", "mode": "best"},
         {"parts": "quantised,recycling", "options": "quantised.bits=8"},
         {"parts": "suffix,eagle3", "options": f"eagle3.head={HEADS_AT}/eagle3"},
         {"parts": "block,ngram", "options": f"block.head={HEADS_AT}/block"},
         {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={HEADS_AT}/medusa"},
-        {"parts": "ngram,prediction"}, {"parts": "draft-model,prediction", "mode": "best"},
+        {"parts": "ngram,prediction"},
+        {"parts": "draft-model,prediction", "mode": "best"},
     ],
-    "draft-model": [{"tree": "2x2x1"}, {"tree": "best-first"}, {"tree": "sequoia"}, {"tree": "parallel:2"},
-                    {"stop": "entropy", "stop_below": 0.2}, {"stop": "product", "stop_below": 0.1},
-                    {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{HEADS_AT}/acceptance"}],
+    "draft-model": [
+        {"tree": "2x2x1"},
+        {"tree": "best-first"},
+        {"tree": "sequoia"},
+        {"tree": "parallel:2"},
+        {"stop": "entropy", "stop_below": 0.2},
+        {"stop": "product", "stop_below": 0.1},
+        {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{HEADS_AT}/acceptance"},
+    ],
     "eagle": [{"tree": "best-first", "min_gain": 0.0}],
-    "eagle3": [{"tree": "2x2x1"}, {"tree": "best-first", "min_gain": 0.0}, {"tree": "parallel:2"},
-               {"stop": "product", "stop_below": 0.1}],
-    "medusa": [{"tree": "medusa"}, {"tree": "best-first"}, {"tree": "2x2x1"}, {"tree": "parallel:2"},
-               {"stop": "product", "stop_below": 0.01}],
-    "mtp": [{"tree": "2x2x1"}, {"tree": "best-first", "min_gain": 0.0}, {"stop": "product", "stop_below": 0.1}],
+    "eagle3": [
+        {"tree": "2x2x1"},
+        {"tree": "best-first", "min_gain": 0.0},
+        {"tree": "parallel:2"},
+        {"stop": "product", "stop_below": 0.1},
+    ],
+    "medusa": [
+        {"tree": "medusa"},
+        {"tree": "best-first"},
+        {"tree": "2x2x1"},
+        {"tree": "parallel:2"},
+        {"stop": "product", "stop_below": 0.01},
+    ],
+    "mtp": [
+        {"tree": "2x2x1"},
+        {"tree": "best-first", "min_gain": 0.0},
+        {"stop": "product", "stop_below": 0.1},
+    ],
     "lookahead": [{"ngram": 4, "window": 2, "guesses": 1}],
     "ngram-cache": [{"branches": 1}],
     "recycling": [{"top_k": 1}],
@@ -126,15 +155,18 @@ ACCEPTANCE_HIDDEN = AcceptanceConfig().hidden_size  # layers of this width gain 
 
 
 class ChangingLength(FixedLength):
-    """Draft lengths that change from step to step, and in the last step of each turn from row to row."""
+    """Draft lengths that change from step to step, and in the last step of each turn from row to
+    row."""
 
     def __init__(self, *lengths: int) -> None:
         super().__init__(max(lengths))
-        self._lengths, self._step = lengths, -1
+        self._lengths = lengths
+        self._step = -1
 
     def choose(self, rows: Rows) -> list[int]:
         self._step += 1
-        lengths, turn = self._lengths, self._step % (len(self._lengths) + 1)
+        lengths = self._lengths
+        turn = self._step % (len(self._lengths) + 1)
         ragged = [lengths[(self._step + index) % len(lengths)] for index in range(len(rows))]
         wanted = ragged if turn == len(lengths) else [lengths[turn]] * len(rows)
         return [row.clamp_draft(length) for row, length in zip(rows, wanted, strict=True)]
@@ -149,25 +181,35 @@ class Bench:
     runtime: str = "eager"
     built: dict[tuple[str | None, int, bool], Built] = field(default_factory=dict)
     plain_rows: dict[tuple[int, str, str], Row] = field(default_factory=dict)
-    predictions: list[list[int]] = field(default_factory=list)  # by prompt: what every row carries, whoever drafts
+    # by prompt: what every row carries, whoever drafts
+    predictions: list[list[int]] = field(default_factory=list)
     in_use: list[Decoder] = field(default_factory=list)  # of the present test
 
     def models(self, draft: str | None, copy: int = 0, *, module: bool = False) -> Built:
-        """The target and this draft, loaded once per copy; with the target's own module where the drafter wants it."""
+        """The target and this draft, loaded once per copy; with the target's own module where the
+        drafter wants it."""
         if (draft, copy, module) not in self.built:
             name = "draft-model" if draft else "early-exit" if module else "none"
             path = None if draft is None else str(self.root / draft)
             options = Options(
-                target=str(self.root / "target"), dtype="float32", device=self.device, runtime=self.runtime, threads=1,
-                drafter=name, draft=path,
-            )  # fmt: skip
+                target=str(self.root / "target"),
+                dtype="float32",
+                device=self.device,
+                runtime=self.runtime,
+                threads=1,
+                drafter=name,
+                draft=path,
+            )
             options, parts = choose(options)
-            any_head = (DRAFTERS.load("medusa"), str(self.root / "heads" / "medusa"))  # for its sake the target's tables are kept
+            # for its sake the target's tables are kept
+            any_head = (DRAFTERS.load("medusa"), str(self.root / "heads" / "medusa"))
             needs = replace(Needs.of(parts), heads=(any_head,))
             self.built[draft, copy, module] = assemble(load_models(options, needs), parts)
         return self.built[draft, copy, module]
 
-    def decoder(self, case: Case, verifier: str = "auto", gamma: int | FixedLength = 4, copy: int = 0) -> Decoder:
+    def decoder(
+        self, case: Case, verifier: str = "auto", gamma: int | FixedLength = 4, copy: int = 0
+    ) -> Decoder:
         """A decoder without rows; `gamma` is a draft length, or what chooses it.
 
         Decoders of one draft share caches: empty one before using the next."""
@@ -176,7 +218,9 @@ class Bench:
         built = self.models(draft, copy, module=drafter_class.requirements(settings).module)
         head = {"head": str(self.root / "heads" / drafter)} if drafter_class.requires.head else {}
         control = FixedLength(gamma) if isinstance(gamma, int) else gamma
-        parts = choose_parts(drafter, {**self.settings_at(case), **head}, verifier, {}, control.gamma, lossy=False)
+        parts = choose_parts(
+            drafter, {**self.settings_at(case), **head}, verifier, {}, control.gamma, lossy=False
+        )
         drafter_made = parts.make_drafter(built.target, built.draft)
         self.in_use.append(Decoder(built.target.lm, drafter_made, parts.make_verifier(), control))
         return self.in_use[-1]
@@ -185,26 +229,37 @@ class Bench:
         """The settings of a case, with the folders of this run."""
         heads = str(self.root / "heads")
         found = settings_of(case)
-        return {name: value.replace(HEADS_AT, heads) if isinstance(value, str) else value for name, value in found.items()}
+        return {
+            name: value.replace(HEADS_AT, heads) if isinstance(value, str) else value
+            for name, value in found.items()
+        }
 
     def prompt(self, number: int) -> list[int]:
         return self.models(None).target.tokenizer(PROMPTS[number % len(PROMPTS)])["input_ids"]
 
     def row(self, number: int, params: SamplingParams, *, text: bool = False) -> Row:
         tokenizer = self.models(None).target.tokenizer if text else None
-        row = make_row(self.prompt(number), params, seed=100 + number, number=number, tokenizer=tokenizer)
+        row = make_row(
+            self.prompt(number), params, seed=100 + number, number=number, tokenizer=tokenizer
+        )
         row.prediction = self.predictions[number % len(PROMPTS)] if self.predictions else None
         return row
 
     def predict(self) -> None:
-        """The greedy texts with an edit of every kind: a token replaced, two left out, three put in, and no end."""
+        """The greedy texts with an edit of every kind: a token replaced, two left out, three put
+        in, and no end."""
         params = SamplingParams(max_tokens=60)
-        texts = [self.alone(self.decoder(PLAIN), number, params).output for number in range(len(PROMPTS))]
+        texts = [
+            self.alone(self.decoder(PLAIN), number, params).output for number in range(len(PROMPTS))
+        ]
         self.predictions = [
-            [*text[:7], text[7] % 256 + 1, *text[8:15], *text[17:24], 65, 66, 67, *text[24:]] for text in texts
+            [*text[:7], text[7] % 256 + 1, *text[8:15], *text[17:24], 65, 66, 67, *text[24:]]
+            for text in texts
         ]
 
-    def alone(self, decoder: Decoder, number: int, params: SamplingParams, *, text: bool = False) -> Row:
+    def alone(
+        self, decoder: Decoder, number: int, params: SamplingParams, *, text: bool = False
+    ) -> Row:
         """One row, decoded with nobody beside it."""
         decoder.add(self.row(number, params, text=text))
         return run_to_end(decoder)[0]
@@ -213,7 +268,9 @@ class Bench:
         """Decoding without a drafter."""
         key = (number, repr(params), verifier)
         if key not in self.plain_rows:
-            self.plain_rows[key] = self.alone(self.decoder(PLAIN, verifier), number, params, text=True)
+            self.plain_rows[key] = self.alone(
+                self.decoder(PLAIN, verifier), number, params, text=True
+            )
         return self.plain_rows[key]
 
 
@@ -222,7 +279,9 @@ def save_models(root: Path) -> None:
     tokenizer = byte_tokenizer()
     target = tiny_llama(257, sharpness=2.0)
     near = disturbed(target, 0.05)
-    stranger = tiny_llama(257, seed=9, sharpness=3.0, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
+    stranger = tiny_llama(
+        257, seed=9, sharpness=3.0, hidden_size=32, num_attention_heads=2, num_key_value_heads=1
+    )
     narrow = widened(disturbed(target, 0.05, seed=2), 320)
     narrow.config.max_position_embeddings = 40
     for name, model in (
@@ -237,11 +296,17 @@ def save_models(root: Path) -> None:
         write(target, root / "heads" / name)
 
 
-RUNTIMES = ("eager",) if library.why_missing() else ("native", pytest.param("eager", marks=pytest.mark.nightly))
+RUNTIMES = (
+    ("eager",)
+    if library.why_missing()
+    else ("native", pytest.param("eager", marks=pytest.mark.nightly))
+)
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def bench(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Bench]:
     """The models on the runtime that CPUs have, and by night on torch's modules."""
     root = tmp_path_factory.mktemp("models")
     save_models(root)
@@ -268,7 +333,13 @@ def variant_of(case: Case) -> dict[str, Any]:
 
 def name_of(case: Case) -> str:
     name, draft, _ = case
-    return "-".join([name, *([draft] if draft else []), *(f"{key}={value}" for key, value in variant_of(case).items())])
+    return "-".join(
+        [
+            name,
+            *([draft] if draft else []),
+            *(f"{key}={value}" for key, value in variant_of(case).items()),
+        ]
+    )
 
 
 def draws_trees(case: Case) -> bool:
@@ -283,9 +354,14 @@ def is_thorough(case: Case) -> bool:
 def verifiers_for(case: Case) -> list[str]:
     """Lossless ones that take this drafter's drafts: all of them, or the default one.
 
-    What learns is tried with shared noise, under which its text is one: by another rule hardly anything could be asserted."""
+    What learns is tried with shared noise, under which its text is one: by another rule hardly
+    anything could be asserted."""
     if is_thorough(case):
-        return [name for name in LOSSLESS if VERIFIERS.load(name).shape == "tree" or not draws_trees(case)]
+        return [
+            name
+            for name in LOSSLESS
+            if VERIFIERS.load(name).shape == "tree" or not draws_trees(case)
+        ]
     return ["gumbel" if learns(case) else "traversal" if draws_trees(case) else "block"]
 
 
@@ -295,7 +371,9 @@ def learns(case: Case) -> bool:
 
 PAIRS = [(case, verifier) for case in CASES for verifier in verifiers_for(case)]
 every_drafter = pytest.mark.parametrize("case", CASES, ids=map(name_of, CASES))
-every_pair = pytest.mark.parametrize(("case", "verifier"), PAIRS, ids=[f"{name_of(c)}-{v}" for c, v in PAIRS])
+every_pair = pytest.mark.parametrize(
+    ("case", "verifier"), PAIRS, ids=[f"{name_of(c)}-{v}" for c, v in PAIRS]
+)
 GREEDY_PAIRS = [(case, "auto") for case in CASES]
 GREEDY_PAIRS += [(case, verifier) for case, verifier in PAIRS if is_thorough(case)]
 
@@ -307,11 +385,16 @@ GREEDY = (
 )
 
 
-@pytest.mark.parametrize(("case", "verifier"), GREEDY_PAIRS, ids=[f"{name_of(c)}-{v}" for c, v in GREEDY_PAIRS])
+@pytest.mark.parametrize(
+    ("case", "verifier"), GREEDY_PAIRS, ids=[f"{name_of(c)}-{v}" for c, v in GREEDY_PAIRS]
+)
 def test_greedy_text_is_plain_text(bench: Bench, case: Case, verifier: str) -> None:
-    """Catches a verifier that accepts too much, a cache that keeps a rejected token, a pass whose bits depend on its width."""
+    """Catches a verifier that accepts too much, a cache that keeps a rejected token, a pass whose
+    bits depend on its width."""
     expected = [bench.plain(number, params).output for number, params in enumerate(GREEDY)]
-    for gamma in (1, 4, 7) if is_thorough(case) and verifier == "auto" else (ChangingLength(1, 4, 7),):
+    for gamma in (
+        (1, 4, 7) if is_thorough(case) and verifier == "auto" else (ChangingLength(1, 4, 7),)
+    ):
         decoder = bench.decoder(case, verifier, gamma)
         for number, params in enumerate(GREEDY):
             decoder.add(bench.row(number, params))
@@ -326,14 +409,17 @@ GOOD = [case for case in CASES if case[1] in ("copy", "near") or case[0] in ("pr
 
 @pytest.mark.parametrize("case", GOOD, ids=map(name_of, GOOD))
 def test_good_drafts_are_used(bench: Bench, case: Case) -> None:
-    """Catches the bug no losslessness test sees: drafts that are made, paid for, and rejected for no reason."""
+    """Catches the bug no losslessness test sees: drafts that are made, paid for, and rejected for
+    no reason."""
     params = SamplingParams(max_tokens=60)
     row = bench.alone(bench.decoder(case), 2, params)
     drafter, draft, _ = case
     if draft == "copy" and not draws_trees(case):
         assert row.stats.accepted == row.stats.tested == row.stats.drafted
         assert row.stats.tau == pytest.approx(5, rel=0.1)
-    elif draft in ("copy", "near") and settings_of(case).get("mode") != "best":  # which may find that drafting does not pay
+    elif (
+        draft in ("copy", "near") and settings_of(case).get("mode") != "best"
+    ):  # which may find that drafting does not pay
         assert row.stats.accepted > row.stats.steps / 2
     elif drafter == "prediction":
         assert row.stats.steps < 60 / 2
@@ -343,14 +429,21 @@ def test_good_drafts_are_used(bench: Bench, case: Case) -> None:
 
 
 @every_drafter
-def test_who_runs_modules_of_torch_says_so(bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_runs_modules_of_torch_says_so(
+    bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a target on the native runtime the others leave torch a single thread."""
-    decoder, here, ran = bench.decoder(case), threading.get_ident(), False
+    decoder = bench.decoder(case)
+    here = threading.get_ident()
+    ran = False
     propose = decoder.drafter.propose
 
     def watch(module: nn.Module, _: Any) -> None:
         nonlocal ran
-        if isinstance(module, nn.Linear | PackedLinear | QuantisedLinear) and threading.get_ident() == here:
+        if (
+            isinstance(module, nn.Linear | PackedLinear | QuantisedLinear)
+            and threading.get_ident() == here
+        ):
             ran |= module.in_features * module.out_features > ACCEPTANCE_HIDDEN**2
 
     def watched(rows: Rows, gamma: list[int]) -> Draft:
@@ -374,14 +467,20 @@ MIXED = (
 
 @every_pair
 def test_a_row_does_not_notice_its_neighbours(bench: Bench, case: Case, verifier: str) -> None:
-    """Catches random numbers, penalties, caches or draft state that follow the batch index instead of the row.
+    """Catches random numbers, penalties, caches or draft state that follow the batch index instead
+    of the row.
 
-    Rows of every kind join at different steps, end at different steps, and one is taken out in the middle. Greedy ones, and
-    all under shared noise, have the text of plain decoding; and every counter adds up.
+    Rows of every kind join at different steps, end at different steps, and one is taken out in the
+    middle. Greedy ones, and all under shared noise, have the text of plain decoding; and every
+    counter adds up.
     """
     decoder = bench.decoder(case, verifier)
     has_one_text = [params.is_greedy or verifier == "gumbel" for params in MIXED]
-    sampled = [] if learns(case) else [number for number, params in enumerate(MIXED) if not params.is_greedy]
+    sampled = (
+        []
+        if learns(case)
+        else [number for number, params in enumerate(MIXED) if not params.is_greedy]
+    )
     alone = {number: bench.alone(decoder, number, MIXED[number]) for number in sampled}
     expected = [
         bench.plain(number, params, verifier).output if one_text else alone[number].output
@@ -399,7 +498,11 @@ def test_a_row_does_not_notice_its_neighbours(bench: Bench, case: Case, verifier
         if not len(decoder.rows):
             break
         decoder.step()
-        done += [decoder.remove(i) for i in reversed(range(len(decoder.rows))) if decoder.rows[i].finish_reason]
+        done += [
+            decoder.remove(i)
+            for i in reversed(range(len(decoder.rows)))
+            if decoder.rows[i].finish_reason
+        ]
         assert decoder.target.kv.num_rows == len(decoder.rows)
     assert aborted is not None
     if has_one_text[2] or not learns(case):
@@ -407,7 +510,8 @@ def test_a_row_does_not_notice_its_neighbours(bench: Bench, case: Case, verifier
     assert len(done) == len(MIXED) - 1
     for row in done:
         check_stats(row)
-        if has_one_text[row.request] or not learns(case):  # what was learned from other rows may draft something else
+        # what was learned from other rows may draft something else
+        if has_one_text[row.request] or not learns(case):
             assert row.output == expected[row.request], row.request
         if row.request in alone and not learns(case):
             assert row.output == alone[row.request].output
@@ -415,14 +519,24 @@ def test_a_row_does_not_notice_its_neighbours(bench: Bench, case: Case, verifier
             assert row.stats.steps == alone[row.request].stats.steps
 
 
-COMMITS = [(case, steps) for case in CASES for steps in ((1, 2, 7) if is_thorough(case) else (2, 7))]
+COMMITS = [
+    (case, steps) for case in CASES for steps in ((1, 2, 7) if is_thorough(case) else (2, 7))
+]
 
 
-@pytest.mark.parametrize(("case", "steps"), COMMITS, ids=[f"{name_of(case)}-{steps}" for case, steps in COMMITS])
+@pytest.mark.parametrize(
+    ("case", "steps"), COMMITS, ids=[f"{name_of(case)}-{steps}" for case, steps in COMMITS]
+)
 def test_commit_is_total(bench: Bench, case: Case, steps: int) -> None:
-    """Catches anything a step leaves behind: every cache, and the drafter, must be as if started on the committed tokens."""
-    decoder, fresh = bench.decoder(case), bench.decoder(case, copy=1)
-    params = [SamplingParams(temperature=1.0, max_tokens=60), SamplingParams(max_tokens=60), MIXED[3]]
+    """Catches anything a step leaves behind: every cache, and the drafter, must be as if started on
+    the committed tokens."""
+    decoder = bench.decoder(case)
+    fresh = bench.decoder(case, copy=1)
+    params = [
+        SamplingParams(temperature=1.0, max_tokens=60),
+        SamplingParams(max_tokens=60),
+        MIXED[3],
+    ]
     for number, wanted in enumerate(params):
         decoder.add(bench.row(number, wanted))
     for _ in range(steps):
@@ -440,11 +554,14 @@ def test_commit_is_total(bench: Bench, case: Case, steps: int) -> None:
     ours = decoder.drafter.propose(decoder.rows, [4, 4, 4])
     theirs = fresh.drafter.propose(fresh.rows, [4, 4, 4])
     assert torch.equal(ours.lengths, theirs.lengths)
-    counts = torch.arange(ours.tokens.shape[1]) < ours.lengths[:, None]  # beyond is padding, which may be anything
+    # beyond is padding, which may be anything
+    counts = torch.arange(ours.tokens.shape[1]) < ours.lengths[:, None]
     assert torch.equal(ours.tokens[counts], theirs.tokens[counts])
     assert (ours.probs is None) == (theirs.probs is None)
     if ours.probs is not None:
-        torch.testing.assert_close(ours.probs[:, :-1][counts], theirs.probs[:, :-1][counts], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours.probs[:, :-1][counts], theirs.probs[:, :-1][counts], rtol=0, atol=1e-5
+        )
     clear(decoder, fresh)
 
 
@@ -465,8 +582,10 @@ def rows_leave(bench: Bench) -> Iterator[None]:
 
 @pytest.mark.parametrize("draft", [draft for draft in DRAFTS])
 def test_draft_cache_is_that_of_the_committed_text(bench: Bench, draft: str) -> None:
-    """Catches a draft cache that still holds rejected tokens, or lacks the last one after a full acceptance, at any step."""
-    decoder, fresh = bench.decoder(("draft-model", draft, 0)), bench.models(draft, copy=1).draft.lm
+    """Catches a draft cache that still holds rejected tokens, or lacks the last one after a full
+    acceptance, at any step."""
+    decoder = bench.decoder(("draft-model", draft, 0))
+    fresh = bench.models(draft, copy=1).draft.lm
     for number in range(3):
         decoder.add(bench.row(number, SamplingParams(temperature=1.0, max_tokens=40)))
     while not any(row.finish_reason for row in decoder.rows):
@@ -477,7 +596,11 @@ def test_draft_cache_is_that_of_the_committed_text(bench: Bench, draft: str) -> 
         assert all(length < len(tokens) for length, tokens in zip(kv.lengths, texts, strict=True))
         for _ in texts:
             fresh.kv.add_row()
-        same_contents(decoder.drafter.lm, fresh, [tokens[: n + 1] for tokens, n in zip(texts, kv.lengths, strict=True)])
+        same_contents(
+            decoder.drafter.lm,
+            fresh,
+            [tokens[: n + 1] for tokens, n in zip(texts, kv.lengths, strict=True)],
+        )
         for _ in texts:
             fresh.kv.swap_remove(0)
     while len(decoder.rows):
@@ -486,20 +609,27 @@ def test_draft_cache_is_that_of_the_committed_text(bench: Bench, draft: str) -> 
 
 @torch.inference_mode()
 def same_contents(used: LM, fresh: LM, texts: list[list[int]]) -> None:
-    """The used cache holds what the empty rows of `fresh` hold after being fed the texts (all but each last token)."""
+    """The used cache holds what the empty rows of `fresh` hold after being fed the texts (all but
+    each last token)."""
     fresh.catch_up(texts)
     assert used.kv.lengths == fresh.kv.lengths
-    for ours, theirs in zip((*used.kv.keys, *used.kv.values), (*fresh.kv.keys, *fresh.kv.values), strict=True):
+    for ours, theirs in zip(
+        (*used.kv.keys, *used.kv.values), (*fresh.kv.keys, *fresh.kv.values), strict=True
+    ):
         for row, length in enumerate(used.kv.lengths):
-            torch.testing.assert_close(ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4
+            )
 
 
 def check_stats(row: Row) -> None:
     """Every token is accounted for once."""
-    stats, kinds = row.stats, row.origins
+    stats = row.stats
+    kinds = row.origins
     assert stats.emitted == len(row.output) == len(kinds)
     assert stats.accepted == kinds.count("accepted") == sum(stats.accepted_per_position)
-    cut = kinds[-1] == "accepted"  # the text ended inside an accepted block: that step added no token of its own
+    # the text ended inside an accepted block: that step added no token of its own
+    cut = kinds[-1] == "accepted"
     assert stats.steps == len(kinds) - kinds.count("accepted") + cut
     assert stats.emitted == stats.accepted + stats.steps - cut
     assert stats.tested == stats.accepted + kinds.count("correction")
@@ -512,22 +642,30 @@ def check_stats(row: Row) -> None:
 
 @every_drafter
 def test_limits_inside_an_accepted_block(bench: Bench, case: Case) -> None:
-    """Catches overshoot: tokens, text, counters or cache entries beyond an end that falls inside an accepted block.
+    """Catches overshoot: tokens, text, counters or cache entries beyond an end that falls inside an
+    accepted block.
 
-    The text's end is put at each of the first tokens in turn: as a limit, as a stop token, as a stop string. The rows share a
-    batch, and each leaves it as it ends.
+    The text's end is put at each of the first tokens in turn: as a limit, as a stop token, as a
+    stop string. The rows share a batch, and each leaves it as it ends.
     """
-    number, decoder = 2, bench.decoder(case, gamma=5)
+    number = 2
+    decoder = bench.decoder(case, gamma=5)
     whole = SamplingParams(max_tokens=16)
     plain = bench.plain(number, whole)
     if learns(case):
         bench.alone(decoder, number, whole)  # else there is nothing yet to draft from
-    last_origins, kinds = set(), {}
+    last_origins = set()
+    kinds = {}
     ends = range(1, 9)
     for kind, all_params in {
         "limit": [SamplingParams(max_tokens=end) for end in ends],
-        "token": [SamplingParams(max_tokens=16, stop_token_ids=[plain.output[end]]) for end in ends],
-        "string": [SamplingParams(max_tokens=16, stop=[plain.text[end - 1 : end + 2] or "never"]) for end in ends],
+        "token": [
+            SamplingParams(max_tokens=16, stop_token_ids=[plain.output[end]]) for end in ends
+        ],
+        "string": [
+            SamplingParams(max_tokens=16, stop=[plain.text[end - 1 : end + 2] or "never"])
+            for end in ends
+        ],
     }.items():
         for params in all_params:
             row = bench.row(number, params, text=True)
@@ -545,12 +683,19 @@ def test_limits_inside_an_accepted_block(bench: Bench, case: Case) -> None:
         check_end(row, kinds[id(row)], plain, bench.plain(number, row.params))
         last_origins.add(row.origins[-1])
     if case[1] == "copy":
-        assert "accepted" in last_origins, "no end fell inside an accepted block: the test tests nothing"
+        assert "accepted" in last_origins, (
+            "no end fell inside an accepted block: the test tests nothing"
+        )
 
 
 def check_end(row: Row, kind: str, whole: Row, expected: Row) -> None:
-    """A row that ended by a limit, a stop token or a stop string, beside plain decoding without that end and with it."""
-    assert (row.output, row.text, row.finish_reason) == (expected.output, expected.text, expected.finish_reason)
+    """A row that ended by a limit, a stop token or a stop string, beside plain decoding without
+    that end and with it."""
+    assert (row.output, row.text, row.finish_reason) == (
+        expected.output,
+        expected.text,
+        expected.finish_reason,
+    )
     assert "".join(row.pieces) == row.text
     assert len(row.pieces) == len(row.output)
     check_stats(row)
@@ -570,11 +715,14 @@ NOISY = (SamplingParams(temperature=1.0, max_tokens=24), MIXED[2], MIXED[3])
 
 @every_drafter
 def test_shared_noise_gives_one_text(bench: Bench, case: Case) -> None:
-    """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, for every drafter and length."""
+    """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, for
+    every drafter and length."""
     asked = [(number, NOISY[number // 2]) for number in range(2 * len(NOISY))]
     expected = [bench.plain(number, params, "gumbel").output for number, params in asked]
     assert expected[0] != bench.plain(0, SamplingParams(max_tokens=24)).output
-    for gamma in (ChangingLength(1, 3, 6), 2, 5) if is_thorough(case) else (ChangingLength(1, 3, 6),):
+    for gamma in (
+        (ChangingLength(1, 3, 6), 2, 5) if is_thorough(case) else (ChangingLength(1, 3, 6),)
+    ):
         decoder = bench.decoder(case, "gumbel", gamma)
         for number, params in asked:
             decoder.add(bench.row(number, params))

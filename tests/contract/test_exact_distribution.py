@@ -1,9 +1,9 @@
-"""Every verifier emits exactly the target's joint distribution: verifier x kind of draft x filter, without random
-numbers.
+"""Every verifier emits exactly the target's joint distribution: verifier x kind of draft x filter,
+without random numbers.
 
-The oracle (tests/oracle.py) enumerates all outcomes of the real verifier on the real `distribution`,
-penalties applied per draft path. A bound of 1e-12 leaves room for rounding only. A new verifier enters by
-its line in the registry.
+The oracle (tests/oracle.py) enumerates all outcomes of the real verifier on the real
+`distribution`, penalties applied per draft path. A bound of 1e-12 leaves room for rounding only. A
+new verifier enters by its line in the registry.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ FILTERS = {
         temperature=0.8, top_k=2, top_p=0.9, min_p=0.05, repetition_penalty=1.3, logit_bias={1: 0.5}
     ),
     "greedy": SamplingParams(),
-    "greedy_penalties": SamplingParams(repetition_penalty=3.0, presence_penalty=1.5, frequency_penalty=1.5),
+    "greedy_penalties": SamplingParams(
+        repetition_penalty=3.0, presence_penalty=1.5, frequency_penalty=1.5
+    ),
 }
 
 
 def stop_after_unlikely(drafter: oracle.TableModel) -> oracle.Stop:
-    """Stop AFTER keeping a token whose q was low: depends on drafted tokens and q only, so it must be
-    harmless.
+    """Stop AFTER keeping a token whose q was low: depends on drafted tokens and q only, so it must
+    be harmless.
     """
     return lambda path: bool(path) and float(drafter.probs(path[:-1])[path[-1]]) < 0.4
 
@@ -52,7 +54,8 @@ def stop_before_uncertain(drafter: oracle.TableModel) -> oracle.Stop:
 
 
 def one_of_each_length(drafter: oracle.TableModel, gamma: int) -> oracle.Proposals:
-    """Deterministic drafts of 0 .. gamma tokens, several rows of one batch, some of them bad guesses."""
+    """Deterministic drafts of 0 .. gamma tokens, several rows of one batch, some of them bad
+    guesses."""
     paths = [tuple((n + i) % drafter.vocab_size for i in range(n)) for n in range(gamma + 1)]
     return oracle.fixed_drafts(paths, gamma)
 
@@ -61,8 +64,12 @@ DRAFTS = {
     "sampled": oracle.sampled_drafts,
     "greedy": oracle.greedy_draft,
     "mixed_lengths": one_of_each_length,
-    "mixed_kinds": lambda drafter, gamma: oracle.sampled_drafts(drafter, gamma, kinds="sds"[:gamma]),
-    "stop_after": lambda drafter, gamma: oracle.sampled_drafts(drafter, gamma, stop_after_unlikely(drafter)),
+    "mixed_kinds": lambda drafter, gamma: oracle.sampled_drafts(
+        drafter, gamma, kinds="sds"[:gamma]
+    ),
+    "stop_after": lambda drafter, gamma: oracle.sampled_drafts(
+        drafter, gamma, stop_after_unlikely(drafter)
+    ),
     "stop_before": lambda drafter, gamma: oracle.sampled_drafts(
         drafter, gamma, stop_before_uncertain(drafter)
     ),
@@ -94,8 +101,8 @@ lossless = pytest.mark.parametrize(
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_distribution_is_the_targets(verifier: str, drafts: str, filters: str) -> None:
-    """Any bias at all: wrong residual, wrong ratio, filters on one side only, padding looked at, stop rule
-    leaks.
+    """Any bias at all: wrong residual, wrong ratio, filters on one side only, padding looked at,
+    stop rule leaks.
     """
     target, drafter = pair(11, 3, 2, FILTERS[filters], FILTERS[filters])
     assert oracle.bias(verifier_named(verifier), target, DRAFTS[drafts](drafter, 2)) < EXACT
@@ -105,7 +112,8 @@ def test_distribution_is_the_targets(verifier: str, drafts: str, filters: str) -
 @pytest.mark.parametrize("drafts", ["sampled", "mixed_kinds", "stop_after"])
 @pytest.mark.parametrize("seed", range(3))
 def test_longer_drafts_and_foreign_distributions(verifier: str, drafts: str, seed: int) -> None:
-    """gamma = 3, V = 3, and a drafter with another distribution than the filtered target's (also q = 0 where p > 0)."""
+    """gamma = 3, V = 3, and a drafter with another distribution than the filtered target's (also q
+    = 0 where p > 0)."""
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["top_k"])
     assert oracle.bias(verifier_named(verifier), target, DRAFTS[drafts](drafter, 3)) < EXACT
 
@@ -127,16 +135,16 @@ def test_greedy_target_with_a_sampling_drafter(verifier: str, filters: str) -> N
 
 @lossless
 def test_drafter_that_equals_the_target(verifier: str) -> None:
-    """p = q: residual mass 0 everywhere; rejection rules must keep every token (the coupled one has its own
-    noise).
+    """p = q: residual mass 0 everywhere; rejection rules must keep every token (the coupled one has
+    its own noise).
     """
     target, _ = pair(3, 3, 3, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(target, 3)
     assert oracle.bias(verifier_named(verifier), target, proposals) < EXACT
     if verifier != "gumbel":
-        assert oracle.expected_accepted(verifier_named(verifier), target, proposals) == pytest.approx(
-            3, abs=1e-9
-        )
+        assert oracle.expected_accepted(
+            verifier_named(verifier), target, proposals
+        ) == pytest.approx(3, abs=1e-9)
 
 
 # ------------------------------------------------ how many tokens are accepted
@@ -153,14 +161,19 @@ def accepted_at_least(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_acceptance_identity_token_level(seed: int) -> None:
-    """P(first i accepted) = E prod sum_v min(p, q): catches accepting too rarely, which no losslessness
-    test can see.
+    """P(first i accepted) = E prod sum_v min(p, q): catches accepting too rarely, which no
+    losslessness test can see.
     """
     target, drafter = pair(seed, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(drafter, 2)
     kept = torch.minimum(target.probs(()), drafter.probs(()))
-    both = sum(float(kept[x] * torch.minimum(target.probs((x,)), drafter.probs((x,))).sum()) for x in range(3))
-    assert accepted_at_least("token", target, proposals, 1) == pytest.approx(float(kept.sum()), abs=EXACT)
+    both = sum(
+        float(kept[x] * torch.minimum(target.probs((x,)), drafter.probs((x,))).sum())
+        for x in range(3)
+    )
+    assert accepted_at_least("token", target, proposals, 1) == pytest.approx(
+        float(kept.sum()), abs=EXACT
+    )
     assert accepted_at_least("token", target, proposals, 2) == pytest.approx(both, abs=EXACT)
 
 
@@ -187,20 +200,32 @@ def test_block_accepts_what_the_paper_says_and_never_less_than_token(seed: int) 
     rho = path_weights(target.probs_along(proposals.paths, 3), proposals.draft)
     weights = torch.tensor(proposals.weights, dtype=torch.float64)
     block, token = (
-        oracle.expected_accepted(verifier_named(name), target, proposals) for name in ("block", "token")
+        oracle.expected_accepted(verifier_named(name), target, proposals)
+        for name in ("block", "token")
     )
     for num in (1, 2, 3):
         expected = float((weights * rho[:, num]).sum())
-        assert accepted_at_least("block", target, proposals, num) == pytest.approx(expected, abs=EXACT)
+        assert accepted_at_least("block", target, proposals, num) == pytest.approx(
+            expected, abs=EXACT
+        )
     assert block > token - EXACT
 
 
 def test_toy_of_the_block_verification_paper() -> None:
-    """p = (1/3, 2/3), q = (2/3, 1/3) at every position, gamma = 2: 10/9 accepted tokens become 11/9."""
+    """p = (1/3, 2/3), q = (2/3, 1/3) at every position, gamma = 2: 10/9 accepted tokens become
+    11/9."""
     params = SamplingParams(temperature=1.0)
-    paths: list[oracle.Path] = [(), *[(a,) for a in (0, 1)], *[(a, b) for a in (0, 1) for b in (0, 1)]]
-    p, q = (torch.tensor(probs, dtype=torch.float64).log() for probs in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
-    target, drafter = (oracle.TableModel(dict.fromkeys(paths, logits), params, [0]) for logits in (p, q))
+    paths: list[oracle.Path] = [
+        (),
+        *[(a,) for a in (0, 1)],
+        *[(a, b) for a in (0, 1) for b in (0, 1)],
+    ]
+    p, q = (
+        torch.tensor(probs, dtype=torch.float64).log() for probs in ([1 / 3, 2 / 3], [2 / 3, 1 / 3])
+    )
+    target, drafter = (
+        oracle.TableModel(dict.fromkeys(paths, logits), params, [0]) for logits in (p, q)
+    )
     proposals = oracle.sampled_drafts(drafter, 2)
     assert oracle.expected_accepted(verifier_named("token"), target, proposals) == pytest.approx(
         10 / 9, abs=EXACT
@@ -220,11 +245,13 @@ def keyed_by_step(purpose: Purpose, start: int, offset: int) -> tuple:
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_steps_in_a_row_with_keyed_numbers(verifier: str) -> None:
-    """Numbers met again by a later step would be conditioned by the earlier one; see test_mutations for the
-    bias.
+    """Numbers met again by a later step would be conditioned by the earlier one; see test_mutations
+    for the bias.
     """
     target, drafter = pair(2, 2, 2, FILTERS["plain"], FILTERS["plain"])
-    joint = oracle.interval_joint(verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2)
+    joint = oracle.interval_joint(
+        verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2
+    )
     assert oracle.total_variation(joint, target.joint(3)) < EXACT
 
 
@@ -242,8 +269,8 @@ class FixedNoise:
 
 
 def test_coupled_text_is_a_function_of_noise_and_target_only() -> None:
-    """For EVERY noise table over 3 levels and every draft (so also drafts chosen by looking at the noise)
-    one text.
+    """For EVERY noise table over 3 levels and every draft (so also drafts chosen by looking at the
+    noise) one text.
     """
     target, _ = pair(4, 2, 2, FILTERS["plain"], FILTERS["plain"])
     levels = torch.tensor([-1.0, 0.1, 1.3], dtype=torch.float64)
@@ -262,8 +289,12 @@ def decode_with_noise(
     text: oracle.Path = ()
     while len(text) < 3:
         drafted = guess[len(text) : 2]
-        draft = Draft(torch.tensor([drafted], dtype=torch.int64).view(1, -1), torch.tensor([len(drafted)]))
-        probs = torch.stack([target.probs(text + drafted[:n]) for n in range(len(drafted) + 1)])[None]
+        draft = Draft(
+            torch.tensor([drafted], dtype=torch.int64).view(1, -1), torch.tensor([len(drafted)])
+        )
+        probs = torch.stack([target.probs(text + drafted[:n]) for n in range(len(drafted) + 1)])[
+            None
+        ]
         verdict: Verdict = verify(draft, probs, rng, torch.tensor([len(text)]))
         text = (*text, *drafted[: int(verdict.num_accepted)], int(verdict.next_token))
     return text

@@ -1,9 +1,9 @@
-"""Drafts that come over the wire leave the target's distribution exactly as it is, over several steps in one tree, without random
-numbers.
+"""Drafts that come over the wire leave the target's distribution exactly as it is, over several
+steps in one tree, without random numbers.
 
-The oracle enumerates everything that is drawn: what a service draws for a prepared tree (through the messages and all checks),
-and every outcome of the real verifier in each of the following steps. Probabilities of four halvings are exact in fp32, so
-what remains is rounding in fp64.
+The oracle enumerates everything that is drawn: what a service draws for a prepared tree (through
+the messages and all checks), and every outcome of the real verifier in each of the following steps.
+Probabilities of four halvings are exact in fp32, so what remains is rounding in fp64.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
 
-V, HORIZON, EXACT = 3, 3, 1e-12
+V = 3
+HORIZON = 3
+EXACT = 1e-12
 PROMPT = [0, 2]
 Distribution = dict[int, float]
 DistributionOf = Callable[[oracle.Path], Distribution]
 
 
 def cut(path: oracle.Path) -> Distribution:
-    """A draft's distribution, cut to two of three tokens, so that the target may emit what the draft never does."""
+    """A draft's distribution, cut to two of three tokens, so that the target may emit what the
+    draft never does."""
     first = (2 * sum(path) + len(path)) % V
     return {first: 0.75, (first + 1) % V: 0.25}
 
@@ -43,14 +46,18 @@ def whole(path: oracle.Path) -> Distribution:
 
 # ---------------------------------------------------------------- a service whose draws are enumerated
 
-DRAW, PLACE = "draw", "place"
+DRAW = "draw"
+PLACE = "place"
 Plan = tuple[tuple[str, int], ...]  # (what, parent) of each node
 CHAIN: Plan = ((DRAW, -1), (DRAW, 0))
 OUTCOMES: Plan = (*CHAIN, (PLACE, -1), (DRAW, 2), (PLACE, 0), (DRAW, 4), (PLACE, 1), (DRAW, 6))
 
 
-def replies(base: oracle.Path, plan: Plan, distribution_of: DistributionOf) -> list[tuple[list[messages.Node], float]]:
-    """Every reply that a service can give which fills `plan` behind the text `base`, with its probability."""
+def replies(
+    base: oracle.Path, plan: Plan, distribution_of: DistributionOf
+) -> list[tuple[list[messages.Node], float]]:
+    """Every reply that a service can give which fills `plan` behind the text `base`, with its
+    probability."""
     found: list[tuple[list[messages.Node], list[oracle.Path], float]] = [([], [], 1.0)]
     for what, parent in plan:
         grown = []
@@ -58,23 +65,35 @@ def replies(base: oracle.Path, plan: Plan, distribution_of: DistributionOf) -> l
             above = base if parent < 0 else paths[parent]
             distribution = distribution_of(above)
             if what == DRAW:
-                wire = messages.Distribution(tokens=list(distribution), probs=list(distribution.values()))
+                wire = messages.Distribution(
+                    tokens=list(distribution), probs=list(distribution.values())
+                )
                 for token, prob in distribution.items():
                     node = messages.Node(parent=parent, token=token, drawn=True, distribution=wire)
                     grown.append(([*nodes, node], [*paths, (*above, token)], weight * prob))
             else:
                 taken = {node.token for node in nodes if node.parent == parent}
                 token = next(token for token in (*distribution, *range(V)) if token not in taken)
-                grown.append(([*nodes, messages.Node(parent=parent, token=token)], [*paths, (*above, token)], weight))
+                grown.append(
+                    (
+                        [*nodes, messages.Node(parent=parent, token=token)],
+                        [*paths, (*above, token)],
+                        weight,
+                    )
+                )
         found = grown
     return [(nodes, weight) for nodes, _, weight in found]
 
 
 def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> DraftTree:
     """The tree, with a reply that came over the wire."""
-    sent = messages.RowReply.FromString(messages.RowReply(base_length=base, nodes=nodes).SerializeToString())
+    sent = messages.RowReply.FromString(
+        messages.RowReply(base_length=base, nodes=nodes).SerializeToString()
+    )
     grafted = copy.deepcopy(tree)
-    grafted.add(sent.base_length, checked_nodes(sent.nodes, grafted.num_sent(base), V, with_probs=True))
+    grafted.add(
+        sent.base_length, checked_nodes(sent.nodes, grafted.num_sent(base), V, with_probs=True)
+    )
     return grafted
 
 
@@ -83,14 +102,18 @@ def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> Draf
 
 @dataclass(frozen=True)
 class Step:
-    """One step: the replies that have come before it, as (how many tokens were committed then, plan); nodes it may propose."""
+    """One step: the replies that have come before it, as (how many tokens were committed then,
+    plan); nodes it may propose."""
 
     max_nodes: int
     arrived: tuple[tuple[int | None, Plan], ...] = ()  # None: behind the text as it is now
 
 
 def distribution_of_steps(
-    verify: oracle.Verify, target: oracle.TableModel, distribution_of: DistributionOf, steps: Sequence[Step]
+    verify: oracle.Verify,
+    target: oracle.TableModel,
+    distribution_of: DistributionOf,
+    steps: Sequence[Step],
 ) -> oracle.Distribution:
     """The distribution of the first HORIZON tokens; what the steps leave open is the target's own."""
     found: oracle.Distribution = {}
@@ -103,13 +126,18 @@ def distribution_of_steps(
             found[text[:HORIZON]] = found.get(text[:HORIZON], 0.0) + weight
             continue
         for ready, share in arrivals(text, tree, distribution_of, steps[number].arrived):
-            for tokens, after, chance in outcomes(verify, target, text, ready, min(steps[number].max_nodes, HORIZON - len(text))):
+            for tokens, after, chance in outcomes(
+                verify, target, text, ready, min(steps[number].max_nodes, HORIZON - len(text))
+            ):
                 open_states.append(((*text, *tokens), after, weight * share * chance, number + 1))
     return oracle.continued(found, target, HORIZON)
 
 
 def arrivals(
-    text: oracle.Path, tree: DraftTree, distribution_of: DistributionOf, arrived: Sequence[tuple[int | None, Plan]]
+    text: oracle.Path,
+    tree: DraftTree,
+    distribution_of: DistributionOf,
+    arrived: Sequence[tuple[int | None, Plan]],
 ) -> list[tuple[DraftTree, float]]:
     """The tree after the replies, in every way they can be."""
     found = [(tree, 1.0)]
@@ -126,19 +154,28 @@ def arrivals(
 
 
 def outcomes(
-    verify: oracle.Verify, target: oracle.TableModel, text: oracle.Path, tree: DraftTree, max_nodes: int
+    verify: oracle.Verify,
+    target: oracle.TableModel,
+    text: oracle.Path,
+    tree: DraftTree,
+    max_nodes: int,
 ) -> list[tuple[oracle.Path, DraftTree, float]]:
-    """Every outcome of a step that proposes the tree's chain: tokens, the tree behind them, probability."""
+    """Every outcome of a step that proposes the tree's chain: tokens, the tree behind them,
+    probability."""
     nodes = tree.chain(max_nodes)
     path = tuple(node.token for node in nodes)
     draft = draft_of([nodes], V, torch.device("cpu"))
     if draft.probs is not None:
         draft.probs = draft.probs.double()
-    distributions = torch.stack([target.probs((*text, *path[:kept])) for kept in range(len(path) + 1)])[None]
+    distributions = torch.stack(
+        [target.probs((*text, *path[:kept])) for kept in range(len(path) + 1)]
+    )[None]
     proposals = oracle.Proposals([path], [1.0], draft if nodes else Draft.empty(1))
     ends = oracle.enumerate_step(verify, proposals, distributions)
     together: dict[oracle.Path, float] = {}
-    for tokens, chance in zip(oracle.emitted_tokens(ends, proposals), ends.weights.tolist(), strict=True):
+    for tokens, chance in zip(
+        oracle.emitted_tokens(ends, proposals), ends.weights.tolist(), strict=True
+    ):
         together[tokens] = together.get(tokens, 0.0) + chance
     found = []
     for tokens, chance in together.items():
@@ -150,7 +187,8 @@ def outcomes(
     return found
 
 
-NOW, FIRST = None, 0
+NOW = None
+FIRST = 0
 STEPS = {
     "one tree, walked": (Step(2, ((FIRST, OUTCOMES),)), Step(2), Step(2)),
     "one tree, token by token": (Step(1, ((FIRST, OUTCOMES),)), Step(1), Step(1)),
@@ -159,29 +197,45 @@ STEPS = {
     "later still": (Step(0), Step(0), Step(2, ((FIRST, OUTCOMES),))),
     "asked for in every step": (Step(1, ((FIRST, CHAIN),)), Step(2, ((NOW, CHAIN),))),
     "late, and drawn anew": (Step(0), Step(2, ((NOW, CHAIN), (FIRST, CHAIN)))),
-    "placed first, then drawn": (Step(1, ((FIRST, ((PLACE, -1), (DRAW, 0), (DRAW, -1))),)), Step(1)),
+    "placed first, then drawn": (
+        Step(1, ((FIRST, ((PLACE, -1), (DRAW, 0), (DRAW, -1))),)),
+        Step(1),
+    ),
 }
 QUICK = ("asked for in every step", "late, and drawn anew", "placed first, then drawn")
-CHAINS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless and not VERIFIERS.load(name).coupled]
+CHAINS = [
+    name
+    for name in VERIFIERS.names()
+    if VERIFIERS.load(name).lossless and not VERIFIERS.load(name).coupled
+]
 CASES = [
     *(pytest.param(cut, name, id=f"cut-{name}") for name in STEPS),
     *(  # half as many outcomes again in every draw: seconds each
-        pytest.param(whole, name, id=f"whole-{name}", marks=() if name in QUICK else pytest.mark.slow) for name in STEPS
+        pytest.param(
+            whole, name, id=f"whole-{name}", marks=() if name in QUICK else pytest.mark.slow
+        )
+        for name in STEPS
     ),
 ]
 
 
 def target_model(seed: int = 4) -> oracle.TableModel:
     generator = torch.Generator().manual_seed(seed)
-    return oracle.TableModel.random(generator, V, HORIZON + 1, SamplingParams(temperature=1.0), PROMPT)
+    return oracle.TableModel.random(
+        generator, V, HORIZON + 1, SamplingParams(temperature=1.0), PROMPT
+    )
 
 
 @pytest.mark.parametrize("verifier", CHAINS)
 @pytest.mark.parametrize(("distribution_of", "steps"), CASES)
-def test_distribution_is_the_targets(verifier: str, steps: str, distribution_of: DistributionOf) -> None:
+def test_distribution_is_the_targets(
+    verifier: str, steps: str, distribution_of: DistributionOf
+) -> None:
     """Any bias of grafting, re-rooting, choosing between draws, or of distributions on their way."""
     target = target_model()
-    distribution = distribution_of_steps(VERIFIERS.load(verifier)().verify, target, distribution_of, STEPS[steps])
+    distribution = distribution_of_steps(
+        VERIFIERS.load(verifier)().verify, target, distribution_of, STEPS[steps]
+    )
     assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
     assert oracle.total_variation(distribution, target.joint(HORIZON)) < EXACT
 
@@ -190,7 +244,9 @@ def biased(monkeypatch: pytest.MonkeyPatch, steps: str, name: str, wrong: object
     """Total variation with one method of the tree replaced."""
     monkeypatch.setattr(DraftTree, name, wrong)
     target = target_model()
-    distribution = distribution_of_steps(VERIFIERS.load("block")().verify, target, cut, STEPS[steps])
+    distribution = distribution_of_steps(
+        VERIFIERS.load("block")().verify, target, cut, STEPS[steps]
+    )
     return oracle.total_variation(distribution, target.joint(HORIZON))
 
 
@@ -206,7 +262,9 @@ def test_a_choice_between_draws_would_be_found(monkeypatch: pytest.MonkeyPatch) 
     assert biased(monkeypatch, "late, and drawn anew", "_drawn", larger) > 1e-3
 
 
-def test_a_distribution_that_was_not_drawn_from_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_that_was_not_drawn_from_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Mutation: the node keeps its token and gets another distribution."""
     drawn = DraftTree._drawn
 
@@ -216,12 +274,18 @@ def test_a_distribution_that_was_not_drawn_from_would_be_found(monkeypatch: pyte
     assert biased(monkeypatch, "one tree, walked", "_drawn", flat) > 1e-3
 
 
-def test_a_draw_taken_for_placed_for_its_value_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_taken_for_placed_for_its_value_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Mutation: a drawn node is proposed only where it is likely, which looks at its value."""
     chain = DraftTree.chain
 
     def likely(self, max_nodes):  # noqa: ANN001, ANN202
         nodes = chain(self, max_nodes)
-        return nodes[:1] if len(nodes) > 1 and nodes[1].distribution is not None and nodes[1].token == 0 else nodes
+        return (
+            nodes[:1]
+            if len(nodes) > 1 and nodes[1].distribution is not None and nodes[1].token == 0
+            else nodes
+        )
 
     assert biased(monkeypatch, "one tree, walked", "chain", likely) > 1e-3

@@ -1,9 +1,10 @@
-"""Known bugs, injected: the oracle must see every one of them, or its silence about our code means nothing.
+"""Known bugs, injected: the oracle must see every one of them, or its silence about our code means
+nothing.
 
-Rows marked BUG of the shared algorithms page, section 2, as far as they apply to chains, and bugs found in
-other engines (litgpt, DeepSpec, section 5). Each mutation states a floor for its total variation distance,
-the largest over a few random model pairs; our code stays below 1e-12 on the same pairs (test_exact_distribution.py),
-a gap of ten orders of magnitude.
+Rows marked BUG of the shared algorithms page, section 2, as far as they apply to chains, and bugs
+found in other engines (litgpt, DeepSpec, section 5). Each mutation states a floor for its total
+variation distance, the largest over a few random model pairs; our code stays below 1e-12 on the
+same pairs (test_exact_distribution.py), a gap of ten orders of magnitude.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from outrider.verifiers.base import chain_verdict
 from tests import oracle
 
 PLAIN = SamplingParams(temperature=1.0)
-GAMMA, VOCAB, SEEDS = 2, 3, range(4)
+GAMMA = 2
+VOCAB = 3
+SEEDS = range(4)
 
 
 def pair(
@@ -33,7 +36,8 @@ def pair(
 ) -> list[oracle.TableModel]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        oracle.TableModel.random(generator, VOCAB, GAMMA + 1, params, [0]) for params in (target, drafter)
+        oracle.TableModel.random(generator, VOCAB, GAMMA + 1, params, [0])
+        for params in (target, drafter)
     ]
 
 
@@ -49,7 +53,8 @@ def verifier_named(name: str) -> oracle.Verify:
 
 
 def drop_unlikely(drafter: oracle.TableModel) -> oracle.Proposals:
-    """BUG: a sampled token is withheld because ITS OWN q is low (the draw is seen before the decision)."""
+    """BUG: a sampled token is withheld because ITS OWN q is low (the draw is seen before the
+    decision)."""
     complete = oracle.sampled_drafts(drafter, GAMMA)
     shortened: dict[oracle.Path, float] = {}
     for path, weight in zip(complete.paths, complete.weights, strict=True):
@@ -70,7 +75,9 @@ def report_probs_of(proposals: oracle.Proposals, model: oracle.TableModel) -> or
 
 def top_k_draw_raw_q(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: tokens drawn from top-2 of q, ratio and residual use the unfiltered q."""
-    filtered = oracle.TableModel(drafter.logits, SamplingParams(temperature=1.0, top_k=2), drafter.prompt)
+    filtered = oracle.TableModel(
+        drafter.logits, SamplingParams(temperature=1.0, top_k=2), drafter.prompt
+    )
     return report_probs_of(oracle.sampled_drafts(filtered, GAMMA), drafter)
 
 
@@ -111,9 +118,12 @@ def test_drafting_bug_is_seen(
 def test_greedy_drafts_with_soft_q_look_faster() -> None:
     """Why that bug survives in the wild: it raises the acceptance it is judged by."""
     target, drafter = pair(0)
-    honest, wrong = oracle.greedy_draft(drafter, GAMMA), greedy_draft_soft_q(drafter)
+    honest = oracle.greedy_draft(drafter, GAMMA)
+    wrong = greedy_draft_soft_q(drafter)
     verify = verifier_named("token")
-    assert oracle.expected_accepted(verify, target, wrong) > oracle.expected_accepted(verify, target, honest)
+    assert oracle.expected_accepted(verify, target, wrong) > oracle.expected_accepted(
+        verify, target, honest
+    )
 
 
 # ------------------------------------------------ bugs of the verifying side
@@ -130,13 +140,19 @@ def token_rule(
     """The token-level rule with exchangeable parts."""
     accepted = rng.bernoulli(accept(target_probs, draft), Purpose.ACCEPT, positions)
     num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
-    token = rng.categorical(weights(target_probs, draft, num_accepted), Purpose.RESAMPLE, positions, 0)
+    token = rng.categorical(
+        weights(target_probs, draft, num_accepted), Purpose.RESAMPLE, positions, 0
+    )
     return chain_verdict(draft, num_accepted, token)
 
 
-def resample_from_target(draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+def resample_from_target(
+    draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+) -> Verdict:
     """BUG: the correction comes from p instead of the residual."""
-    return token_rule(draft, target_probs, rng, positions, weights=lambda p, d, n: p[torch.arange(len(n)), n])
+    return token_rule(
+        draft, target_probs, rng, positions, weights=lambda p, d, n: p[torch.arange(len(n)), n]
+    )
 
 
 def residual_of_absolute_difference(
@@ -178,7 +194,9 @@ def accept_with_target_probability(
     )
 
 
-def accept_when_likelier(draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+def accept_when_likelier(
+    draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+) -> Verdict:
     """BUG: accept exactly when p(x) >= q(x)."""
     return token_rule(
         draft,
@@ -189,7 +207,9 @@ def accept_when_likelier(draft: Draft, target_probs: Tensor, rng: Randomness, po
     )
 
 
-def shifted_by_one(draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+def shifted_by_one(
+    draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+) -> Verdict:
     """BUG: the draft's distributions belong to the neighbouring node."""
     shifted = replace(draft, probs=draft.probs.roll(1, dims=1))
     return token_rule(shifted, target_probs, rng, positions)
@@ -214,12 +234,20 @@ def block_rule_with(
         num_accepted = heads.long().cumprod(dim=1).sum(dim=1)
     else:
         num_accepted = (heads * torch.arange(1, draft.num_nodes + 1)).amax(dim=1)
-    scale = rho.gather(1, num_accepted[:, None])[:, 0] if scaled_residual else torch.ones_like(rho[:, 0])
+    scale = (
+        rho.gather(1, num_accepted[:, None])[:, 0]
+        if scaled_residual
+        else torch.ones_like(rho[:, 0])
+    )
     weights = rejection.next_token_weights(target_probs, draft, num_accepted, scale)
-    return chain_verdict(draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0))
+    return chain_verdict(
+        draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0)
+    )
 
 
-def block_with_early_exit(draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+def block_with_early_exit(
+    draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+) -> Verdict:
     """BUG: stop at the first tails instead of taking the longest heads."""
     return block_rule_with(draft, target_probs, rng, positions, early_exit=True)
 
@@ -241,12 +269,17 @@ def block_with_token_ratio_last(
 def coupled_with_fresh_correction(
     draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
 ) -> Verdict:
-    """BUG: on a mismatch the correction is drawn afresh from p instead of being the target's own choice."""
+    """BUG: on a mismatch the correction is drawn afresh from p instead of being the target's own
+    choice."""
     output = torch.arange(draft.num_nodes + 1)
-    choice = gumbel_choice(target_probs, rng.gumbel(positions[:, None] + output, target_probs.shape[2]))
+    choice = gumbel_choice(
+        target_probs, rng.gumbel(positions[:, None] + output, target_probs.shape[2])
+    )
     num_accepted = (choice[:, :-1] == draft.tokens).long().cumprod(dim=1).sum(dim=1)
     fresh = target_probs[torch.arange(len(num_accepted)), num_accepted]
-    return chain_verdict(draft, num_accepted, rng.categorical(fresh, Purpose.RESAMPLE, positions, 0))
+    return chain_verdict(
+        draft, num_accepted, rng.categorical(fresh, Purpose.RESAMPLE, positions, 0)
+    )
 
 
 VERIFY_BUGS = [
@@ -283,19 +316,23 @@ def test_the_rules_with_exchangeable_parts_are_sound_when_nothing_is_broken() ->
 
 
 class PenaltiesOncePerPass(oracle.TableModel):
-    """BUG: every node is penalised for the committed history only, not for the path that leads to it."""
+    """BUG: every node is penalised for the committed history only, not for the path that leads to
+    it."""
 
     def probs_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
         probs = super().probs_along(drafts, width)
         for row, draft in enumerate(drafts):
             for output in range(len(draft) + 1):
-                bare = oracle.TableModel({(): self.logits[draft[:output]]}, self.params, self.prompt)
+                bare = oracle.TableModel(
+                    {(): self.logits[draft[:output]]}, self.params, self.prompt
+                )
                 probs[row, output] = bare.probs(())
         return probs
 
 
 class SoftGreedy(oracle.TableModel):
-    """BUG: at temperature 0 acceptance is tested on softmax(T = 1) instead of the point mass (litgpt)."""
+    """BUG: at temperature 0 acceptance is tested on softmax(T = 1) instead of the point mass
+    (litgpt)."""
 
     def probs_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
         return oracle.TableModel(self.logits, PLAIN, self.prompt).probs_along(drafts, width)
@@ -304,7 +341,9 @@ class SoftGreedy(oracle.TableModel):
 PENALTIES = SamplingParams(temperature=1.0, presence_penalty=1.5, repetition_penalty=1.8)
 
 
-@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
+@pytest.mark.parametrize(
+    "verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+)
 @pytest.mark.parametrize(
     ("broken", "params", "floor"),
     [(PenaltiesOncePerPass, PENALTIES, 0.05), (SoftGreedy, SamplingParams(), 0.2)],
@@ -329,20 +368,24 @@ def keyed_by_position(purpose: Purpose, start: int, offset: int) -> tuple:
 
 
 def test_block_verification_with_position_keyed_coins_is_biased() -> None:
-    """All coins and draft tokens of a step shape its outcome, those beyond the cut too: reuse conditions
-    them.
+    """All coins and draft tokens of a step shape its outcome, those beyond the cut too: reuse
+    conditions them.
     """
     target, drafter = small_pair()
-    joint = oracle.interval_joint(verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2)
+    joint = oracle.interval_joint(
+        verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2
+    )
     assert oracle.total_variation(joint, target.joint(3)) > 0.003
 
 
 def test_token_level_rule_survives_position_keyed_coins() -> None:
-    """Token-level verification ignores everything after the first rejection, so keying coins by position is safe there, and
-    only there.
+    """Token-level verification ignores everything after the first rejection, so keying coins by
+    position is safe there, and only there.
     """
     target, drafter = small_pair()
-    joint = oracle.interval_joint(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)
+    joint = oracle.interval_joint(
+        verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2
+    )
     assert oracle.total_variation(joint, target.joint(3)) < 1e-12
 
 

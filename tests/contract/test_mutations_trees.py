@@ -39,7 +39,8 @@ def worst_bias(name: str, propose: Callable[[oracle.TableModel], oracle.Proposal
 
 
 def not_renormalised(drafter: oracle.TableModel) -> oracle.Proposals:
-    """BUG: siblings drawn without replacement, verified as if each had been drawn from the whole distribution."""
+    """BUG: siblings drawn without replacement, verified as if each had been drawn from the whole
+    distribution."""
     proposals = tree_drafts(drafter, shape(FORK, "sssss"))
     return replace(proposals, draft=replace(proposals.draft, replacement=True))
 
@@ -55,11 +56,14 @@ def sorted_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
     proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
     score = drafter.probs(())[proposals.draft.tokens]
     order = score.argsort(dim=1, descending=True)
-    return replace(proposals, draft=replace(proposals.draft, tokens=proposals.draft.tokens.gather(1, order)))
+    return replace(
+        proposals, draft=replace(proposals.draft, tokens=proposals.draft.tokens.gather(1, order))
+    )
 
 
 def pruned_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
-    """BUG: of two sampled siblings only the likelier is submitted: pruning sampled nodes by their own scores."""
+    """BUG: of two sampled siblings only the likelier is submitted: pruning sampled nodes by their
+    own scores."""
     proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
     score = drafter.probs(())[proposals.draft.tokens]
     best = proposals.draft.tokens.gather(1, score.argmax(dim=1, keepdim=True))
@@ -72,17 +76,22 @@ def pruned_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
 def likeliest_called_sampled(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: the top tokens placed deterministically, reported as drawn."""
     proposals = tree_drafts(drafter, shape(FORK, "ddddd"))
-    return replace(proposals, draft=replace(proposals.draft, probs=probs_on(drafter, proposals.draft)))
+    return replace(
+        proposals, draft=replace(proposals.draft, probs=probs_on(drafter, proposals.draft))
+    )
 
 
 @pytest.mark.parametrize("verifier", LOSSLESS)
 @pytest.mark.parametrize(
     ("propose", "floor"),
     [
-        (not_renormalised, 0.01), (repeats_called_distinct, 0.01), (sorted_by_score, 0.05), (pruned_by_score, 0.05),
+        (not_renormalised, 0.01),
+        (repeats_called_distinct, 0.01),
+        (sorted_by_score, 0.05),
+        (pruned_by_score, 0.05),
         (likeliest_called_sampled, 0.1),
     ],
-)  # fmt: skip
+)
 def test_drafting_bug_is_seen(
     verifier: str, propose: Callable[[oracle.TableModel], oracle.Proposals], floor: float
 ) -> None:
@@ -102,7 +111,8 @@ class ForgetsTheMass(tree.Residuals):
 
 
 class ForgetsTheSibling(tree.Residuals):
-    """BUG: the residual after a rejection is not taken: the next sibling is tried against the distribution itself."""
+    """BUG: the residual after a rejection is not taken: the next sibling is tried against the
+    distribution itself."""
 
     def reject(self, rows: Tensor, node: Tensor) -> None:
         before = self.weights.clone()
@@ -114,7 +124,8 @@ class CertainSiblings(tree.Residuals):
     """BUG: q = 1 for every child (EAGLE's rule for deterministic children, applied to drawn ones)."""
 
     def ratio(self, rows: Tensor, node: Tensor) -> Tensor:
-        probs, self._laws = self._laws, None
+        probs = self._laws
+        self._laws = None
         try:
             return super().ratio(rows, node)
         finally:
@@ -124,10 +135,13 @@ class CertainSiblings(tree.Residuals):
 @pytest.mark.parametrize(
     ("verifier", "broken", "floor"),
     [
-        ("traversal", ForgetsTheMass, 0.01), ("traversal", ForgetsTheSibling, 0.02), ("traversal", CertainSiblings, 0.05),
-        ("multi-round", ForgetsTheSibling, 0.02), ("multi-round", CertainSiblings, 0.05),
+        ("traversal", ForgetsTheMass, 0.01),
+        ("traversal", ForgetsTheSibling, 0.02),
+        ("traversal", CertainSiblings, 0.05),
+        ("multi-round", ForgetsTheSibling, 0.02),
+        ("multi-round", CertainSiblings, 0.05),
     ],
-)  # fmt: skip
+)
 def test_verifying_bug_is_seen(
     monkeypatch: pytest.MonkeyPatch, verifier: str, broken: type[tree.Residuals], floor: float
 ) -> None:
@@ -138,5 +152,6 @@ def test_verifying_bug_is_seen(
 
 @pytest.mark.parametrize("verifier", ["typical", "top-k"])
 def test_lossy_rules_are_what_they_are_called(verifier: str) -> None:
-    """Lossy rules change the distribution visibly. An oracle that missed them would miss everything."""
+    """Lossy rules change the distribution visibly. An oracle that missed them would miss
+    everything."""
     assert worst_bias(verifier, lambda drafter: tree_drafts(drafter, shape(FORK, "sssss"))) > 0.05

@@ -1,5 +1,6 @@
-"""Every drafter on a simulated CUDA device: no operation mixes host and device, passes are replayed as graphs, texts are the
-CPU's. What a real device would add is in the simulation's own docstring."""
+"""Every drafter on a simulated CUDA device: no operation mixes host and device, passes are replayed
+as graphs, texts are the CPU's. What a real device would add is in the simulation's own docstring.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ from tests.contract.test_drafters import PLAIN, Bench, Case, drafts_for, name_of
 from tests.helpers import run_to_end
 from tests.simulated_cuda import SimulatedCuda
 
-BY_CLOCK = ("remote",)  # what of its drafts is there in time is never the same twice; and nothing of it is on a device
+# what of its drafts is there in time is never the same twice; and nothing of it is on a device
+BY_CLOCK = ("remote",)
 CPU_ONLY = ("quantised",)  # kernels of torch's CPU library; refused elsewhere, by name
 WITHOUT_SETTINGS: list[Case] = [
-    (name, None if drafts_for(name, 0) == (None,) else "near", 0) for name in DRAFTERS.names()
+    (name, None if drafts_for(name, 0) == (None,) else "near", 0)
+    for name in DRAFTERS.names()
     if name not in (*CPU_ONLY, *BY_CLOCK)
 ]
 CASES: list[Case] = [
@@ -62,8 +65,11 @@ def _honest_distributions() -> None:
     """Not checked here: waits and launches are counted as they are in production."""
 
 
-BY_HAND = ("none", "draft-model", "eagle3", "suffix")  # the others need seconds each: of the slow kind
-MARKED = [pytest.param(case, marks=() if case[0] in BY_HAND else pytest.mark.slow) for case in CASES]
+# the others need seconds each: of the slow kind
+BY_HAND = ("none", "draft-model", "eagle3", "suffix")
+MARKED = [
+    pytest.param(case, marks=() if case[0] in BY_HAND else pytest.mark.slow) for case in CASES
+]
 
 
 @pytest.mark.parametrize("case", MARKED, ids=map(name_of, CASES))
@@ -78,7 +84,8 @@ def test_texts_are_those_of_the_cpu(benches: tuple[Bench, Bench], case: Case) ->
 
 
 def test_a_plain_step_waits_seldom_and_launches_little(benches: tuple[Bench, Bench]) -> None:
-    """Catches a pass that is not replayed, and anything that asks the device for a number once per layer, row or token."""
+    """Catches a pass that is not replayed, and anything that asks the device for a number once per
+    layer, row or token."""
     _, there = benches
     greedy = (SamplingParams(max_tokens=40),)
     with SimulatedCuda() as cuda:
@@ -89,7 +96,8 @@ def test_a_plain_step_waits_seldom_and_launches_little(benches: tuple[Bench, Ben
     laps = cuda.syncs.pop("synchronize")
     assert laps <= 7 * steps
     assert cuda.syncs.total() <= 10 * steps
-    assert cuda.launches <= 100 * steps  # planning the pass, copies and verification; a pass alone is twice that
+    # planning the pass, copies and verification; a pass alone is twice that
+    assert cuda.launches <= 100 * steps
 
 
 def test_a_sampled_step_waits_and_launches_little_more(benches: tuple[Bench, Bench]) -> None:
@@ -114,9 +122,11 @@ def test_a_drafting_loop_is_one_launch(benches: tuple[Bench, Bench]) -> None:
         fresh = Bench(here.root, device="cuda", runtime="graphs", predictions=here.predictions)
         fresh.prompt(0)
         fresh.models("near")
-        before, recorded = _replays(cuda), len(cuda.graphs)
+        before = _replays(cuda)
+        recorded = len(cuda.graphs)
         (row,) = batch(fresh, ("draft-model", "near", 0), (SamplingParams(max_tokens=30),))
-    assert 2 * row.stats.steps - 3 <= _replays(cuda) - before <= 2 * row.stats.steps + 3  # a shape's first use is not replayed
+    # a shape's first use is not replayed
+    assert 2 * row.stats.steps - 3 <= _replays(cuda) - before <= 2 * row.stats.steps + 3
     assert len(cuda.graphs) - recorded <= 4
 
 
@@ -126,5 +136,8 @@ def _replays(cuda: SimulatedCuda) -> int:
 
 def test_what_runs_on_the_cpu_alone_says_so(benches: tuple[Bench, Bench]) -> None:
     _, there = benches
-    with SimulatedCuda(), pytest.raises(CapabilityError, match="quantised drafts run on CPU kernels"):
+    with (
+        SimulatedCuda(),
+        pytest.raises(CapabilityError, match="quantised drafts run on CPU kernels"),
+    ):
         there.decoder(("quantised", None, 0))

@@ -1,4 +1,5 @@
-"""Every drafter on a real CUDA device, in fp32: with CUDA graphs and without, texts are the CPU's. Skipped without one."""
+"""Every drafter on a real CUDA device, in fp32: with CUDA graphs and without, texts are the CPU's.
+Skipped without one."""
 
 from __future__ import annotations
 
@@ -12,18 +13,25 @@ from outrider.models.graphs import GraphedPass
 from tests.contract.test_drafters import PLAIN, Bench, Case, name_of, save_models
 from tests.contract.test_on_cuda import CASES, batch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture(scope="module")
 def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bench]]:
-    """Equal models on the CPU, on the device with graphs, and there without; the device by its number."""
+    """Equal models on the CPU, on the device with graphs, and there without; the device by its
+    number."""
     root = tmp_path_factory.mktemp("models")
     save_models(root)
     threads = torch.get_num_threads()
     here = Bench(root)
     here.predict()
-    there = {mode: Bench(root, device="cuda:0", runtime=mode, predictions=here.predictions) for mode in ("graphs", "eager")}
+    there = {
+        mode: Bench(root, device="cuda:0", runtime=mode, predictions=here.predictions)
+        for mode in ("graphs", "eager")
+    }
     yield {"cpu": here, **there}
     torch.set_num_threads(threads)
 
@@ -31,7 +39,8 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Benc
 @pytest.mark.parametrize("mode", ["graphs", "eager"])
 @pytest.mark.parametrize("case", CASES, ids=map(name_of, CASES))
 def test_texts_are_those_of_the_cpu(benches: dict[str, Bench], case: Case, mode: str) -> None:
-    expected, found = batch(benches["cpu"], case), batch(benches[mode], case)
+    expected = batch(benches["cpu"], case)
+    found = batch(benches[mode], case)
     assert [row.output for row in found] == [row.output for row in expected]
     assert [row.stats.accepted for row in found] == [row.stats.accepted for row in expected]
 

@@ -1,8 +1,10 @@
-"""One suite for every family on our cache: rejected drafts leave nothing behind, and greedy text is transformers' own.
+"""One suite for every family on our cache: rejected drafts leave nothing behind, and greedy text is
+transformers' own.
 
-On the native runtime where the family's passes are lowered, else on torch's modules. Compared are the logits behind rejections at
-every depth, in ragged rows of one batch; and texts of 200 tokens, drafted for with chains and trees that err, with those of plain
-decoding and of transformers' `generate`. A few families run always, all of them at night. Families with states:
+On the native runtime where the family's passes are lowered, else on torch's modules. Compared are
+the logits behind rejections at every depth, in ragged rows of one batch; and texts of 200 tokens,
+drafted for with chains and trees that err, with those of plain decoding and of transformers'
+`generate`. A few families run always, all of them at night. Families with states:
 `test_own_states.py`.
 """
 
@@ -33,8 +35,12 @@ from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, SIZES, make
 
 CPU = torch.device("cpu")
 ALWAYS = ("gpt_oss", "mimo_v2_flash", "glm_moe_dsa")  # with attention sinks; with indexers
-EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in (*FAMILIES, *NOT_LOWERED)]
-GAMMA, LENGTH = 4, 200
+EACH = [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly)
+    for name in (*FAMILIES, *NOT_LOWERED)
+]
+GAMMA = 4
+LENGTH = 200
 REFERENCE = Reference(make, tolerance=1e-4)
 text_of = partial(random_text, SIZES["vocab_size"])
 
@@ -63,15 +69,19 @@ def served(name: str) -> LM:
 
 @pytest.mark.parametrize("name", EACH)
 def test_rejections_at_every_depth(name: str) -> None:
-    """Catches what was rejected and still weighs, in rows of unequal length within and beyond the window."""
-    lm, texts = served(name), [text_of(length, seed=length) for length in (3, 11, 26)]
+    """Catches what was rejected and still weighs, in rows of unequal length within and beyond the
+    window."""
+    lm = served(name)
+    texts = [text_of(length, seed=length) for length in (3, 11, 26)]
     lm.kv.clear()
     for _ in texts:
         lm.kv.add_row()
     lm.catch_up(texts)
     for depth in (*range(GAMMA + 1), 0):
         drafts = [text_of(GAMMA, seed=100 * depth + row) for row in range(len(texts))]
-        logits = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])).logits
+        logits = lm.forward(
+            torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
+        ).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             REFERENCE.compare(name, logits[row], text + draft)
             kept = (depth + row) % (GAMMA + 1)
@@ -95,14 +105,17 @@ PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]
 
 @pytest.mark.parametrize("name", EACH)
 def test_greedy_texts(name: str) -> None:
-    """Catches what a few passes do not show. Drafts err at every depth, in rows of one batch, as chains and as trees."""
+    """Catches what a few passes do not show. Drafts err at every depth, in rows of one batch, as
+    chains and as trees."""
     lm = served(name)
 
     def written(drafter: Drafter, gamma: int, verifier: str) -> list[list[int]]:
         decoder = Decoder(lm, drafter, VERIFIERS.load(verifier)(), FixedLength(gamma))
         lm.kv.clear()
         for number, prompt in enumerate(PROMPTS):
-            decoder.add(make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number))
+            decoder.add(
+                make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number)
+            )
         return [row.output for row in run_to_end(decoder)]
 
     expected = written(NoDrafter(), 0, "block")
@@ -111,6 +124,10 @@ def test_greedy_texts(name: str) -> None:
     if lm.limits.exact_trees:
         assert written(TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
     alone = REFERENCE.module(name).generate(
-        torch.tensor(PROMPTS[1:2]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None, pad_token_id=0
+        torch.tensor(PROMPTS[1:2]),
+        max_new_tokens=LENGTH,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     REFERENCE.same_text(name, PROMPTS[1], expected[1], alone[0, len(PROMPTS[1]) :].tolist())

@@ -1,8 +1,9 @@
 """One suite for every family whose running states are in our cache, on the native runtime.
 
-Its logits are transformers' up to rounding, and each token's bits are those of plain decoding: in batches of ragged rows, in
-prompts cut anywhere, after rejections at every depth, steps without drafts, rows that leave and come back. One family of each
-kind runs always, all of them at night. At the end: bugs of rolling back, which must be found.
+Its logits are transformers' up to rounding, and each token's bits are those of plain decoding: in
+batches of ragged rows, in prompts cut anywhere, after rejections at every depth, steps without
+drafts, rows that leave and come back. One family of each kind runs always, all of them at night. At
+the end: bugs of rolling back, which must be found.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ from tests.older_transformers import skip_older
 from tests.unit.runtime.test_drafting import KINDS as KINDS_OF_ROWS
 from tests.unit.runtime.test_drafting import Watched, batch, step_by_step
 
-# Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1, lightning attention
+# Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1,
+# lightning attention
 KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "minimax")
 EACH = [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in NATIVE]
 DTYPES = [torch.float32, torch.bfloat16]
 REFERENCE = Reference(make, tolerance=2e-4)
 text_of = partial(random_text, VOCAB)
-STEPS_DIFFER = {"zamba2"}  # transformers' steps of one token leave out the smallest time step, its passes and ours do not
+# transformers' steps of one token leave out the smallest time step, its passes and ours do not
+STEPS_DIFFER = {"zamba2"}
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -113,8 +116,11 @@ def test_it_is_found_exact_when_it_is_loaded(name: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EACH)
 def test_chunks(name: str, dtype: torch.dtype) -> None:
-    """Catches a chunk that begins with another state than the last one left, or at another position."""
-    lm, text, parts = subject(name, dtype), text_of(90, seed=1), []
+    """Catches a chunk that begins with another state than the last one left, or at another
+    position."""
+    lm = subject(name, dtype)
+    text = text_of(90, seed=1)
+    parts = []
     begin(lm, text[:1])
     for start, end in ((0, 16), (16, 17), (17, 18), (18, 80), (80, 90)):
         parts.append(score(lm, text[start:end])[0])
@@ -125,7 +131,8 @@ def test_chunks(name: str, dtype: torch.dtype) -> None:
 
 
 def rejections(name: str, dtype: torch.dtype) -> None:
-    """Rejects drafts at every depth; compares all logits with transformers' and, to the bit, with those of single tokens."""
+    """Rejects drafts at every depth; compares all logits with transformers' and, to the bit, with
+    those of single tokens."""
     lm = subject(name, dtype)
 
     def check(logits: Tensor, text: list[int]) -> None:
@@ -139,12 +146,13 @@ def rejections(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EACH)
 def test_rejections_at_every_depth(name: str, dtype: torch.dtype) -> None:
-    """Catches states that still hold what was rejected, that lack what was kept, or that rows share."""
+    """Catches states that still hold what was rejected, that lack what was kept, or that rows
+    share."""
     rejections(name, dtype)
 
 
-# The parents of a tree's nodes behind the pending token, row by row, and paths that are kept in turn, pending token first.
-# The last tree has one branch: all of it may be kept
+# The parents of a tree's nodes behind the pending token, row by row, and paths that are kept in
+# turn, pending token first. The last tree has one branch: all of it may be kept
 TREES = [[-1, -1, 0, 2, 1, 3, 4, 0], [-1, 0, -1, 2, 2, 4, 5, -1], [-1, 0, 1, 2, 3, 4, 5, 6]]
 PATHS = [
     [[0, 1, 3, 4, 6], [0, 2, 5, 7], [0, 2], [0], [0, 1, 8]],
@@ -154,12 +162,17 @@ PATHS = [
 
 
 def branches(name: str, dtype: torch.dtype) -> None:
-    """Keeps paths of trees, in ragged rows and with other passes in between; all nodes have the bits that they have as chains."""
-    lm, parents = subject(name, dtype), torch.tensor(TREES)
+    """Keeps paths of trees, in ragged rows and with other passes in between; all nodes have the
+    bits that they have as chains."""
+    lm = subject(name, dtype)
+    parents = torch.tensor(TREES)
     texts = [text_of(length, seed=length) for length in TEXTS]
     begin(lm, *texts)
     for step in range(len(PATHS[0])):
-        drafts = [[text[-1], *text_of(parents.shape[1], seed=100 * step + row)] for row, text in enumerate(texts)]
+        drafts = [
+            [text[-1], *text_of(parents.shape[1], seed=100 * step + row)]
+            for row, text in enumerate(texts)
+        ]
         logits = lm.forward(torch.tensor(drafts), parents).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             for path in (paths[row] for paths in zip(*PATHS, strict=True)):
@@ -170,7 +183,9 @@ def branches(name: str, dtype: torch.dtype) -> None:
             lm.kv.keep(row, PATHS[row][step])
             text += [*(draft[column] for column in PATHS[row][step][1:]), 7 + row]
         lm.kv.check_integrity()
-        for row, passed in enumerate(score(lm, *[[text[-1], 5] for text in texts])) if step % 2 else ():
+        for row, passed in (
+            enumerate(score(lm, *[[text[-1], 5] for text in texts])) if step % 2 else ()
+        ):
             assert torch.equal(passed, plain(lm, [*texts[row], 5], 2))
             lm.kv.keep(row, [0])
             texts[row].append(30 + step)
@@ -179,13 +194,15 @@ def branches(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EACH)
 def test_trees(name: str, dtype: torch.dtype) -> None:
-    """Catches a token that goes on from another branch's state, and a kept path whose states are those of what it was among."""
+    """Catches a token that goes on from another branch's state, and a kept path whose states are
+    those of what it was among."""
     branches(name, dtype)
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_rows_move(name: str) -> None:
-    """Catches a state that stays behind when its row takes another's slot, leaves, comes back, or serves as a prefix twice."""
+    """Catches a state that stays behind when its row takes another's slot, leaves, comes back, or
+    serves as a prefix twice."""
     lm = subject(name)
     texts = [text_of(length, seed=50 + length) for length in TEXTS]
     draft = text_of(GAMMA, seed=9)
@@ -194,7 +211,8 @@ def test_rows_move(name: str) -> None:
     for row, text in enumerate(texts):
         lm.kv.keep(row, [0, 1])  # one draft token is kept
         text += [draft[0], 40 + row]
-    away, whole = lm.kv.pack(0), lm.twin()
+    away = lm.kv.pack(0)
+    whole = lm.twin()
     lm.kv.swap_remove(0)  # rows are now texts 2 and 1
     assert torch.equal(score(lm, [texts[2][-1], 5])[0], plain(lm, [*texts[2], 5], 2))
     begin(whole, texts[0])
@@ -209,8 +227,10 @@ def test_rows_move(name: str) -> None:
 @pytest.mark.parametrize("length", [HELD_BACK - 2, LAG + 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_draft_of_many_passes_is_taken_back(name: str, length: int) -> None:
-    """Catches a draft model that goes on from its rejected tokens, or that does not read again what its states have lost."""
-    lm, text = subject(name), text_of(9)
+    """Catches a draft model that goes on from its rejected tokens, or that does not read again what
+    its states have lost."""
+    lm = subject(name)
+    text = text_of(9)
     begin(lm, text)
     for token in [text[-1], *text_of(length, seed=3)]:
         score(lm, [token])
@@ -224,8 +244,10 @@ def test_a_draft_of_many_passes_is_taken_back(name: str, length: int) -> None:
 
 
 def test_some_of_a_long_prompt_cannot_be_committed() -> None:
-    """Catches a state that is reported but absent: passes that read a text keep it before and after them only."""
-    lm, text = subject("lfm2").twin(), text_of(80)
+    """Catches a state that is reported but absent: passes that read a text keep it before and after
+    them only."""
+    lm = subject("lfm2").twin()
+    text = text_of(80)
     begin(lm, text[:2])
     lm.forward(torch.tensor([text[1:]]), columns=torch.tensor([0]))
     with pytest.raises(ValueError, match="not at 41"):
@@ -238,12 +260,16 @@ def test_some_of_a_long_prompt_cannot_be_committed() -> None:
 
 PROMPTS = [text_of(length, seed=70 + length) for length in (1, 7, 19)]
 # and the tokens to write
-TEXTS_OF_EACH = [*((name, 100) for name in KINDS), *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in NATIVE)]
+TEXTS_OF_EACH = [
+    *((name, 100) for name in KINDS),
+    *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in NATIVE),
+]
 
 
 def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[int]]:
     """What greedy rows of one batch write."""
-    lm, params = subject(name), SamplingParams(max_tokens=length, ignore_eos=True)
+    lm = subject(name)
+    params = SamplingParams(max_tokens=length, ignore_eos=True)
     decoder = Decoder(lm, drafter, VERIFIERS.load("block")(), FixedLength(gamma))
     lm.kv.clear()
     for number, prompt in enumerate(PROMPTS):
@@ -257,20 +283,28 @@ def test_greedy_texts(name: str, length: int) -> None:
     expected = written(name, NoDrafter(), 0, length)
     assert written(name, OracleThatErrs(expected), GAMMA, length) == expected
     theirs = make(name).generate(
-        torch.tensor([PROMPTS[1]]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0,
+        torch.tensor([PROMPTS[1]]),
+        max_new_tokens=length,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
         use_cache=name not in STEPS_DIFFER,
-    )  # fmt: skip
+    )
     assert expected[1] == theirs[0, len(PROMPTS[1]) :].tolist()
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_chains_of_a_draft_model(name: str) -> None:
-    """Catches states of passes in one call that are not those of passes one by one: a padded token that stays in a state, a
-    rejection that is not taken back, a row that moves as its neighbour."""
+    """Catches states of passes in one call that are not those of passes one by one: a padded token
+    that stays in a state, a rejection that is not taken back, a row that moves as its neighbour."""
     lm = subject(name).twin()
     loop = Watched(lm, lm.run, VOCAB)  # type: ignore[arg-type]
     params = [KINDS_OF_ROWS[kind] for kind in ("greedy", "hot", "all filters")]
-    step_by_step((ModelDrafter(lm, loop), ModelDrafter(lm.twin())), batch(params, (1,)), [4, 1, 5, 3, 8, 2, 1, 1, 6])
+    step_by_step(
+        (ModelDrafter(lm, loop), ModelDrafter(lm.twin())),
+        batch(params, (1,)),
+        [4, 1, 5, 3, 8, 2, 1, 1, 6],
+    )
     assert loop.calls == 9
 
 
@@ -354,11 +388,16 @@ def shared_by_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def too_few_records(patch: pytest.MonkeyPatch) -> None:
-    """BUG: records of a pass lie on those that it brings into the base. Seen where heads share them: others are read in time."""
+    """BUG: records of a pass lie on those that it brings into the base. Seen where heads share
+    them: others are read in time."""
     patch.setattr(state_slots, "NUM_RECORDS", GAMMA + 1)
     patch.setattr(StateSlots, "_make_records", lambda self, count: None)
     moved = state_slots._moved
-    patch.setattr(state_slots, "_moved", lambda line, start, width, n: _all_recorded(*moved(line, start, width, 1 << 30)))
+    patch.setattr(
+        state_slots,
+        "_moved",
+        lambda line, start, width, n: _all_recorded(*moved(line, start, width, 1 << 30)),
+    )
 
 
 def _all_recorded(line: Any, move: Any) -> tuple[Any, Any]:
@@ -394,7 +433,9 @@ def tip_of_a_tree(patch: pytest.MonkeyPatch) -> None:
     """BUG: a tree is taken for a chain, whose last token leaves a state."""
     begun = StateSlots.begin
 
-    def begin_a_chain(self: StateSlots, *args: Any, in_tree: bool = False, **kwargs: Any) -> StatePass:
+    def begin_a_chain(
+        self: StateSlots, *args: Any, in_tree: bool = False, **kwargs: Any
+    ) -> StatePass:
         return begun(self, *args, **kwargs)
 
     patch.setattr(StateSlots, "begin", begin_a_chain)
@@ -410,10 +451,13 @@ def test_bugs_of_trees_are_found(name: str, bug: Bug, monkeypatch: pytest.Monkey
         branches(name, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "number"), [  # convolution and what follows it, or a delta rule alone
-    ("falcon_h1", 0), ("falcon_h1", 1), ("mamba", 1), ("minimax", 0)
-])  # fmt: skip
-def test_lost_records_of_any_operation_are_found(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+# convolution and what follows it, or a delta rule alone
+@pytest.mark.parametrize(
+    ("name", "number"), [("falcon_h1", 0), ("falcon_h1", 1), ("mamba", 1), ("minimax", 0)]
+)
+def test_lost_records_of_any_operation_are_found(
+    name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm = subject(name)
     lost_records(number)(monkeypatch)
     monkeypatch.setattr(lm, "kv", lm.twin().kv)
@@ -421,11 +465,21 @@ def test_lost_records_of_any_operation_are_found(name: str, number: int, monkeyp
         rejections(name, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "bug"), [
-    *((name, bug) for name in ("qwen3_5_text", "lfm2") for bug in BUGS), ("falcon_h1", too_few_records),
-    pytest.param("qwen3_5_text", too_few_records, marks=skip_older("it repeats keys, so no heads share a record: none is lost")),
-])  # fmt: skip
-def test_bugs_of_rolling_back_are_found(name: str, bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [
+        *((name, bug) for name in ("qwen3_5_text", "lfm2") for bug in BUGS),
+        ("falcon_h1", too_few_records),
+        pytest.param(
+            "qwen3_5_text",
+            too_few_records,
+            marks=skip_older("it repeats keys, so no heads share a record: none is lost"),
+        ),
+    ],
+)
+def test_bugs_of_rolling_back_are_found(
+    name: str, bug: Bug, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm = subject(name)
     bug(monkeypatch)
     monkeypatch.setattr(lm, "kv", lm.twin().kv)

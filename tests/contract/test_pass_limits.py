@@ -1,8 +1,9 @@
 """What "exact" rests on: a row's logits have the same bits in every pass the engine makes.
 
-`find_pass_limits` measures on each model which passes agree. These tests check its answer on other models: every width of pass
-up to a long draft, every number of rows, every slot of the batch, and neighbours of any length (so that keys come in more
-blocks). They cover packed and plain linears, bf16, fp32 and fp64, fused attention and the written-out one with softcap.
+`find_pass_limits` measures on each model which passes agree. These tests check its answer on other
+models: every width of pass up to a long draft, every number of rows, every slot of the batch, and
+neighbours of any length (so that keys come in more blocks). They cover packed and plain linears,
+bf16, fp32 and fp64, fused attention and the written-out one with softcap.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ FAMILIES = {
     "llama": ("Llama", {**GROUPED, "hidden_size": 96, "intermediate_size": 136}),
     "gpt2": ("GPT2", GPT2),
     "mistral-window": ("Mistral", {**GROUPED, "sliding_window": 16}),
-    "gemma2-softcap": ("Gemma2", {**GROUPED, "head_dim": 8, "sliding_window": 16, "attn_logit_softcapping": 2.0}),
+    "gemma2-softcap": (
+        "Gemma2",
+        {**GROUPED, "head_dim": 8, "sliding_window": 16, "attn_logit_softcapping": 2.0},
+    ),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 CASES = [(family, dtype) for family in FAMILIES for dtype in ("fp32", "bf16")] + [("llama", "fp64")]
@@ -63,25 +67,33 @@ LONG = {"GPT2": {"n_positions": 1024}} | {
 
 @torch.inference_mode()
 def logits_of(lm: LM, prefixes: list[int], width: int, row: int) -> Tensor:
-    """Logits (width, V) of one row of a pass; row b's text is TEXT from b's own start, with prefixes[b] tokens before it."""
+    """Logits (width, V) of one row of a pass; row b's text is TEXT from b's own start, with
+    prefixes[b] tokens before it."""
     while lm.kv.num_rows:
         lm.kv.swap_remove(0)
     starts = [0 if index == row else 11 * (index % 40 + 1) for index in range(len(prefixes))]
     for _ in prefixes:
         lm.kv.add_row()
-    lm.catch_up([TEXT[start : start + length + 1] for start, length in zip(starts, prefixes, strict=True)])
-    tokens = [TEXT[start + length :][:width] for start, length in zip(starts, prefixes, strict=True)]
+    lm.catch_up(
+        [TEXT[start : start + length + 1] for start, length in zip(starts, prefixes, strict=True)]
+    )
+    tokens = [
+        TEXT[start + length :][:width] for start, length in zip(starts, prefixes, strict=True)
+    ]
     return lm.forward(torch.tensor(tokens)).logits[row]
 
 
 def same_bits(lm: LM, reference: Tensor, prefixes: list[int], width: int, row: int) -> None:
     found = logits_of(lm, prefixes, width, row)
     common = min(width, reference.shape[0])
-    assert torch.equal(found[:common], reference[:common]), f"rows of {prefixes}, {width} tokens, row {row}"
+    assert torch.equal(found[:common], reference[:common]), (
+        f"rows of {prefixes}, {width} tokens, row {row}"
+    )
 
 
 def test_the_width_of_a_pass(lm: LM) -> None:
-    """Catches kernels that sum in another order for one token than for six: greedy text would depend on the draft length."""
+    """Catches kernels that sum in another order for one token than for six: greedy text would
+    depend on the draft length."""
     reference = logits_of(lm, [PREFIX], 8, 0)
     for width in (*range(1, 18), 23, 33, 64):
         same_bits(lm, reference, [PREFIX], width, 0)
@@ -97,14 +109,16 @@ def test_rows_beside(lm: LM) -> None:
 
 
 def test_one_row_more_than_a_pass_holds(lm: LM) -> None:
-    """Catches a last row that is left to a pass of its own, where a single token takes other kernels."""
+    """Catches a last row that is left to a pass of its own, where a single token takes other
+    kernels."""
     reference = logits_of(lm, [PREFIX], 8, 0)
     max_rows = lm.limits.max_tokens_per_pass
     same_bits(lm, reference, [PREFIX] * (max_rows + 1), 1, max_rows)
 
 
 def test_a_long_neighbour(lm: LM) -> None:
-    """Catches sums over masked keys that are cut differently when a neighbour makes the pass look at more key blocks."""
+    """Catches sums over masked keys that are cut differently when a neighbour makes the pass look
+    at more key blocks."""
     reference = logits_of(lm, [PREFIX], 6, 0)
     for neighbours in ([PREFIX, 600], [600, PREFIX], [3, PREFIX, 505]):
         same_bits(lm, reference, neighbours, 6, neighbours.index(PREFIX))
@@ -118,10 +132,13 @@ def test_a_wider_cache(lm: LM) -> None:
 
 
 def test_experts_are_not_called_exact() -> None:
-    """Catches a promise that a mixture of experts cannot keep in fp32: an expert's sums depend on how many tokens it is given."""
+    """Catches a promise that a mixture of experts cannot keep in fp32: an expert's sums depend on
+    how many tokens it is given."""
     attention.register()
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    module = make_module("Qwen3Moe", {**GROUPED, "hidden_size": 96, **experts, "initializer_range": 0.1})
+    module = make_module(
+        "Qwen3Moe", {**GROUPED, "hidden_size": 96, **experts, "initializer_range": 0.1}
+    )
     made = build_lm(module, "experts", torch.float32, torch.device("cpu"))
     finish(made, module)
     assert not made.limits.exact_rows

@@ -1,4 +1,5 @@
-"""Why a model is refused, or runs on transformers' own cache: the sentence must be true of it, in one line, with no traceback.
+"""Why a model is refused, or runs on transformers' own cache: the sentence must be true of it, in
+one line, with no traceback.
 
 Small random models of transformers' own classes, read as a user's would be.
 """
@@ -46,7 +47,10 @@ def test_the_reason_for_another_cache_is_true_of_the_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("t5", "is an encoder-decoder"), ("bert", "does not tell what it writes after each token, as with encoders such as BERT")],
+    [
+        ("t5", "is an encoder-decoder"),
+        ("bert", "does not tell what it writes after each token, as with encoders such as BERT"),
+    ],
 )
 def test_what_cannot_continue_a_text_is_refused(name: str, words: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / name, refused_module(*REFUSED[name]), word_tokenizer(VOCAB))
@@ -58,23 +62,40 @@ def test_what_cannot_continue_a_text_is_refused(name: str, words: str, tmp_path:
 
 def test_the_decoder_of_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
     config = transformers.BartConfig(
-        vocab_size=VOCAB, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48, is_decoder=True,
+        vocab_size=VOCAB,
+        d_model=32,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=48,
+        is_decoder=True,
         is_encoder_decoder=False,
-    )  # fmt: skip
+    )
     folder = save_checkpoint(tmp_path, transformers.BartForCausalLM(config), word_tokenizer(VOCAB))
-    with pytest.raises(CapabilityError, match=r"\(bart\) is an encoder-decoder; a decoder-only model is needed"):
+    with pytest.raises(
+        CapabilityError, match=r"\(bart\) is an encoder-decoder; a decoder-only model is needed"
+    ):
         LLM(folder, drafter="none", dtype="float32", threads=1)
 
 
 def test_a_model_of_several_decoders_is_refused() -> None:
     """Byte latent transformers, a model of bytes around one of patches."""
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
     outer = {**small, "vocab_size": 260, "hidden_size_global": 32, "cross_attn_k": 2}
     config = transformers.BltConfig(
-        vocab_size=260, encoder_hash_byte_group_vocab=100, encoder_hash_byte_group_size=[3],
-        encoder_hash_byte_group_nb_functions=1, patcher_config={**small, "vocab_size": 260}, encoder_config=outer,
-        decoder_config=outer, global_config=small,
-    )  # fmt: skip
+        vocab_size=260,
+        encoder_hash_byte_group_vocab=100,
+        encoder_hash_byte_group_size=[3],
+        encoder_hash_byte_group_nb_functions=1,
+        patcher_config={**small, "vocab_size": 260},
+        encoder_config=outer,
+        decoder_config=outer,
+        global_config=small,
+    )
     module: Any = transformers.BltForCausalLM(config).eval()
     with pytest.raises(CapabilityError, match="is made of several decoders"):
         build_lm(module, "tiny", torch.float32, torch.device("cpu"))
@@ -83,10 +104,15 @@ def test_a_model_of_several_decoders_is_refused() -> None:
 
 
 def test_a_classifier_is_no_language_model(tmp_path: Path) -> None:
-    """Its embeddings are tied to an output layer that its files do not have, so it would write something."""
-    module = transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**GROUPED, tie_word_embeddings=True))
+    """Its embeddings are tied to an output layer that its files do not have, so it would write
+    something."""
+    module = transformers.Qwen2ForSequenceClassification(
+        transformers.Qwen2Config(**GROUPED, tie_word_embeddings=True)
+    )
     folder = save_checkpoint(tmp_path, module, word_tokenizer(VOCAB))
-    with pytest.raises(CapabilityError, match="is a Qwen2ForSequenceClassification, which has no output layer over"):
+    with pytest.raises(
+        CapabilityError, match="is a Qwen2ForSequenceClassification, which has no output layer over"
+    ):
         LLM(folder, drafter="none", dtype="float32", threads=1)
 
 
@@ -97,7 +123,9 @@ def test_a_family_without_a_language_model_is_named(tmp_path: Path) -> None:
         load_module(resolve(str(tmp_path)), config, torch.float32, torch.device("cpu"))
 
 
-def test_kinds_of_layers_that_nobody_knows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kinds_of_layers_that_nobody_knows_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """transformers writes all layers of a model into one line, however many these are."""
     folder = save_checkpoint(tmp_path, make_module("Llama", GROUPED), word_tokenizer(VOCAB))
     settings = json.loads((folder / "config.json").read_text())
@@ -106,7 +134,10 @@ def test_kinds_of_layers_that_nobody_knows_are_named(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     assert run(["generate", str(folder), "the cat"]) == 2
     (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "does not know (layer_types: 'warp_attention'). It knows full_attention, sliding_attention" in error
+    assert (
+        "does not know (layer_types: 'warp_attention'). It knows full_attention, sliding_attention"
+        in error
+    )
 
 
 class BrokenLlama(transformers.LlamaForCausalLM):
@@ -121,7 +152,9 @@ class BrokenLlama(transformers.LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("when", ["outrider-shapes", "outrider"])
-def test_code_that_fails_with_our_attention_runs_without(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_fails_with_our_attention_runs_without(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BrokenLlama, "when", (when,))
     module = BrokenLlama(transformers.LlamaConfig(**GROUPED)).eval()
     reason = build_lm(module, "mine", torch.float32, torch.device("cpu")).why_own_cache
@@ -134,7 +167,9 @@ def test_failing_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = build_lm(module, "mine", torch.float32, torch.device("cpu"))
     with pytest.raises(CapabilityError) as caught:
         finish(lm, module)
-    assert "there its code fails in a pass over a few tokens: KeyError: 'no such thing'" in str(caught.value)
+    assert "there its code fails in a pass over a few tokens: KeyError: 'no such thing'" in str(
+        caught.value
+    )
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -151,7 +186,12 @@ class ShortSighted(BrokenLlama):
 
 def test_code_that_fails_later_is_one_line() -> None:
     """Catches a traceback in the middle of an answer."""
-    lm = build_lm(ShortSighted(transformers.LlamaConfig(**GROUPED)).eval(), "mine", torch.float32, torch.device("cpu"))
+    lm = build_lm(
+        ShortSighted(transformers.LlamaConfig(**GROUPED)).eval(),
+        "mine",
+        torch.float32,
+        torch.device("cpu"),
+    )
     lm.kv.add_row()
     with pytest.raises(CapabilityError) as caught, torch.inference_mode():
         lm.forward(torch.ones(1, 129, dtype=torch.int64))
@@ -181,12 +221,16 @@ def test_other_logits_than_our_attention_gives() -> None:
 
 
 def test_rounding_is_no_missing_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accepts a model whose router flips by rounding, since transformers' own kernels differ there, too."""
+    """Accepts a model whose router flips by rounding, since transformers' own kernels differ there,
+    too."""
     monkeypatch.setattr(Biased, "kernels", ("eager",))
     module = Biased(transformers.LlamaConfig(**GROUPED)).eval()
     with pytest.raises(CapabilityError) as caught:
         build_lm(module, "mine", torch.float32, torch.device("cpu"))
-    assert "Two of transformers' own kernels (eager, sdpa) differ as much: rounding in float32" in str(caught.value)
+    assert (
+        "Two of transformers' own kernels (eager, sdpa) differ as much: rounding in float32"
+        in str(caught.value)
+    )
 
 
 # ---------------------------------------------------------------- what used to end in a traceback

@@ -1,6 +1,8 @@
-"""What a person gets for a mistake: the right class of error, one line, and what to do about it. Never a traceback.
+"""What a person gets for a mistake: the right class of error, one line, and what to do about it.
+Never a traceback.
 
-Every test goes through `LLM`, the door users come through; the command line prints these messages as they are.
+Every test goes through `LLM`, the door users come through; the command line prints these messages
+as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from outrider.errors import (
     OutriderError,
     RequestError,
 )
-from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama, widened, word_tokenizer
+from tests.helpers import (
+    byte_tokenizer,
+    disturbed,
+    save_checkpoint,
+    tiny_llama,
+    widened,
+    word_tokenizer,
+)
 
 CONTEXT = 48
 
@@ -57,7 +66,10 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def load(target: Path | str, **options: Any) -> LLM:
-    return LLM(target, **{"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, **options})
+    return LLM(
+        target,
+        **{"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, **options},
+    )
 
 
 def refusal(kind: type[OutriderError], action: Callable[[], object]) -> str:
@@ -80,14 +92,17 @@ def test_missing_folder() -> None:
 
 
 def test_misspelt_folder(folder: Path) -> None:
-    """The folder beside it that is probably meant; none where nothing is alike, or there is no such place."""
+    """The folder beside it that is probably meant; none where nothing is alike, or there is no such
+    place."""
     misspelt = f"{folder}s"
     assert f"Did you mean '{folder}'?" in refusal(CheckpointError, lambda: load(misspelt))
     for other in (folder.parent / "quite-another", Path("/nowhere/at/all")):
         assert "Did you mean" not in refusal(CheckpointError, lambda name=other: load(name))  # type: ignore[misc]
 
 
-def test_a_home_folder_that_no_shell_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_that_no_shell_expanded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """--draft=~/model reaches us as it is typed, and so does a path in a file of settings."""
     monkeypatch.setenv("HOME", str(folder.parent))
     loaded = load(f"~/{folder.name}", drafter="draft-model", draft=f"~/{folder.name}")
@@ -111,7 +126,8 @@ def test_broken_config(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"model_type": "no-such-architecture"}, {"model_type": "llama", "hidden_size": "x"}]
+    "config",
+    [{}, {"model_type": "no-such-architecture"}, {"model_type": "llama", "hidden_size": "x"}],
 )
 def test_unusable_config(folder: Path, config: dict[str, object]) -> None:
     """Catches a config that parses and still describes nothing we know."""
@@ -145,9 +161,12 @@ def test_no_weights(folder: Path) -> None:
 
 
 def test_absent_tensors(folder: Path) -> None:
-    """Catches the worst: transformers fills missing weights with random numbers, warns, and goes on."""
+    """Catches the worst: transformers fills missing weights with random numbers, warns, and goes
+    on."""
     file = folder / "model.safetensors"
-    weights = {name: weight for name, weight in load_file(file).items() if "layers.1.mlp" not in name}
+    weights = {
+        name: weight for name, weight in load_file(file).items() if "layers.1.mlp" not in name
+    }
     save_file(weights, file, metadata={"format": "pt"})
     message = refusal(CheckpointError, lambda: load(folder))
     assert "3 weights" in message
@@ -174,7 +193,12 @@ def test_no_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["bert", "vit"])
 def test_not_a_language_model(tmp_path: Path, kind: str) -> None:
     """Catches a model that has weights and a tokenizer but cannot continue text."""
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     model = (
         BertModel(BertConfig(vocab_size=257, **small))
         if kind == "bert"
@@ -205,16 +229,20 @@ def test_one_token_differs(tmp_path: Path) -> None:
     for name, prefix in (("target", "w"), ("draft", "v")):
         save_checkpoint(tmp_path / name, tiny_llama(20), word_tokenizer(20, prefix=prefix))
     message = refusal(
-        CapabilityError, lambda: load(tmp_path / "target", drafter="draft-model", draft=tmp_path / "draft")
+        CapabilityError,
+        lambda: load(tmp_path / "target", drafter="draft-model", draft=tmp_path / "draft"),
     )
     assert "id 1 ('v1' against 'w1')" in message
 
 
 @pytest.mark.parametrize("widths", [(257, 320), (320, 257)])
 def test_padded_vocabularies_are_fine(tmp_path: Path, widths: tuple[int, int]) -> None:
-    """Catches the refusal, or the crash, of a pair that only pads its embeddings differently (Qwen's sizes do)."""
+    """Catches the refusal, or the crash, of a pair that only pads its embeddings differently
+    (Qwen's sizes do)."""
     target = tiny_llama(257)
-    for name, model, width in zip(("target", "draft"), (target, disturbed(target, 0.05)), widths, strict=True):
+    for name, model, width in zip(
+        ("target", "draft"), (target, disturbed(target, 0.05)), widths, strict=True
+    ):
         save_checkpoint(tmp_path / name, widened(model, width), byte_tokenizer())
     both = load(tmp_path / "target", drafter="draft-model", draft=tmp_path / "draft")
     plain = load(tmp_path / "target", drafter="none")
@@ -240,7 +268,9 @@ def test_draft_missing(good: Path) -> None:
 # ---------------------------------------------------------------- names and parameters
 
 
-@pytest.mark.parametrize(("option", "typo", "meant"), [("drafter", "ngarm", "ngram"), ("verifier", "blok", "block")])
+@pytest.mark.parametrize(
+    ("option", "typo", "meant"), [("drafter", "ngarm", "ngram"), ("verifier", "blok", "block")]
+)
 def test_unknown_names(good: Path, option: str, typo: str, meant: str) -> None:
     """Catches an error that does not say what there is."""
     message = refusal(ConfigError, lambda: load(good, **{option: typo}))
@@ -251,10 +281,16 @@ def test_unknown_names(good: Path, option: str, typo: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("num_draft_tokens", 0), ("num_draft_tokens", 65), ("max_num_seqs", 0), ("threads", 0), ("max_model_len", 1),
-        ("runtime", "maybe"), ("dtype", "float31"), ("device", "tpu"),
+        ("num_draft_tokens", 0),
+        ("num_draft_tokens", 65),
+        ("max_num_seqs", 0),
+        ("threads", 0),
+        ("max_model_len", 1),
+        ("runtime", "maybe"),
+        ("dtype", "float31"),
+        ("device", "tpu"),
     ],
-)  # fmt: skip
+)
 def test_options_out_of_range(good: Path, option: str, value: object) -> None:
     """Catches a value that is clamped, ignored, or fails deep inside torch."""
     message = refusal(ConfigError, lambda: load(good, **{option: value}))
@@ -264,17 +300,35 @@ def test_options_out_of_range(good: Path, option: str, value: object) -> None:
 
 COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a chain verifier for trees": ({"drafter": "lookahead", "verifier": "block"}, "traversal"),
-    "a tree of no known shape": ({"drafter": "draft-model", "drafter_options": {"tree": "4y2"}}, "4x2x1"),
-    "a stop rule for trees": ({"drafter": "draft-model", "drafter_options": {"tree": "2x2", "stop": "entropy"}}, "for chains"),
+    "a tree of no known shape": (
+        {"drafter": "draft-model", "drafter_options": {"tree": "4y2"}},
+        "4x2x1",
+    ),
+    "a stop rule for trees": (
+        {"drafter": "draft-model", "drafter_options": {"tree": "2x2", "stop": "entropy"}},
+        "for chains",
+    ),
     "a lossy verifier unasked": ({"verifier": "typical"}, "--lossy"),
     "lossy without a lossy verifier": ({"lossy": True}, "typical, top-k"),
-    "an option of another drafter": ({"drafter": "ngram", "drafter_options": {"exit_layer": 1}}, "min_ngram"),
+    "an option of another drafter": (
+        {"drafter": "ngram", "drafter_options": {"exit_layer": 1}},
+        "min_ngram",
+    ),
     "a misspelt option": ({"drafter": "suffix", "drafter_options": {"max_dept": 3}}, "'max_depth'"),
-    "an exit behind the last layer": ({"drafter": "early-exit", "drafter_options": {"exit_layer": 99}}, "between 1 and 1"),
+    "an exit behind the last layer": (
+        {"drafter": "early-exit", "drafter_options": {"exit_layer": 99}},
+        "between 1 and 1",
+    ),
     "bits no kernel has": ({"drafter": "quantised", "drafter_options": {"bits": 3}}, "4 or 8"),
     "no corpus": ({"drafter": "retrieval"}, "corpus=PATH"),
-    "a corpus that is not there": ({"drafter": "retrieval", "drafter_options": {"corpus": "/nowhere"}}, "/nowhere"),
-    "two models in a composite": ({"drafter": "composite", "drafter_options": {"parts": "quantised,early-exit"}}, "one model"),
+    "a corpus that is not there": (
+        {"drafter": "retrieval", "drafter_options": {"corpus": "/nowhere"}},
+        "/nowhere",
+    ),
+    "two models in a composite": (
+        {"drafter": "composite", "drafter_options": {"parts": "quantised,early-exit"}},
+        "one model",
+    ),
     "a draft service in a composite": (
         {"drafter": "composite", "drafter_options": {"parts": "remote,suffix"}},
         'outrider service draft --drafter "composite parts=suffix',
@@ -285,7 +339,8 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_impossible_combinations(good: Path, name: str) -> None:
-    """Catches a combination that fails in the middle of a text, and a refusal that does not say what would work."""
+    """Catches a combination that fails in the middle of a text, and a refusal that does not say
+    what would work."""
     options, hint = COMBINATIONS[name]
     with pytest.raises((ConfigError, CapabilityError)) as caught:
         load(good, **options)
@@ -296,21 +351,36 @@ def test_impossible_combinations(good: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -1), ("temperature", float("nan")), ("top_p", -0.1), ("top_p", 1.5), ("top_k", -2), ("min_p", 2),
-        ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3), ("max_tokens", 0), ("seed", 2**64),
-        ("stop", [""]), ("stop_token_ids", [-1]), ("allowed_token_ids", []), ("logprobs", -1), ("logit_bias", {1: "x"}),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_p", -0.1),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("max_tokens", 0),
+        ("seed", 2**64),
+        ("stop", [""]),
+        ("stop_token_ids", [-1]),
+        ("allowed_token_ids", []),
+        ("logprobs", -1),
+        ("logit_bias", {1: "x"}),
     ],
-)  # fmt: skip
+)
 def test_sampling_out_of_range(name: str, value: object) -> None:
     """Catches a sampling option that silently means something else."""
     assert name in refusal(ConfigError, lambda: SamplingParams(**{name: value}))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("allowed_token_ids", [257]), ("logit_bias", {9999: 1.0}), ("logprobs", 258)]
+    ("name", "value"),
+    [("allowed_token_ids", [257]), ("logit_bias", {9999: 1.0}), ("logprobs", 258)],
 )
 def test_sampling_outside_the_vocabulary(llm: LLM, name: str, value: object) -> None:
-    """Catches what only the model's vocabulary can refuse, and a refusal that leaves a dead row behind."""
+    """Catches what only the model's vocabulary can refuse, and a refusal that leaves a dead row
+    behind."""
     with pytest.raises((ConfigError, RequestError)) as caught:
         llm.generate("abc", SamplingParams(max_tokens=4, **{name: value}))
     assert name in str(caught.value)
@@ -336,7 +406,9 @@ def test_empty_prompt(llm: LLM, prompt: str | list[int]) -> None:
 @pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 10 * CONTEXT])
 def test_prompt_longer_than_the_context(llm: LLM, length: int) -> None:
     """Catches positions the model never saw."""
-    message = refusal(RequestError, lambda: llm.generate(["ok", "x" * length], SamplingParams(max_tokens=2)))
+    message = refusal(
+        RequestError, lambda: llm.generate(["ok", "x" * length], SamplingParams(max_tokens=2))
+    )
     assert "prompt 1" in message
     assert str(length) in message
     assert str(CONTEXT) in message
@@ -346,20 +418,24 @@ def test_prompt_longer_than_the_context(llm: LLM, length: int) -> None:
 def test_the_context_ends_the_text(good: Path, room: int) -> None:
     """Catches a draft that runs over the context's end, and an end that is not reported as such."""
     for options in ({}, {"drafter": "draft-model", "draft": good}):
-        done = load(good, **options).generate("x" * (CONTEXT - room), SamplingParams(max_tokens=100, ignore_eos=True))[
-            0
-        ]
+        done = load(good, **options).generate(
+            "x" * (CONTEXT - room), SamplingParams(max_tokens=100, ignore_eos=True)
+        )[0]
         assert (len(done.token_ids), done.finish_reason) == (room, "length")
 
 
 def test_token_id_outside_the_vocabulary(llm: LLM) -> None:
     """Catches an embedding look-up far from the mistake."""
-    assert "257" in refusal(RequestError, lambda: llm.generate([[1, 2, 257]], SamplingParams(max_tokens=2)))
+    assert "257" in refusal(
+        RequestError, lambda: llm.generate([[1, 2, 257]], SamplingParams(max_tokens=2))
+    )
 
 
 def test_no_chat_template(llm: LLM) -> None:
     """Catches transformers' advice about a template we cannot set here."""
-    assert "chat template" in refusal(ConfigError, lambda: llm.chat_prompt([{"role": "user", "content": "hi"}]))
+    assert "chat template" in refusal(
+        ConfigError, lambda: llm.chat_prompt([{"role": "user", "content": "hi"}])
+    )
 
 
 # ---------------------------------------------------------------- numbers
@@ -380,22 +456,28 @@ def test_nan_logits_stop_the_generation(tmp_path: Path, temperature: float) -> N
     assert "layer 0 of 0..1, fed by the embedding" in message
     assert "row 1" in message
     after = llm.generate(["abc", "abd"], SamplingParams(max_tokens=8, ignore_eos=True))
-    assert after[0].token_ids == before, "what the failed generation left in the cache reaches the next one"
+    assert after[0].token_ids == before, (
+        "what the failed generation left in the cache reaches the next one"
+    )
 
 
 def test_nan_weights_are_refused_or_stop(tmp_path: Path) -> None:
-    """Catches a damaged checkpoint that loads, passes its probes because NaN compares with nothing, and speaks."""
+    """Catches a damaged checkpoint that loads, passes its probes because NaN compares with nothing,
+    and speaks."""
     model = tiny_llama(257)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
     save_checkpoint(tmp_path, model, byte_tokenizer())
-    message = refusal(NumericalError, lambda: load(tmp_path).generate("abc", SamplingParams(max_tokens=2)))
+    message = refusal(
+        NumericalError, lambda: load(tmp_path).generate("abc", SamplingParams(max_tokens=2))
+    )
     assert "NaN" in message
     assert "model.layers.0.mlp.down_proj.weight" in message
 
 
 def test_config_objects_are_not_shared() -> None:
-    """Catches a helper of these tests that would hide a real one: `widened` must not change its argument."""
+    """Catches a helper of these tests that would hide a real one: `widened` must not change its
+    argument."""
     model = tiny_llama(257)
     widened(model, 320)
     assert isinstance(model.config, LlamaConfig)

@@ -31,7 +31,16 @@ def test_bench_on_the_demo_pair(
     """Two batch sizes and a context length: all compared, texts identical, numbers consistent."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.chdir(tmp_path)
-    arguments = ("--batch-size", "1,2", "--context-lengths", "80", "--out", "r.json", "--out", "r.html")
+    arguments = (
+        "--batch-size",
+        "1,2",
+        "--context-lengths",
+        "80",
+        "--out",
+        "r.json",
+        "--out",
+        "r.html",
+    )
     assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
     printed = capsys.readouterr().out
     assert "texts that must be the plain ones are" in printed
@@ -39,16 +48,24 @@ def test_bench_on_the_demo_pair(
     result = read_result(Path("r.json"))
     assert isinstance(result, BenchResult)
     assert f"Speedup by batch size: {result.cells[0].task}, T = 0" in printed
-    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80)]
+    assert [(cell.batch_size, cell.context) for cell in result.cells] == [
+        (1, None),
+        (2, None),
+        (1, 80),
+    ]
     for cell in result.cells:
         plain, model, suffix = cell.configurations
         assert (plain.tau, plain.speedup) == (1, None)
         assert model.tau > 2, "the demo's draft is a good one"
         assert all(one.speedup is not None and one.step_s for one in (model, suffix))
-        assert all(one.identity is not None and one.identity.num_identical == 2 for one in (model, suffix))
+        assert all(
+            one.identity is not None and one.identity.num_identical == 2 for one in (model, suffix)
+        )
         for one in cell.configurations:
             assert one.num_runs == 2
-            assert one.num_tokens == sum(run.tokens for run in cell.runs if run.configuration == one.configuration)
+            assert one.num_tokens == sum(
+                run.tokens for run in cell.runs if run.configuration == one.configuration
+            )
         assert all(sum(one.time_s.values()) > 0 for one in cell.configurations)
     assert {cell.mean_prompt_tokens for cell in result.cells if cell.context} == {80}
     assert [info.added_weights_bytes for info in result.configurations][1:] == [
@@ -59,7 +76,8 @@ def test_bench_on_the_demo_pair(
 
 @pytest.mark.slow
 def test_ctrl_c_and_resume(tmp_path: Path) -> None:
-    """The real signal, in a process of its own: what is known is reported, the journal is named, and the same command goes on."""
+    """The real signal, in a process of its own: what is known is reported, the journal is named,
+    and the same command goes on."""
     command = [
         sys.executable,
         "-m",
@@ -77,11 +95,19 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     journal = tmp_path / "r.unfinished.jsonl"
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background inherit that it is ignored
-    )  # fmt: skip
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # jobs in the background inherit that it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and not (journal.exists() and "/ group 0" in journal.read_text()):
+    while time.monotonic() < deadline and not (
+        journal.exists() and "/ group 0" in journal.read_text()
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=TIMEOUT_S)
@@ -111,6 +137,8 @@ def test_nothing_to_resume_is_reported_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("outrider.lab.runner.load_models", lambda *arguments: pytest.fail("a model was read"))
+    monkeypatch.setattr(
+        "outrider.lab.runner.load_models", lambda *arguments: pytest.fail("a model was read")
+    )
     assert app.run(["bench", "demo", "--resume"]) == 2
     assert "there is no interrupted run to resume" in capsys.readouterr().err

@@ -23,7 +23,9 @@ def servers() -> Iterator[tuple[str, str]]:
     """(Plain, speculative.)"""
     with (
         live_server("demo", "--drafter", "none", *QUICK) as plain,
-        live_server("demo", "--drafter", "draft-model", "--num-draft-tokens", "4", *QUICK) as speculative,
+        live_server(
+            "demo", "--drafter", "draft-model", "--num-draft-tokens", "4", *QUICK
+        ) as speculative,
     ):
         yield plain, speculative
 
@@ -44,7 +46,9 @@ def test_bench_compares_two_of_our_servers(
     plain, speculative = servers
     assert app.run(["bench", speculative, "--baseline-url", plain, *SMALL, "--out", "r.json"]) == 0
     assert "speculative against plain" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"], "the journal of a complete run is gone"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"], (
+        "the journal of a complete run is gone"
+    )
     result = read_result(Path("r.json"))
     assert isinstance(result, BenchResult)
     assert KEY not in Path("r.json").read_text(encoding="utf-8")
@@ -59,5 +63,7 @@ def test_bench_compares_two_of_our_servers(
     counts = with_drafts.speculation
     assert counts is not None
     assert 0 < (counts.num_accepted_tokens or 0) <= (counts.num_draft_tokens or 0)
-    assert sum(answer.num_tokens or 0 for answer in with_drafts.answers) == 16 * len(with_drafts.answers)
+    assert sum(answer.num_tokens or 0 for answer in with_drafts.answers) == 16 * len(
+        with_drafts.answers
+    )
     assert without.speculation is None or not without.speculation.num_draft_tokens

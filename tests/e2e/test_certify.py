@@ -1,4 +1,5 @@
-"""Certificates of the embedded pair, through the command line's own door, and one that must not be given."""
+"""Certificates of the embedded pair, through the command line's own door, and one that must not be
+given."""
 
 from __future__ import annotations
 
@@ -36,13 +37,17 @@ def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyRe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    {"drafter": "draft-model", "verifier": "block"},
-    {"drafter": "draft-model", "verifier": "token"},
-    {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
-    {"drafter": "draft-model", "verifier": "gumbel"},
-    {"drafter": "ngram"},
-], ids=lambda options: " ".join(map(str, options.values())))  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "draft-model", "verifier": "block"},
+        {"drafter": "draft-model", "verifier": "token"},
+        {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
+        {"drafter": "draft-model", "verifier": "gumbel"},
+        {"drafter": "ngram"},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
 def test_the_embedded_pair_is_lossless(options: dict[str, Any]) -> None:
     result = run(**options)
     assert result.verdict == "lossless", result.reasons
@@ -57,8 +62,11 @@ def test_with_the_users_own_sampling_options() -> None:
 
 
 @pytest.mark.slow
-def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a trained pair, whose distributions are peaked and alike: with the number of draws that a user gets."""
+def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a trained pair, whose distributions are peaked and alike: with the number of draws that a
+    user gets."""
     entry = Entry("tests.unit.lab.certify.broken:ResamplesFromTarget", "faulty")
     monkeypatch.setitem(VERIFIERS._builtin, "resamples", entry)
     result = run(CertifyPlan(), prompts=8, drafter="draft-model", verifier="resamples")
@@ -67,18 +75,30 @@ def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeyp
 
 
 @pytest.mark.slow
-def test_defaults_find_a_drafter_that_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_find_a_drafter_that_reports_another_temperature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """q^0.9: the number of draws, prompts and positions that a user gets who asks for nothing."""
-    monkeypatch.setitem(DRAFTERS._builtin, "flattens", Entry("tests.unit.lab.certify.broken:FlattensItsReport", "faulty"))
+    monkeypatch.setitem(
+        DRAFTERS._builtin,
+        "flattens",
+        Entry("tests.unit.lab.certify.broken:FlattensItsReport", "faulty"),
+    )
     result = run(CertifyPlan(), prompts=8, drafter="flattens", draft="demo")
     assert result.sampled_distribution.status == "failed"
     assert "another distribution than it reports" in result.sampled_distribution.why
 
 
 @pytest.mark.slow
-def test_defaults_find_a_rule_that_errs_only_beyond_position_300(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_find_a_rule_that_errs_only_beyond_position_300(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And nothing else finds it: continuations are sound."""
-    monkeypatch.setitem(VERIFIERS._builtin, "resamples-late", Entry("tests.unit.lab.certify.broken:ResamplesLate", "faulty"))
+    monkeypatch.setitem(
+        VERIFIERS._builtin,
+        "resamples-late",
+        Entry("tests.unit.lab.certify.broken:ResamplesLate", "faulty"),
+    )
     result = run(CertifyPlan(), prompts=8, drafter="draft-model", verifier="resamples-late")
     assert [section.status for section in result.sections.values()][:2] == ["passed", "failed"]
     rejected = [one for one in result.sampled_distribution.tests if one.rejected]

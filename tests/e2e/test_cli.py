@@ -1,8 +1,8 @@
 """The real command on real weights: what a user types and sees.
 
-In this process where that shows the same thing, since every process of its own loads torch again; as its own
-process where signals, pipes or a clean stdout are the point. What can be seen without a model is in
-`tests/unit/cli`.
+In this process where that shows the same thing, since every process of its own loads torch again;
+as its own process where signals, pipes or a clean stdout are the point. What can be seen without a
+model is in `tests/unit/cli`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 from outrider.cli import app
 
 TIMEOUT_S = 240
-PLAIN = ("--runtime", "eager", "--threads", "1")  # quick to start, and no quarrel over cores with other tests
+# quick to start, and no quarrel over cores with other tests
+PLAIN = ("--runtime", "eager", "--threads", "1")
 PROMPT = "Once upon a time"
 QUESTION = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -58,9 +59,12 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     """The command as its own process."""
     return subprocess.Popen(
         [sys.executable, "-m", "outrider", *arguments],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
+    )
 
 
 def copy_of(model: Path, to: Path) -> Path:
@@ -74,7 +78,16 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     """stdout holds nothing but the object, although libraries that like to print loaded two models."""
     target, draft = map(str, pair)
     with start(
-        "generate", target, QUESTION, "--no-chat-template", "--draft", draft, "--max-tokens", "24", "--json", *PLAIN
+        "generate",
+        target,
+        QUESTION,
+        "--no-chat-template",
+        "--draft",
+        draft,
+        "--max-tokens",
+        "24",
+        "--json",
+        *PLAIN,
     ) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
@@ -92,7 +105,9 @@ def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) 
     streamed = cli(*common, stdin=PROMPT)
     assert (plain.code, drafted.code, streamed.code) == (0, 0, 0), plain.errors + drafted.errors
     assert json.loads(plain.out)["token_ids"] == json.loads(drafted.out)["token_ids"]
-    assert json.loads(drafted.out)["stats"]["drafted"] > json.loads(plain.out)["stats"]["drafted"] == 0
+    assert (
+        json.loads(drafted.out)["stats"]["drafted"] > json.loads(plain.out)["stats"]["drafted"] == 0
+    )
     assert streamed.out.rstrip("\n") == json.loads(plain.out)["text"].rstrip("\n")
     assert "tokens/s" in streamed.errors
 
@@ -100,14 +115,17 @@ def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) 
 def test_marks(stories: Path, cli: Callable[..., Outcome]) -> None:
     """Runs of accepted tokens are visible; without the marks it is the same text."""
     common = ("generate", str(stories), PROMPT, "--max-tokens", "120", *PLAIN)
-    marked, plain = cli(*common, "--show-drafts"), cli(*common)
+    marked = cli(*common, "--show-drafts")
+    plain = cli(*common)
     assert marked.out.count("‹") == marked.out.count("›") > 0
     assert marked.out.replace("‹", "").replace("›", "") == plain.out
 
 
 def test_logprobs(stories: Path, cli: Callable[..., Outcome]) -> None:
     """One entry a token, the token itself among them; greedy means the likeliest."""
-    run = cli("generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--logprobs", "2", *PLAIN)
+    run = cli(
+        "generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--logprobs", "2", *PLAIN
+    )
     found = json.loads(run.out)
     assert len(found["logprobs"]) == 5
     for token, logprobs in zip(found["token_ids"], found["logprobs"], strict=True):
@@ -139,7 +157,11 @@ def test_bad_models(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) 
     mute = copy_of(stories, tmp_path / "mute")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (mute / name).unlink(missing_ok=True)
-    for folder, word in ((tmp_path / "nowhere", "no model folder"), (cut, "damaged"), (mute, "tokenizer")):
+    for folder, word in (
+        (tmp_path / "nowhere", "no model folder"),
+        (cut, "damaged"),
+        (mute, "tokenizer"),
+    ):
         run = cli("generate", str(folder), PROMPT)
         found = [line for line in run.errors.splitlines() if line.startswith("error: ")]
         assert (run.code, run.out, len(found)) == (2, "", 1), run.errors
@@ -176,13 +198,25 @@ def test_draft_of_another_vocabulary(
     """Sizes, the first difference, and what to use instead."""
     run = cli("generate", str(stories), PROMPT, "--draft", str(pair[1]), *PLAIN)
     assert run.code == 2
-    assert all(word in run.errors for word in ("4096", "512", "first difference", "--drafter ngram"))
+    assert all(
+        word in run.errors for word in ("4096", "512", "first difference", "--drafter ngram")
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c(stories: Path) -> None:
     """A real SIGINT in the middle of a stream: what was written, its stats, exit code 130."""
-    options = ("--max-tokens", "450", "--temperature", "1", "--seed", "1", "--drafter", "none", *PLAIN)
+    options = (
+        "--max-tokens",
+        "450",
+        "--temperature",
+        "1",
+        "--seed",
+        "1",
+        "--drafter",
+        "none",
+        *PLAIN,
+    )
     with start("generate", str(stories), PROMPT, *options) as process:
         assert process.stdout is not None
         first = process.stdout.read(1)
@@ -211,7 +245,8 @@ def test_a_reader_that_leaves(stories: Path) -> None:
 
 @pytest.mark.slow
 def test_demo(cli: Callable[..., Outcome]) -> None:
-    """The first command of the README, uncompiled and short: every drafter says what plain decoding says."""
+    """The first command of the README, uncompiled and short: every drafter says what plain decoding
+    says."""
     from outrider.cli.demo import CONFIGURATIONS
     from outrider.demo import demo_paths
 
@@ -221,7 +256,13 @@ def test_demo(cli: Callable[..., Outcome]) -> None:
     assert run.code == 0, run.errors
     found = json.loads(run.out)
     bench = found["bench"]
-    assert [one["label"] for one in bench["configurations"]] == ["none", *CONFIGURATIONS.split(", ")]
+    assert [one["label"] for one in bench["configurations"]] == [
+        "none",
+        *CONFIGURATIONS.split(", "),
+    ]
     measured = bench["cells"][0]["configurations"]
     assert len(measured) == len(bench["configurations"])
-    assert all(one["identity"]["num_identical"] == one["identity"]["num_compared"] == 2 for one in measured[1:])
+    assert all(
+        one["identity"]["num_identical"] == one["identity"]["num_compared"] == 2
+        for one in measured[1:]
+    )

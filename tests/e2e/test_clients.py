@@ -48,7 +48,9 @@ def client(address: str) -> Any:
 def ask(client: Any, question: str = LEMONS, **fields: Any) -> Any:
     """One greedy answer, unless `fields` say otherwise."""
     fields = {"temperature": 0, "max_completion_tokens": 80} | fields
-    return client.chat.completions.create(model="demo", messages=[{"role": "user", "content": question}], **fields)
+    return client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": question}], **fields
+    )
 
 
 def text_of(answer: Any) -> str:
@@ -65,17 +67,22 @@ def test_models_are_listed(client: Any) -> None:
 
 
 def test_other_interfaces_give_the_same_answer(address: str, client: Any) -> None:
-    """A conversation that goes on, in three interfaces: greedy text is one text, and drafts are made for all."""
+    """A conversation that goes on, in three interfaces: greedy text is one text, and drafts are
+    made for all."""
     first = ask(client)
     one = client.responses.create(model="demo", input=LEMONS, temperature=0, max_output_tokens=80)
     assert one.output_text == text_of(first)
     turns = [
-        {"role": "user", "content": LEMONS}, {"role": "assistant", "content": text_of(first)}, {"role": "user", "content": EGGS},
-    ]  # fmt: skip
+        {"role": "user", "content": LEMONS},
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": EGGS},
+    ]
     ask_again: dict[str, Any] = {"model": "demo", "temperature": 0}
     second = client.chat.completions.create(messages=turns, max_completion_tokens=80, **ask_again)
     events = list(
-        client.responses.create(input=EGGS, previous_response_id=one.id, max_output_tokens=80, stream=True, **ask_again)
+        client.responses.create(
+            input=EGGS, previous_response_id=one.id, max_output_tokens=80, stream=True, **ask_again
+        )
     )
     assert events[-1].response.output_text == text_of(second)
     assert events[-1].response.usage.input_tokens == second.usage.prompt_tokens
@@ -104,7 +111,11 @@ def test_chat_answers_and_counts(client: Any) -> None:
 
 def test_speculation_changes_no_text(client: Any) -> None:
     """Greedy, and sampled with a seed: with, without, and with other lengths."""
-    for fields in ({"temperature": 0}, {"temperature": 1, "seed": 11}, {"temperature": 0.7, "top_p": 0.9, "seed": 12}):
+    for fields in (
+        {"temperature": 0},
+        {"temperature": 1, "seed": 11},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 12},
+    ):
         plain = ask(client, EGGS, **fields, extra_body=OFF)
         assert plain.model_extra["metrics"]["speculative_decoding"] is None
         for length in (1, 4):
@@ -114,7 +125,8 @@ def test_speculation_changes_no_text(client: Any) -> None:
 
 
 def test_a_prediction_is_drafted_from_and_changes_no_text(client: Any) -> None:
-    """Predicted outputs: the answer itself, one with other numbers, and one that is off; greedy, and sampled with a seed."""
+    """Predicted outputs: the answer itself, one with other numbers, and one that is off; greedy,
+    and sampled with a seed."""
     for fields in ({"temperature": 0}, {"temperature": 1, "seed": 11}):
         plain = ask(client, EGGS, **fields, extra_body=OFF)
         assert plain.usage.completion_tokens_details is None
@@ -127,7 +139,13 @@ def test_a_prediction_is_drafted_from_and_changes_no_text(client: Any) -> None:
             counts.append(answer.usage.completion_tokens_details.accepted_prediction_tokens)
         assert counts[0] > plain.usage.completion_tokens * 0.7  # seven of eight, in the best case
         assert 0 < counts[1] < counts[0]
-        off = ask(client, EGGS, **fields, prediction={"type": "content", "content": text_of(plain)}, extra_body=OFF)
+        off = ask(
+            client,
+            EGGS,
+            **fields,
+            prediction={"type": "content", "content": text_of(plain)},
+            extra_body=OFF,
+        )
         details = off.usage.completion_tokens_details
         assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
 
@@ -148,12 +166,17 @@ def test_stream_is_the_same_answer_in_pieces(client: Any) -> None:
 def test_a_conversation_goes_on_and_reuses_its_prompt(client: Any) -> None:
     first = [{"role": "user", "content": EGGS}]
     one = client.chat.completions.create(model="demo", messages=first, temperature=0, max_tokens=80)
-    then = [*first, {"role": "assistant", "content": text_of(one)}, {"role": "user", "content": LEMONS}]
+    then = [
+        *first,
+        {"role": "assistant", "content": text_of(one)},
+        {"role": "user", "content": LEMONS},
+    ]
     two = client.chat.completions.create(model="demo", messages=then, temperature=0, max_tokens=80)
     assert "####" in text_of(two)
     assert two.usage.prompt_tokens > one.usage.prompt_tokens
     target = build(Options("demo", drafter="none")).target.lm
-    few_are_shared = reads_any_way(target)  # else only whole chunks of 512: on some processors a text's bits follow its cuts
+    # else only whole chunks of 512: on some processors a text's bits follow its cuts
+    few_are_shared = reads_any_way(target)
     assert (two.usage.prompt_tokens_details.cached_tokens > 0) == few_are_shared
 
 
@@ -169,7 +192,9 @@ def test_stop_ends_the_text_before_it(client: Any) -> None:
     stopped = ask(client, stop=["####"])
     assert text_of(stopped) == whole[: whole.index("####")]
     assert stopped.choices[0].finish_reason == "stop"
-    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in ask(client, stop=["####"], stream=True))
+    streamed = "".join(
+        chunk.choices[0].delta.content or "" for chunk in ask(client, stop=["####"], stream=True)
+    )
     assert streamed == text_of(stopped)
 
 
@@ -199,7 +224,13 @@ def test_logprobs_are_the_targets_own(client: Any) -> None:
 def test_completions_with_their_own_fields(client: Any) -> None:
     """echo, logprobs, several prompts, n and token ids, as the older endpoint has them."""
     answer = client.completions.create(
-        model="demo", prompt=[DEMO_PROMPTS[0], DEMO_PROMPTS[4]], n=2, echo=True, logprobs=2, temperature=0, max_tokens=60
+        model="demo",
+        prompt=[DEMO_PROMPTS[0], DEMO_PROMPTS[4]],
+        n=2,
+        echo=True,
+        logprobs=2,
+        temperature=0,
+        max_tokens=60,
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.choices[0].text == answer.choices[1].text
@@ -224,11 +255,14 @@ def test_logit_bias_is_obeyed(client: Any, address: str) -> None:
 
 
 def test_async_answers_do_not_depend_on_their_company(client: Any, address: str) -> None:
-    """Eight at once, mixed: greedy and seeded, with and without speculation. Each must say what it says alone."""
+    """Eight at once, mixed: greedy and seeded, with and without speculation. Each must say what it
+    says alone."""
     kinds: list[dict[str, Any]] = [
-        {"temperature": 0}, {"temperature": 1, "seed": 1}, {"temperature": 1, "seed": 2, "extra_body": OFF},
+        {"temperature": 0},
+        {"temperature": 1, "seed": 1},
+        {"temperature": 1, "seed": 2, "extra_body": OFF},
         {"temperature": 0.8, "top_k": 20, "seed": 3},
-    ]  # fmt: skip
+    ]
     for kind in kinds:
         if "top_k" in kind:
             kind["extra_body"] = {"top_k": kind.pop("top_k")}
@@ -236,16 +270,30 @@ def test_async_answers_do_not_depend_on_their_company(client: Any, address: str)
     alone = [text_of(ask(client, question, **kind)) for question, kind in jobs]
 
     async def together() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120) as many:
-            return [text_of(answer) for answer in await asyncio.gather(*(ask(many, question, **kind) for question, kind in jobs))]
+        async with openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120
+        ) as many:
+            return [
+                text_of(answer)
+                for answer in await asyncio.gather(
+                    *(ask(many, question, **kind) for question, kind in jobs)
+                )
+            ]
 
     assert asyncio.run(together()) == alone
 
 
 def test_async_stream(address: str) -> None:
     async def streamed() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120) as many:
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in await ask(many, stream=True)])
+        async with openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120
+        ) as many:
+            return "".join(
+                [
+                    chunk.choices[0].delta.content or ""
+                    async for chunk in await ask(many, stream=True)
+                ]
+            )
 
     assert "#### 19" in asyncio.run(streamed())
 
@@ -264,7 +312,11 @@ def test_leaving_a_stream_ends_its_request(client: Any, address: str) -> None:
 def running(address: str) -> float:
     with urllib.request.urlopen(f"{address}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    (value,) = [line.rsplit(" ", 1)[1] for line in lines if line.startswith("outrider:num_requests_running{")]
+    (value,) = [
+        line.rsplit(" ", 1)[1]
+        for line in lines
+        if line.startswith("outrider:num_requests_running{")
+    ]
     return float(value)
 
 
@@ -284,7 +336,9 @@ def running(address: str) -> float:
         ({"extra_body": {"functions": [{"name": "a"}]}}, "tools"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(client: Any, fields: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(
+    client: Any, fields: dict[str, Any], named: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **fields)
     assert named in caught.value.body["message"]
@@ -312,9 +366,13 @@ def test_structured_output_is_parsed(client: Any) -> None:
     """With and without speculation: draft paths must be masked too."""
     for extra in ({}, OFF):
         answer = client.chat.completions.parse(
-            model="demo", messages=[{"role": "user", "content": LEMONS}], response_format=Count, temperature=0,
-            max_completion_tokens=600, extra_body=extra,
-        )  # fmt: skip
+            model="demo",
+            messages=[{"role": "user", "content": LEMONS}],
+            response_format=Count,
+            temperature=0,
+            max_completion_tokens=600,
+            extra_body=extra,
+        )
         assert isinstance(answer.choices[0].message.parsed, Count)
 
 
@@ -328,7 +386,10 @@ def test_json_mode(client: Any) -> None:
 
 def test_tools_are_refused_where_the_model_could_not_see_them(client: Any) -> None:
     """Tools themselves: test_clients_calls.py. The demo's own template has no place for them."""
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+    }
     with pytest.raises(openai.BadRequestError, match="template"):
         ask(client, tools=[tool])
 
@@ -346,7 +407,9 @@ def test_langchain(address: str) -> None:
     assert answer.usage_metadata["output_tokens"] > 0
     assert "".join(chunk.content for chunk in model.stream(LEMONS)) == answer.content
     assert [one.content for one in model.batch([LEMONS, LEMONS])] == [answer.content] * 2
-    held = chat_models.ChatOpenAI(temperature=0, max_tokens=600, **settings).with_structured_output(Count, method="json_schema")
+    held = chat_models.ChatOpenAI(temperature=0, max_tokens=600, **settings).with_structured_output(
+        Count, method="json_schema"
+    )
     assert isinstance(held.invoke(LEMONS), Count)
 
 
@@ -357,7 +420,17 @@ def curl(address: str, path: str, *arguments: str, key: str = KEY) -> str:
     program = shutil.which("curl")
     if program is None:
         pytest.skip("no curl")
-    command = [program, "-sS", "-N", "--max-time", "120", "-H", f"Authorization: Bearer {key}", *arguments, address + path]
+    command = [
+        program,
+        "-sS",
+        "-N",
+        "--max-time",
+        "120",
+        "-H",
+        f"Authorization: Bearer {key}",
+        *arguments,
+        address + path,
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -366,8 +439,17 @@ def post(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_curl_streams_events(address: str) -> None:
-    body = {"messages": [{"role": "user", "content": LEMONS}], "stream": True, "temperature": 0, "return_token_origins": True}
-    lines = [line for line in curl(address, "/v1/chat/completions", "--json", json.dumps(body)).splitlines() if line]
+    body = {
+        "messages": [{"role": "user", "content": LEMONS}],
+        "stream": True,
+        "temperature": 0,
+        "return_token_origins": True,
+    }
+    lines = [
+        line
+        for line in curl(address, "/v1/chat/completions", "--json", json.dumps(body)).splitlines()
+        if line
+    ]
     assert lines[-1] == "data: [DONE]"
     choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-1]]
     text = "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -1,6 +1,8 @@
-"""Tools through the `openai` package: the demo's target with a chat template that renders tools, as Hermes and Qwen write them.
+"""Tools through the `openai` package: the demo's target with a chat template that renders tools, as
+Hermes and Qwen write them.
 
-The model never learnt to call anything: every call here is one that the grammar brought about, drafted paths included.
+The model never learnt to call anything: every call here is one that the grammar brought about,
+drafted paths included.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ SUBTRACT = {
         "name": "subtract",
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [18, 37]}},
+            "properties": {
+                "a": {"type": "integer", "minimum": 0, "maximum": 99},
+                "b": {"enum": [18, 37]},
+            },
             "required": ["a", "b"],
             "additionalProperties": False,
         },
@@ -51,7 +56,11 @@ LOOK_UP = {
     },
 }
 PARAMETERS: dict[str, Any] = {"subtract": {"a", "b"}, "look_up": {"fruit"}}
-SPECULATION = [{}, {"speculation": {"mode": "fixed", "max_draft_tokens": 4}}, {"speculation": {"mode": "off"}}]
+SPECULATION = [
+    {},
+    {"speculation": {"mode": "fixed", "max_draft_tokens": 4}},
+    {"speculation": {"mode": "off"}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +70,12 @@ def client(tmp_path_factory: Any) -> Iterator[Any]:
 
 
 def call(client: Any, **fields: Any) -> Any:
-    fields = {"tools": [SUBTRACT, LOOK_UP], "temperature": 0, "max_completion_tokens": 300, "parallel_tool_calls": False} | fields
+    fields = {
+        "tools": [SUBTRACT, LOOK_UP],
+        "temperature": 0,
+        "max_completion_tokens": 300,
+        "parallel_tool_calls": False,
+    } | fields
     message = {"role": "user", "content": DEMO_PROMPTS[0]}
     return client.chat.completions.create(model="caller", messages=[message], **fields)
 
@@ -84,7 +98,9 @@ def test_a_required_call_is_a_call(client: Any, extra: dict[str, Any]) -> None:
 
 
 def test_the_named_tool_is_called(client: Any) -> None:
-    name, arguments = called(call(client, tool_choice={"type": "function", "function": {"name": "look_up"}}))
+    name, arguments = called(
+        call(client, tool_choice={"type": "function", "function": {"name": "look_up"}})
+    )
     assert name == "look_up"
     assert arguments["fruit"] in ("lemon", "apple")
 
@@ -92,7 +108,10 @@ def test_the_named_tool_is_called(client: Any) -> None:
 def test_same_call_with_and_without_speculation(client: Any) -> None:
     """Greedy and seeded, under a grammar."""
     for fields in ({"temperature": 0}, {"temperature": 1, "seed": 3}):
-        calls = [called(call(client, tool_choice="required", extra_body=extra, **fields)) for extra in SPECULATION]
+        calls = [
+            called(call(client, tool_choice="required", extra_body=extra, **fields))
+            for extra in SPECULATION
+        ]
         assert calls[0] == calls[1] == calls[2]
 
 
@@ -105,7 +124,9 @@ def test_a_streamed_call_is_the_same_call(client: Any) -> None:
     assert len({part.id for part in parts if part.id}) == 1
     name = "".join(part.function.name or "" for part in parts)
     assert (name, json.loads("".join(part.function.arguments or "" for part in parts))) == whole
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
+    assert [
+        chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason
+    ] == ["tool_calls"]
 
 
 def test_tools_that_may_not_be_called(client: Any) -> None:

@@ -1,4 +1,5 @@
-"""The `openai` package's and LangChain's own forms of answers, put back into the history, and fields that only clients know.
+"""The `openai` package's and LangChain's own forms of answers, put back into the history, and
+fields that only clients know.
 
 The demo's target with a chat template that renders tools, calls, their results and thoughts.
 """
@@ -61,19 +62,37 @@ HOW = [{}, {"exclude_none": False}, {"exclude_unset": True}]
 def test_an_answer_goes_back_as_the_package_dumps_it(client: Any, how: dict[str, Any]) -> None:
     """With `annotations: null` and all the rest; what is null must not reach the template either."""
     message = ask(client, QUESTION).choices[0].message
-    plain = text_of(ask(client, QUESTION, {"role": "assistant", "content": message.content}, QUESTION))
+    plain = text_of(
+        ask(client, QUESTION, {"role": "assistant", "content": message.content}, QUESTION)
+    )
     assert text_of(ask(client, QUESTION, message.model_dump(**how), QUESTION)) == plain
     assert text_of(ask(client, QUESTION, message, QUESTION)) == plain
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_call_and_its_result_go_back_as_the_package_dumps_them(client: Any, how: dict[str, Any]) -> None:
-    fields: dict[str, Any] = {"tools": [LOOK_UP], "parallel_tool_calls": False, "max_completion_tokens": 300}
+def test_a_call_and_its_result_go_back_as_the_package_dumps_them(
+    client: Any, how: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = {
+        "tools": [LOOK_UP],
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 300,
+    }
     message = ask(client, QUESTION, tool_choice="required", **fields).choices[0].message
     assert message.content is None
-    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "name": "look_up", "content": "19"}
+    result = {
+        "role": "tool",
+        "tool_call_id": message.tool_calls[0].id,
+        "name": "look_up",
+        "content": "19",
+    }
     raw = client.chat.completions.with_raw_response
-    second = raw.create(model="demo", messages=[QUESTION, message.model_dump(**how), result], temperature=0, **fields)
+    second = raw.create(
+        model="demo",
+        messages=[QUESTION, message.model_dump(**how), result],
+        temperature=0,
+        **fields,
+    )
     assert HEADER not in second.headers
     last = second.parse().choices[0].message.model_dump(**how)
     assert text_of(ask(client, QUESTION, message.model_dump(**how), result, last, QUESTION))
@@ -83,10 +102,22 @@ def test_langchain_carries_calls_and_results(address: str) -> None:
     chat_models = pytest.importorskip("langchain_openai")
     from langchain_core.messages import HumanMessage, ToolMessage
 
-    settings = {"model": "demo", "base_url": f"{address}/v1", "api_key": KEY, "max_retries": 0, "temperature": 0}
+    settings = {
+        "model": "demo",
+        "base_url": f"{address}/v1",
+        "api_key": KEY,
+        "max_retries": 0,
+        "temperature": 0,
+    }
     model = chat_models.ChatOpenAI(max_tokens=300, store=True, service_tier="flex", **settings)
-    history: list[Any] = [HumanMessage([{"type": "text", "text": DEMO_PROMPTS[0], "cache_control": {"type": "ephemeral"}}])]
-    calls = model.bind_tools([LOOK_UP], tool_choice="required", parallel_tool_calls=False).invoke(history)
+    history: list[Any] = [
+        HumanMessage(
+            [{"type": "text", "text": DEMO_PROMPTS[0], "cache_control": {"type": "ephemeral"}}]
+        )
+    ]
+    calls = model.bind_tools([LOOK_UP], tool_choice="required", parallel_tool_calls=False).invoke(
+        history
+    )
     history += [calls, ToolMessage("19", tool_call_id=calls.tool_calls[0]["id"], name="look_up")]
     history += [model.bind(max_tokens=20).invoke(history), HumanMessage("And now?")]
     assert model.bind(max_tokens=20).invoke(history).content
@@ -94,7 +125,9 @@ def test_langchain_carries_calls_and_results(address: str) -> None:
 
 def test_thoughts_reach_the_template_under_either_name(client: Any) -> None:
     lengths = [
-        ask(client, QUESTION, {"role": "assistant", "content": "19", **thoughts}, QUESTION).usage.prompt_tokens
+        ask(
+            client, QUESTION, {"role": "assistant", "content": "19", **thoughts}, QUESTION
+        ).usage.prompt_tokens
         for thoughts in ({}, {"reasoning": "37 - 18 = 19"}, {"reasoning_content": "37 - 18 = 19"})
     ]
     assert lengths[0] < lengths[1] == lengths[2]
@@ -110,14 +143,24 @@ def test_every_chunk_counts_when_asked(client: Any) -> None:
     assert counts[-1] == last.usage.completion_tokens
     assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
     *texts, last = client.completions.create(
-        model="demo", prompt=DEMO_PROMPTS[0], temperature=0, max_tokens=40, stream=True, stream_options=options
+        model="demo",
+        prompt=DEMO_PROMPTS[0],
+        temperature=0,
+        max_tokens=40,
+        stream=True,
+        stream_options=options,
     )
     assert [text.usage.completion_tokens for text in texts][-1] == last.usage.completion_tokens
 
 
 def test_nearly_zero_is_greedy(client: Any) -> None:
     greedy = text_of(ask(client, QUESTION))
-    nearly = ({"temperature": 1e-8}, {"temperature": 9e-5}, {"temperature": 1, "top_p": 0}, {"max_completion_tokens": 40.0})
+    nearly = (
+        {"temperature": 1e-8},
+        {"temperature": 9e-5},
+        {"temperature": 1, "top_p": 0},
+        {"max_completion_tokens": 40.0},
+    )
     assert [text_of(ask(client, QUESTION, **fields)) for fields in nearly] == [greedy] * 4
 
 
@@ -125,7 +168,11 @@ def test_nearly_zero_is_greedy(client: Any) -> None:
 def test_fields_without_effect_are_named_in_a_header(client: Any, stream: bool) -> None:
     part = {"type": "text", "text": DEMO_PROMPTS[0], "cache_control": {"type": "ephemeral"}}
     answer = client.chat.completions.with_raw_response.create(
-        model="demo", messages=[{"role": "user", "content": [part]}], max_tokens=4, stream=stream, store=True,
+        model="demo",
+        messages=[{"role": "user", "content": [part]}],
+        max_tokens=4,
+        stream=stream,
+        store=True,
         extra_body={"temprature": 1},
-    )  # fmt: skip
+    )
     assert answer.headers[HEADER] == "store, temprature, messages[].content[].cache_control"

@@ -53,7 +53,9 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with live_server("demo", "--drafter", "draft-model", "--request-timeout", f"{REQUEST_TIMEOUT_S}") as address:
+    with live_server(
+        "demo", "--drafter", "draft-model", "--request-timeout", f"{REQUEST_TIMEOUT_S}"
+    ) as address:
         yield address
 
 
@@ -62,8 +64,14 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: Any) -> Path:
-    """Held-out problems of the demo; for the choice, the right solution against solutions of other problems."""
-    source = files("outrider.lab.workload.embedded").joinpath("demo.jsonl").read_text(encoding="utf-8").splitlines()
+    """Held-out problems of the demo; for the choice, the right solution against solutions of other
+    problems."""
+    source = (
+        files("outrider.lab.workload.embedded")
+        .joinpath("demo.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     records = [json.loads(line) for line in source[: NUM_PROBLEMS + 2]]
     file = tmp_path_factory.mktemp("task") / "problems.jsonl"
     with file.open("w", encoding="utf-8") as out:
@@ -79,24 +87,50 @@ def score(address: str, folder: Path, task: str, text: str) -> dict[str, Any]:
     pytest.importorskip("lm_eval")
     (folder / f"{task}.yaml").write_text(text, encoding="utf-8")
     client = {
-        "model": "demo", "base_url": f"{address}/v1/completions", "tokenizer": demo_paths().target, "add_bos_token": True,
-        "max_retries": 1, "num_concurrent": 4,
-    }  # fmt: skip
+        "model": "demo",
+        "base_url": f"{address}/v1/completions",
+        "tokenizer": demo_paths().target,
+        "add_bos_token": True,
+        "max_retries": 1,
+        "num_concurrent": 4,
+    }
     arguments = ",".join(f"{name}={value}" for name, value in client.items())
     command = [
-        sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args", arguments, "--tasks", task,
-        "--include_path", str(folder), "--output_path", str(folder / "out"), "--log_samples",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "local-completions",
+        "--model_args",
+        arguments,
+        "--tasks",
+        task,
+        "--include_path",
+        str(folder),
+        "--output_path",
+        str(folder / "out"),
+        "--log_samples",
+    ]
     environment = {
-        **os.environ, "OPENAI_API_KEY": KEY, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "OPENAI_API_KEY": KEY,
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     (file,) = (folder / "out").rglob("results_*.json")
     (samples,) = (folder / "out").rglob(f"samples_{task}_*.jsonl")
-    answers = [json.loads(line)["resps"] for line in samples.read_text(encoding="utf-8").splitlines()]
-    return {"results": json.loads(file.read_text(encoding="utf-8"))["results"][task], "answers": answers}
+    answers = [
+        json.loads(line)["resps"] for line in samples.read_text(encoding="utf-8").splitlines()
+    ]
+    return {
+        "results": json.loads(file.read_text(encoding="utf-8"))["results"][task],
+        "answers": answers,
+    }
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
@@ -105,11 +139,17 @@ def test_lm_eval_scores_the_same_with_and_without_speculation(
 ) -> None:
     """The whole promise, as an evaluator sees it: the score and every single answer."""
     runs = []
-    modes = {"auto": "{mode: auto}", "fixed": "{mode: fixed, max_draft_tokens: 4}", "off": "{mode: 'off'}"}
+    modes = {
+        "auto": "{mode: auto}",
+        "fixed": "{mode: fixed, max_draft_tokens: 4}",
+        "off": "{mode: 'off'}",
+    }
     for mode, speculation in modes.items():
         folder = tmp_path / mode
         folder.mkdir()
-        text = GENERATE.format(task=f"demo_{mode}", data=problems, temperature=temperature, speculation=speculation)
+        text = GENERATE.format(
+            task=f"demo_{mode}", data=problems, temperature=temperature, speculation=speculation
+        )
         runs.append(score(address, folder, f"demo_{mode}", text))
     auto, fixed, off = runs
     assert auto["answers"] == fixed["answers"] == off["answers"]
@@ -119,8 +159,11 @@ def test_lm_eval_scores_the_same_with_and_without_speculation(
 
 
 def test_lm_eval_likelihoods(address: str, problems: Path, tmp_path: Path) -> None:
-    """Echoed log-probabilities, shifted by one token or read from the wrong position, choose at random."""
-    found = score(address, tmp_path, "demo_choose", CHOOSE.format(task="demo_choose", data=problems))
+    """Echoed log-probabilities, shifted by one token or read from the wrong position, choose at
+    random."""
+    found = score(
+        address, tmp_path, "demo_choose", CHOOSE.format(task="demo_choose", data=problems)
+    )
     assert found["results"]["acc,none"] == 1
 
 
@@ -128,15 +171,34 @@ def test_lm_eval_likelihoods(address: str, problems: Path, tmp_path: Path) -> No
 
 
 def test_schemathesis_finds_no_500(address: str, tmp_path: Path) -> None:
-    """Bodies made from the OpenAPI document, right and wrong ones: refused or answered, never a failure of ours."""
+    """Bodies made from the OpenAPI document, right and wrong ones: refused or answered, never a
+    failure of ours."""
     pytest.importorskip("schemathesis")
     command = [
-        sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json", "--checks", "not_a_server_error",
-        "--max-examples", "15", "--phases", "examples,coverage,fuzzing", "--seed", "1", "--no-shrink",
-        "--request-timeout", str(2 * REQUEST_TIMEOUT_S), "-H", f"Authorization: Bearer {KEY}", "--continue-on-failure",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{address}/openapi.json",
+        "--checks",
+        "not_a_server_error",
+        "--max-examples",
+        "15",
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--seed",
+        "1",
+        "--no-shrink",
+        "--request-timeout",
+        str(2 * REQUEST_TIMEOUT_S),
+        "-H",
+        f"Authorization: Bearer {KEY}",
+        "--continue-on-failure",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
@@ -158,8 +220,19 @@ EDGES: dict[str, list[Any]] = {
         {"invariant": False}, {"lossy": "typical"}, {},
     ],
 }  # fmt: skip
-OF_CHAT = {"logprobs": [True], "top_logprobs": [0, 20], "tool_choice": ["auto"], "response_format": [{"type": "json_object"}]}
-OF_COMPLETIONS = {"logprobs": [0, 5], "echo": [True], "best_of": [3], "suffix": ["x"], "prompt_logprobs": [0, 3]}
+OF_CHAT = {
+    "logprobs": [True],
+    "top_logprobs": [0, 20],
+    "tool_choice": ["auto"],
+    "response_format": [{"type": "json_object"}],
+}
+OF_COMPLETIONS = {
+    "logprobs": [0, 5],
+    "echo": [True],
+    "best_of": [3],
+    "suffix": ["x"],
+    "prompt_logprobs": [0, 3],
+}
 NUM_BODIES = 60
 
 
@@ -175,11 +248,16 @@ def status_of(address: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_odd_but_almost_valid_bodies(address: str, path: str) -> None:
-    """A few fields at once, each at an edge: an answer or a refusal that names a field, and the server lives on."""
+    """A few fields at once, each at an edge: an answer or a refusal that names a field, and the
+    server lives on."""
     chance = random.Random(path)
     is_chat = path.endswith("chat/completions")
     edges = EDGES | (OF_CHAT if is_chat else OF_COMPLETIONS)
-    base = {"messages": [{"role": "user", "content": "How many?"}]} if is_chat else {"prompt": ["How many?", "And why?"]}
+    base = (
+        {"messages": [{"role": "user", "content": "How many?"}]}
+        if is_chat
+        else {"prompt": ["How many?", "And why?"]}
+    )
     statuses = []
     for _ in range(NUM_BODIES):
         chosen = chance.sample(sorted(edges), chance.randint(1, 4))

@@ -1,18 +1,20 @@
 """The distribution of whole texts out of the real engine, against the one transformers gives them.
 
-A random transformer of 12 tokens runs through everything that could bend its distribution: cache, roll-back, batches of rows with
-their own prompts and options, draft model, verifier, keyed random streams. The first three tokens of thousands of texts
-are counted and compared with exact probabilities: transformers' forward over all 144 two-token continuations, its own
-logits processors (and OpenAI's formula for presence and frequency penalties).
+A random transformer of 12 tokens runs through everything that could bend its distribution: cache,
+roll-back, batches of rows with their own prompts and options, draft model, verifier, keyed random
+streams. The first three tokens of thousands of texts are counted and compared with exact
+probabilities: transformers' forward over all 144 two-token continuations, its own logits processors
+(and OpenAI's formula for presence and frequency penalties).
 
 What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the first three tokens
-(outcomes expected fewer than 10 times are counted together), and over the first two. Under the right distribution G
-is chi-squared; a distribution at total variation TV gives it a noncentrality of at least 4 N TV^2. Pairs fill 25 to
-45 cells here, so at N = 2500 and a level of 1.7e-4 (Holm's strictest of six) TV = 0.09 is noticed with odds
-above 0.95 (the classic bug, resampling from p, is off by 0.11 to 0.19 in the first token alone); the nightly
-version, N = 16 000 and up to 100 cells, notices TV = 0.04 as surely (`test_power_is_as_stated` computes
-both). All p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a
-random stream; with the streams as they are the outcome is fixed.
+(outcomes expected fewer than 10 times are counted together), and over the first two. Under the
+right distribution G is chi-squared; a distribution at total variation TV gives it a noncentrality
+of at least 4 N TV^2. Pairs fill 25 to 45 cells here, so at N = 2500 and a level of 1.7e-4 (Holm's
+strictest of six) TV = 0.09 is noticed with odds above 0.95 (the classic bug, resampling from p, is
+off by 0.11 to 0.19 in the first token alone); the nightly version, N = 16 000 and up to 100 cells,
+notices TV = 0.04 as surely (`test_power_is_as_stated` computes both). All p-values of a run are
+judged together (Holm) at 0.001: one false alarm in a thousand changes of a random stream; with the
+streams as they are the outcome is fixed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier, chain_verdict
 from tests.helpers import disturbed, make_row, save_checkpoint, tiny_llama, word_tokenizer
 
-V, DEPTH, GAMMA = 12, 3, 3
+V = 12
+DEPTH = 3
+GAMMA = 3
 ROWS = 192  # per batch
 FALSE_ALARMS = 1e-3  # family-wise, per run
 SIZES = {
@@ -86,7 +90,9 @@ class World:
         """(V,) the exact distribution after prompt + output."""
         return self.all_probs(model, case, [output])[0]
 
-    def all_probs(self, model: LlamaForCausalLM, case: Case, outputs: list[tuple[int, ...]]) -> np.ndarray:
+    def all_probs(
+        self, model: LlamaForCausalLM, case: Case, outputs: list[tuple[int, ...]]
+    ) -> np.ndarray:
         """(len(outputs), V) by transformers alone; outputs of one length."""
         ids = torch.tensor([[*case.prompt, *output] for output in outputs])
         with torch.inference_mode():
@@ -104,7 +110,8 @@ class World:
 
 
 def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingParams) -> Tensor:
-    """Transformers' processors in transformers' order, after them OpenAI's two penalties where the pipeline has them."""
+    """Transformers' processors in transformers' order, after them OpenAI's two penalties where the
+    pipeline has them."""
     penalties = LogitsProcessorList()
     if params.repetition_penalty != 1:
         penalties.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
@@ -120,9 +127,12 @@ def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingPara
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """On the runtime that is this fixture's parameter, if it has one."""
-    root, threads = tmp_path_factory.mktemp("distribution"), torch.get_num_threads()
+    root = tmp_path_factory.mktemp("distribution")
+    threads = torch.get_num_threads()
     target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
     draft = disturbed(target, 0.35)
     for name, model in (("target", target), ("draft", draft)):
@@ -137,7 +147,8 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     built = build(options)
     for loaded in (built.target, built.draft):
-        loaded.lm.limits = PassLimits()  # whole batches in one pass: the distribution does not hang on the last bit
+        # whole batches in one pass: the distribution does not hang on the last bit
+        loaded.lm.limits = PassLimits()
     yield World(built, target, draft)
     torch.set_num_threads(threads)
 
@@ -145,24 +156,39 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 class ResamplesFromTarget(Verifier):
     """The classic bug: after a rejection the next token comes from p, not from the residual."""
 
-    name, lossless = "broken", False
+    name = "broken"
+    lossless = False
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
         probs = target_probs[torch.arange(len(num_accepted)), num_accepted]
-        return chain_verdict(draft, num_accepted, rng.categorical(probs, Purpose.RESAMPLE, positions, 0))
+        return chain_verdict(
+            draft, num_accepted, rng.categorical(probs, Purpose.RESAMPLE, positions, 0)
+        )
 
 
 def make_decoder(
-    world: World, drafter: str, verifier: Verifier, options: dict[str, str] | None = None, nodes: int = GAMMA
+    world: World,
+    drafter: str,
+    verifier: Verifier,
+    options: dict[str, str] | None = None,
+    nodes: int = GAMMA,
 ) -> Decoder:
     parts = choose_parts(drafter, options or {}, "auto", {}, nodes, lossy=False)
-    return Decoder(world.built.target.lm, parts.make_drafter(world.built.target, world.built.draft), verifier, FixedLength(nodes))
+    return Decoder(
+        world.built.target.lm,
+        parts.make_drafter(world.built.target, world.built.draft),
+        verifier,
+        FixedLength(nodes),
+    )
 
 
 def sample(decoder: Decoder, num_texts: int) -> dict[str, Counter]:
-    """Beginnings of `num_texts` texts of every case. Rows of all cases share batches, joining as others leave."""
+    """Beginnings of `num_texts` texts of every case. Rows of all cases share batches, joining as
+    others leave."""
     kinds = itertools.cycle(CASES)
     counts: dict[str, Counter] = {case.name: Counter() for case in CASES}
     waiting = len(CASES) * num_texts
@@ -181,7 +207,8 @@ def sample(decoder: Decoder, num_texts: int) -> dict[str, Counter]:
 
 def p_value(counts: Counter, joint: np.ndarray) -> float:
     """G-test of counted beginnings against their exact joint distribution (V,) * depth."""
-    depth, num_texts = joint.ndim, sum(counts.values())
+    depth = joint.ndim
+    num_texts = sum(counts.values())
     observed = np.zeros_like(joint)
     for beginning, count in counts.items():
         observed[beginning[:depth]] += count
@@ -233,14 +260,22 @@ CLOSELY = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "drafter", "options", "verifier", "nodes"),
-    [pytest.param("eager", *BY_DAY[0], marks=pytest.mark.nightly), *(("auto", *pair) for pair in BY_DAY)],
+    [
+        pytest.param("eager", *BY_DAY[0], marks=pytest.mark.nightly),
+        *(("auto", *pair) for pair in BY_DAY),
+    ],
     indirect=["world"],
 )
 def test_texts_follow_the_target_distribution(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
 ) -> None:
-    """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share a stream."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 2500))
+    """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share
+    a stream."""
+    assert not holm(
+        verdicts(
+            world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 2500
+        )
+    )
 
 
 @pytest.mark.nightly
@@ -249,7 +284,11 @@ def test_texts_follow_the_target_distribution_closely(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
 ) -> None:
     """The same and more pairs, with six times the texts: sees a third of the deviation."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 16_000))
+    assert not holm(
+        verdicts(
+            world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 16_000
+        )
+    )
 
 
 def test_a_wrong_residual_is_noticed(world: World) -> None:
@@ -281,16 +320,22 @@ def accepted_in_first_step(world: World, verifier: str, case: Case, num_texts: i
     return np.array(lengths[:num_texts])
 
 
-def survival(world: World, case: Case, weigh: Callable[[np.ndarray, np.ndarray, float], float]) -> list[float]:
+def survival(
+    world: World, case: Case, weigh: Callable[[np.ndarray, np.ndarray, float], float]
+) -> list[float]:
     """Exact P(at least i draft tokens kept), i = 1 .. GAMMA, by enumeration of every draft.
 
-    `weigh(p, q, rho)` is what a token's p, q and its prefix's weight rho make of the weight; 1 at the start.
+    `weigh(p, q, rho)` is what a token's p, q and its prefix's weight rho make of the weight; 1 at
+    the start.
     """
-    alive: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}  # prefix -> (probability that it is drafted, its weight)
+    # prefix -> (probability that it is drafted, its weight)
+    alive: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
     result = []
     for _ in range(GAMMA):
         following = {}
-        all_probs = (world.all_probs(model, case, list(alive)) for model in (world.target, world.draft))
+        all_probs = (
+            world.all_probs(model, case, list(alive)) for model in (world.target, world.draft)
+        )
         for (prefix, (drafted, weight)), p, q in zip(alive.items(), *all_probs, strict=True):
             for token in np.flatnonzero(q):
                 following[*prefix, token] = (drafted * q[token], weigh(p[token], q[token], weight))
@@ -301,7 +346,8 @@ def survival(world: World, case: Case, weigh: Callable[[np.ndarray, np.ndarray, 
 
 RULES: dict[str, Callable[[float, float, float], float]] = {
     "token": lambda p, q, weight: weight * min(1.0, p / q),  # so P(first kept) = sum of min(p, q)
-    "block": lambda p, q, weight: min(1.0, weight * p / q),  # Sun et al. 2403.10444: P(kept at least i | draft) = rho_i
+    # Sun et al. 2403.10444: P(kept at least i | draft) = rho_i
+    "block": lambda p, q, weight: min(1.0, weight * p / q),
 }
 
 
@@ -310,23 +356,31 @@ RULES: dict[str, Callable[[float, float, float], float]] = {
 def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
     """Catches too FEW acceptances, which leave the text right and only the speed wrong.
 
-    Measured P(at least i tokens kept) within 4.5 standard errors (odds 7e-6 each, 18 comparisons) of its exact value.
+    Measured P(at least i tokens kept) within 4.5 standard errors (odds 7e-6 each, 18 comparisons)
+    of its exact value.
     """
     num_texts = 3000
-    case = replace(case, prompt=case.prompt[:1])  # longer prompts are fed row by row, which is most of the time
+    # longer prompts are fed row by row, which is most of the time
+    case = replace(case, prompt=case.prompt[:1])
     accepted = accepted_in_first_step(world, verifier, case, num_texts)
     for position, exact in enumerate(survival(world, case, RULES[verifier]), start=1):
         measured = (accepted >= position).mean()
         error = np.sqrt(exact * (1 - exact) / num_texts)
-        assert abs(measured - exact) <= 4.5 * error + 1e-6, f"position {position}: {measured:.4f}, exact {exact:.4f}"
+        assert abs(measured - exact) <= 4.5 * error + 1e-6, (
+            f"position {position}: {measured:.4f}, exact {exact:.4f}"
+        )
 
 
 def test_shared_noise_accepts_within_its_bounds(world: World) -> None:
-    """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the guaranteed floor."""
-    case, num_texts = CASES[0], 3000
+    """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the
+    guaranteed floor."""
+    case = CASES[0]
+    num_texts = 3000
     p, q = (world.probs(model, case, ()) for model in (world.target, world.draft))
     overlap = np.minimum(p, q).sum()
     measured = (accepted_in_first_step(world, "gumbel", case, num_texts) >= 1).mean()
     error = 4.5 * np.sqrt(0.25 / num_texts)
     assert overlap / (2 - overlap) - error <= measured <= overlap + error
-    assert (p * q).sum() < overlap / (2 - overlap) - error, "the floor proves nothing for these two distributions"
+    assert (p * q).sum() < overlap / (2 - overlap) - error, (
+        "the floor proves nothing for these two distributions"
+    )

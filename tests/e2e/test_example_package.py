@@ -1,7 +1,9 @@
-"""`examples/outrider-phrases`, a drafter in a package of its own, does what docs/add-a-drafter.md says.
+"""`examples/outrider-phrases`, a drafter in a package of its own, does what docs/add-a-drafter.md
+says.
 
-The package is not installed, since that needs a network: what an installer would leave behind (the modules, and beside them
-the metadata that names the entry points of pyproject.toml) is laid out in a folder on the path.
+The package is not installed, since that needs a network: what an installer would leave behind (the
+modules, and beside them the metadata that names the entry points of pyproject.toml) is laid out in
+a folder on the path.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ print(json.dumps(found))
 
 
 def lay_out(site: Path, entry_points: dict[str, str] | None = None) -> Path:
-    """What `pip install` leaves in site-packages. `entry_points`: others than those of pyproject.toml."""
+    """What `pip install` leaves in site-packages. `entry_points`: others than those of
+    pyproject.toml."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     points = entry_points or project["entry-points"]["outrider.drafters"]
     shutil.copytree(PACKAGE / "src", site, ignore=shutil.ignore_patterns("__pycache__"))
@@ -60,17 +63,26 @@ def lay_out(site: Path, entry_points: dict[str, str] | None = None) -> Path:
     lines = [f"{key}: {project[key.lower()]}" for key in ("Name", "Version")]
     (metadata / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines, ""]))
     (metadata / "entry_points.txt").write_text(
-        "\n".join(["[outrider.drafters]", *(f"{name} = {value}" for name, value in points.items()), ""])
+        "\n".join(
+            ["[outrider.drafters]", *(f"{name} = {value}" for name, value in points.items()), ""]
+        )
     )
     return site
 
 
-def run_with(site: Path, *arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+def run_with(
+    site: Path, *arguments: str, cwd: Path = REPOSITORY
+) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own that finds the package."""
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -96,9 +108,12 @@ def test_ls_lists_it_as_third_party(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_decodes_with_it(tmp_path: Path) -> None:
-    """Catches an interface that the built-in drafters use differently from what the page says: text and use of its drafts."""
+    """Catches an interface that the built-in drafters use differently from what the page says: text
+    and use of its drafts."""
     model = save_checkpoint(tmp_path / "target", tiny_llama(40, sharpness=2.0), word_tokenizer(40))
-    result = run_with(lay_out(tmp_path / "site"), "-c", DECODE, str(model), str(tmp_path / "phrases.txt"))
+    result = run_with(
+        lay_out(tmp_path / "site"), "-c", DECODE, str(model), str(tmp_path / "phrases.txt")
+    )
     assert result.returncode == 0, result.stderr
     chain, tree = json.loads(result.stdout.splitlines()[-1])
     assert chain["same"]
@@ -112,7 +127,10 @@ def test_a_model_decodes_with_it(tmp_path: Path) -> None:
     [
         ({"file": "/no/such/file"}, "one phrase a line; '/no/such/file': .*No such file"),
         ({"files": "a.txt"}, "drafter 'phrases' has no option 'files'. Did you mean 'file'"),
-        ({"min_match": "some"}, "drafter 'phrases': option min_match must be a whole number, got 'some'"),
+        (
+            {"min_match": "some"},
+            "drafter 'phrases': option min_match must be a whole number, got 'some'",
+        ),
         ({"min_match": "0"}, "min_match must be at least 1, got 0"),
     ],
 )
@@ -125,21 +143,41 @@ def test_its_settings_are_checked_before_a_model_is_read(
 
 def test_its_settings_choose_verifier_and_length(installed: Path) -> None:
     """Catches class methods of the base that only built-in drafters can reach."""
-    chain, tree = (choose_parts("phrases", {"tree": on}, "auto", {}, None, lossy=False) for on in (False, True))
-    assert (chain.verifier.name, chain.length.max_nodes, chain.requirements.trees) == ("block", 8, False)
-    assert (tree.verifier.name, tree.length.max_nodes, tree.requirements.trees) == ("traversal", 16, True)
+    chain, tree = (
+        choose_parts("phrases", {"tree": on}, "auto", {}, None, lossy=False) for on in (False, True)
+    )
+    assert (chain.verifier.name, chain.length.max_nodes, chain.requirements.trees) == (
+        "block",
+        8,
+        False,
+    )
+    assert (tree.verifier.name, tree.length.max_nodes, tree.requirements.trees) == (
+        "traversal",
+        16,
+        True,
+    )
 
 
-def test_a_name_that_a_built_in_has_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_a_built_in_has_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody's package may silently become another drafter."""
-    monkeypatch.syspath_prepend(str(lay_out(tmp_path / "site", {"ngram": "outrider_phrases:PhraseDrafter"})))
-    with pytest.raises(ConfigError, match="'ngram' from outrider_phrases:PhraseDrafter clashes with the built-in"):
+    monkeypatch.syspath_prepend(
+        str(lay_out(tmp_path / "site", {"ngram": "outrider_phrases:PhraseDrafter"}))
+    )
+    with pytest.raises(
+        ConfigError, match="'ngram' from outrider_phrases:PhraseDrafter clashes with the built-in"
+    ):
         DRAFTERS.load("ngram")
 
 
 def test_a_module_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(lay_out(tmp_path / "site", {"phrases": "outrider_phrase:PhraseDrafter"})))
-    with pytest.raises(ConfigError, match=r"drafter 'phrases' \(outrider_phrase:PhraseDrafter\) cannot be imported"):
+    monkeypatch.syspath_prepend(
+        str(lay_out(tmp_path / "site", {"phrases": "outrider_phrase:PhraseDrafter"}))
+    )
+    with pytest.raises(
+        ConfigError, match=r"drafter 'phrases' \(outrider_phrase:PhraseDrafter\) cannot be imported"
+    ):
         DRAFTERS.load("phrases")
 
 
@@ -153,16 +191,27 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_contract_suite_takes_it(tmp_path: Path) -> None:
     """Whoever registers a drafter gets the whole suite over it."""
-    suite = ["tests/contract/test_drafters.py", "-k", "phrases", "-m", "not slow and not nightly", "-p", "no:cacheprovider"]
+    suite = [
+        "tests/contract/test_drafters.py",
+        "-k",
+        "phrases",
+        "-m",
+        "not slow and not nightly",
+        "-p",
+        "no:cacheprovider",
+    ]
     result = run_with(lay_out(tmp_path / "site"), "-m", "pytest", *suite)
     assert result.returncode == 0, result.stdout
     assert int(re.findall(r"(\d+) passed", result.stdout)[-1]) > 5
 
 
 def test_the_page_shows_the_code_of_the_package() -> None:
-    """Catches a page that was left behind: every Python and TOML block on it is a piece of the package."""
+    """Catches a page that was left behind: every Python and TOML block on it is a piece of the
+    package."""
     sources = [path.read_text() for path in (PACKAGE / "pyproject.toml", *PACKAGE.rglob("*.py"))]
-    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```(?:python|toml)\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     assert len(blocks) > 5
     for block in blocks:
         assert any(block in source for source in sources), block

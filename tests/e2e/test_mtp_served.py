@@ -18,7 +18,8 @@ from tests.mtp_heads import save_with_mtp
 
 
 def test_the_head_drafts_and_the_text_is_that_without_it(tmp_path: Path) -> None:
-    """Catches a server that loads the checkpoint's head and does not ask it, or lets its drafts change the text."""
+    """Catches a server that loads the checkpoint's head and does not ask it, or lets its drafts
+    change the text."""
     save_with_mtp(tmp_path, lambda seed: tiny_llama(257, seed=seed), "deepseek")
     byte_tokenizer().save_pretrained(tmp_path)
     options = Options(target=str(tmp_path), drafter="mtp", dtype="float32", num_draft_tokens=3)
@@ -26,7 +27,13 @@ def test_the_head_drafts_and_the_text_is_that_without_it(tmp_path: Path) -> None
     engine.start()
     state = ServerState(ServerSettings(models=(ServedModel(name="m", options=options),)))
     state.serve([engine], created=1_700_000_000)
-    body: dict[str, Any] = {"model": "m", "prompt": [3, 4, 5, 3, 4], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "model": "m",
+        "prompt": [3, 4, 5, 3, 4],
+        "max_tokens": 24,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     with TestClient(make_app(state)) as client:
         drafted = client.post("/v1/completions", json=body).json()
         plain = client.post("/v1/completions", json=body | {"speculation": {"mode": "off"}}).json()

@@ -1,4 +1,5 @@
-"""The playground in a real browser, against a server that answers from a script (tests/scripted_server.py)."""
+"""The playground in a real browser, against a server that answers from a script
+(tests/scripted_server.py)."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def server() -> Iterator[Scripted]:
 @pytest.fixture
 def open_page(browser: Any, server: Scripted) -> Iterator[Any]:
     """Opens the page; afterwards it must have asked nobody else and tripped over nothing."""
-    contexts, faults = [], []
+    contexts = []
+    faults = []
 
     def opened(**looks: Any) -> Any:
         context = browser.new_context(**looks)
@@ -59,8 +61,16 @@ def open_page(browser: Any, server: Scripted) -> Iterator[Any]:
         page = context.new_page()
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda line: faults.append(line.text) if "Content Security" in line.text else None)
-        page.on("request", lambda request: None if request.url.startswith(server.url) else faults.append(request.url))
+        page.on(
+            "console",
+            lambda line: faults.append(line.text) if "Content Security" in line.text else None,
+        )
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith(server.url) else faults.append(request.url)
+            ),
+        )
         page.goto(server.url)
         page.wait_for_selector("#about:not(:text('Asking the server'))")
         return page
@@ -85,7 +95,13 @@ def ask(page: Any, message: str) -> Any:
 
 
 def numbers(answer: Any) -> dict[str, str]:
-    return dict(zip(answer.locator("dt").all_inner_texts(), answer.locator("dd").all_inner_texts(), strict=True))
+    return dict(
+        zip(
+            answer.locator("dt").all_inner_texts(),
+            answer.locator("dd").all_inner_texts(),
+            strict=True,
+        )
+    )
 
 
 def slide(page: Any, field: str, key: str, times: int) -> None:
@@ -101,11 +117,16 @@ def test_answer_streams_in_coloured_by_fate_and_counted(page: Any) -> None:
     spans = turn.locator(".tokens span")
     assert spans.count() == 13  # the end token has no text
     assert [spans.nth(index).get_attribute("class") for index in (0, 2, 4, 5, 10)] == [
-        "accepted", "bonus", "correction", "accepted", "plain",
-    ]  # fmt: skip
+        "accepted",
+        "bonus",
+        "correction",
+        "accepted",
+        "plain",
+    ]
     shown = numbers(turn)
     assert shown["tokens"] == "14"
-    assert (shown["τ"], shown["α"], shown["kept"]) == ("2.80", "0.82", "9 of 11 tested, 15 drafted")  # 14 / 5; 9 / (9 + 2)
+    # 14 / 5; 9 / (9 + 2)
+    assert (shown["τ"], shown["α"], shown["kept"]) == ("2.80", "0.82", "9 of 11 tested, 15 drafted")
     assert float(shown["tokens/s"]) > 0
     assert page.locator("#status").text_content() == "Answer ended: 14 tokens. "
 
@@ -159,8 +180,11 @@ def test_text_of_a_model_is_never_html(page: Any) -> None:
 
 
 def test_refusals_are_shown_in_the_servers_words(page: Any) -> None:
-    """"Failed to fetch", or nothing at all."""
-    assert ask(page, "refuse").locator("[role=alert]").inner_text() == "temperature must be at most 2, got <9>"
+    """ "Failed to fetch", or nothing at all."""
+    assert (
+        ask(page, "refuse").locator("[role=alert]").inner_text()
+        == "temperature must be at most 2, got <9>"
+    )
     assert page.input_value("#message") == "refuse"  # to be mended and sent again
     busy = ask(page, "busy").locator("[role=alert]").inner_text()
     assert busy == "The server is busy. Try again in 3 s. 256 requests wait already"
@@ -179,7 +203,10 @@ def test_a_refused_side_is_not_asked_twice(page: Any, server: Scripted) -> None:
 
 def test_a_server_that_is_gone_is_named(page: Any) -> None:
     page.route("**/v1/**", lambda route: route.abort())
-    assert ask(page, "hello").locator("[role=alert]").inner_text() == "The server does not answer. Is it still running?"
+    assert (
+        ask(page, "hello").locator("[role=alert]").inner_text()
+        == "The server does not answer. Is it still running?"
+    )
 
 
 def test_key_is_asked_for_sent_and_kept_in_this_tab_only(open_page: Any, server: Scripted) -> None:
@@ -202,12 +229,16 @@ def test_page_waits_for_models_that_are_still_loading(open_page: Any, server: Sc
     """A page opened too early that shows an error and no model until somebody reloads it."""
     server.loading = 2
     page = open_page(viewport={"width": 1280, "height": 850})
-    assert page.inner_text("#about") == "The server is loading its models. This page waits for them."
+    assert (
+        page.inner_text("#about") == "The server is loading its models. This page waits for them."
+    )
     page.wait_for_selector("#about:has-text('tale-teller')")
     assert ask(page, "hello").locator(".tokens").text_content() == STORY_TEXT
 
 
-def test_a_file_is_called_by_its_name_and_asked_for_by_its_path(page: Any, server: Scripted) -> None:
+def test_a_file_is_called_by_its_name_and_asked_for_by_its_path(
+    page: Any, server: Scripted
+) -> None:
     page.select_option("#model", label="second.gguf")
     assert page.inner_text("#about").startswith("second.gguf")
     ask(page, "hello")
@@ -250,7 +281,12 @@ def test_settings_arrive_in_the_request(page: Any, server: Scripted) -> None:
     ask(page, "again")
     body = server.bodies[-1]
     assert body["speculation"] == {"mode": "fixed", "max_draft_tokens": 4, "drafter": "ngram"}
-    assert (body["temperature"], body["seed"], body["max_tokens"], body["model"]) == (0, 7, 9, "tale-teller")
+    assert (body["temperature"], body["seed"], body["max_tokens"], body["model"]) == (
+        0,
+        7,
+        9,
+        "tale-teller",
+    )
 
     slide(page, "#length", "ArrowLeft", 4)
     assert page.inner_text("#length-shown") == "0, off"
@@ -271,7 +307,11 @@ def test_conversation_goes_on_and_reset_forgets_it(page: Any, server: Scripted) 
     """A chat that forgets, or one that cannot."""
     ask(page, "one")
     ask(page, "two")
-    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["one", STORY_TEXT, "two"]
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == [
+        "one",
+        STORY_TEXT,
+        "two",
+    ]
     page.click("#reset")
     assert page.locator(".turn").count() == 0
     ask(page, "three")
@@ -312,7 +352,10 @@ def test_everything_by_keyboard(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.inner_text(".card") == '" 37"\nthe target\'s bonus token after a draft kept whole\npass 1, token 3 of it'
+    assert (
+        page.inner_text(".card")
+        == '" 37"\nthe target\'s bonus token after a draft kept whole\npass 1, token 3 of it'
+    )
     page.keyboard.press("Escape")
     assert page.locator(".card").is_hidden()
     reached = []
@@ -320,7 +363,17 @@ def test_everything_by_keyboard(page: Any) -> None:
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
     assert reached[:5] == ["message", "send", "reset", "example", "compare"]
-    assert {"model", "format", "drafter", "length", "temperature", "seed", "max-tokens", "at-once", "key"} <= set(reached)
+    assert {
+        "model",
+        "format",
+        "drafter",
+        "length",
+        "temperature",
+        "seed",
+        "max-tokens",
+        "at-once",
+        "key",
+    } <= set(reached)
 
 
 def test_phone_shows_all_of_it_without_scrolling_sideways(open_page: Any) -> None:
@@ -356,14 +409,26 @@ def brightness(page: Any, what: str, of: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_read(open_page: Any, scheme: str) -> None:
-    """Contrast of at least 4.5 (WCAG 2, AA) for every fate and for small print, by day and by night."""
+    """Contrast of at least 4.5 (WCAG 2, AA) for every fate and for small print, by day and by
+    night."""
     page = open_page(color_scheme=scheme)
     ask(page, "tell me")
     assert (brightness(page, "backgroundColor", "body") < 0.1) == (scheme == "dark")
-    pairs = [(".tokens .accepted", ".tokens .accepted"), (".tokens .correction", ".tokens .correction")]
-    pairs += [(".tokens .bonus", ".tokens .bonus"), (".tokens .plain", ".tokens"), (".help", "body"), ("#send", "#send")]
+    pairs = [
+        (".tokens .accepted", ".tokens .accepted"),
+        (".tokens .correction", ".tokens .correction"),
+    ]
+    pairs += [
+        (".tokens .bonus", ".tokens .bonus"),
+        (".tokens .plain", ".tokens"),
+        (".help", "body"),
+        ("#send", "#send"),
+    ]
     for text, back in pairs:
-        light, dark = sorted((brightness(page, "color", text), brightness(page, "backgroundColor", back)), reverse=True)
+        light, dark = sorted(
+            (brightness(page, "color", text), brightness(page, "backgroundColor", back)),
+            reverse=True,
+        )
         assert (light + 0.05) / (dark + 0.05) >= 4.5, text
 
 
@@ -372,7 +437,12 @@ def test_reduced_motion_is_respected(open_page: Any) -> None:
     page.fill("#message", "slow")
     page.press("#message", "Enter")
     page.wait_for_selector(".running span")
-    assert page.evaluate("getComputedStyle(document.querySelector('.running'), '::after').animationName") == "none"
+    assert (
+        page.evaluate(
+            "getComputedStyle(document.querySelector('.running'), '::after').animationName"
+        )
+        == "none"
+    )
     page.keyboard.press("Escape")
     page.wait_for_selector("#send:not([disabled])")
 
@@ -381,7 +451,8 @@ def test_reduced_motion_is_respected(open_page: Any) -> None:
 
 
 def test_side_by_side_on_a_real_model(browser: Any, tmp_path: Path) -> None:
-    """The demo pair, sampled with one seed: the same text on both sides, more than one token per pass on one of them."""
+    """The demo pair, sampled with one seed: the same text on both sides, more than one token per
+    pass on one of them."""
     with live_server("demo", "--drafter", "draft-model") as address:
         page = browser.new_context(viewport={"width": 1280, "height": 850}).new_page()
         page.goto(address)
@@ -400,5 +471,8 @@ def test_side_by_side_on_a_real_model(browser: Any, tmp_path: Path) -> None:
         assert float(numbers(with_drafts)["τ"]) > 1
         assert numbers(without)["τ"] == "1.00"
         assert numbers(without)["tokens"] == numbers(with_drafts)["tokens"]
-        assert with_drafts.locator(".accepted").count() > with_drafts.locator(".tokens span").count() / 2
+        assert (
+            with_drafts.locator(".accepted").count()
+            > with_drafts.locator(".tokens span").count() / 2
+        )
         page.context.close()

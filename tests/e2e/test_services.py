@@ -1,4 +1,5 @@
-"""Two servers and a coordinator in processes of their own: clients see time, not text, while servers are killed."""
+"""Two servers and a coordinator in processes of their own: clients see time, not text, while
+servers are killed."""
 
 from __future__ import annotations
 
@@ -56,13 +57,23 @@ class Deployment:
         command = [sys.executable, "-m", "outrider", *arguments, "--port", str(self.ports[name])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as out:
-            self.processes[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            self.processes[name] = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment
+            )
 
     def start_target(self, name: str, model: Path | None = None) -> None:
         self.start(
-            name, "serve", str(model or self.model), "--served-model-name", "tiny", "--drafter", "ngram",
-            "--no-self-test", "--kv-memory", "64MiB",
-        )  # fmt: skip
+            name,
+            "serve",
+            str(model or self.model),
+            "--served-model-name",
+            "tiny",
+            "--drafter",
+            "ngram",
+            "--no-self-test",
+            "--kv-memory",
+            "64MiB",
+        )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.processes[name].send_signal(number)
@@ -94,7 +105,9 @@ class Deployment:
     def until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + START_S
         while not holds():
-            assert time.monotonic() < limit, f"waited for {what}:\n" + "\n".join(self.log_of(name) for name in self.processes)
+            assert time.monotonic() < limit, f"waited for {what}:\n" + "\n".join(
+                self.log_of(name) for name in self.processes
+            )
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -108,15 +121,25 @@ class Deployment:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two targets and a coordinator, ready."""
     folder = tmp_path_factory.mktemp("services")
-    model = save_checkpoint(folder / "tiny", tiny_llama(257, sharpness=4.0, max_position_embeddings=2048), byte_tokenizer())
+    model = save_checkpoint(
+        folder / "tiny",
+        tiny_llama(257, sharpness=4.0, max_position_embeddings=2048),
+        byte_tokenizer(),
+    )
     made = Deployment(folder, model)
     try:
         for name in ("first", "second"):
             made.start_target(name)
         endpoints = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
         made.start(
-            "coordinator", "service", "coordinator", "--target-endpoint", endpoints, "--stall-timeout", "5",
-        )  # fmt: skip
+            "coordinator",
+            "service",
+            "coordinator",
+            "--target-endpoint",
+            endpoints,
+            "--stall-timeout",
+            "5",
+        )
         made.until(made.is_ready, "the coordinator and both replicas")
         yield made
     finally:
@@ -150,13 +173,22 @@ class Streamed:
     usage: Any = None
 
 
-def stream(deployment: Deployment, tokens: list[int], sampling: dict[str, Any], into: Streamed) -> Streamed:
-    client = openai.OpenAI(base_url=f"{deployment.address}/v1", api_key="none", max_retries=0, timeout=START_S)
+def stream(
+    deployment: Deployment, tokens: list[int], sampling: dict[str, Any], into: Streamed
+) -> Streamed:
+    client = openai.OpenAI(
+        base_url=f"{deployment.address}/v1", api_key="none", max_retries=0, timeout=START_S
+    )
     extra = {"ignore_eos": True, "return_token_ids": True}
     chunks = client.completions.create(
-        model="tiny", prompt=tokens, max_tokens=TOKENS, stream=True, stream_options={"include_usage": True}, extra_body=extra,
+        model="tiny",
+        prompt=tokens,
+        max_tokens=TOKENS,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=extra,
         **sampling,
-    )  # fmt: skip
+    )
     for chunk in chunks:
         for choice in chunk.choices:
             into.token_ids += choice.token_ids or []
@@ -165,12 +197,16 @@ def stream(deployment: Deployment, tokens: list[int], sampling: dict[str, Any], 
     return into
 
 
-def crowd(deployment: Deployment, prompts: list[list[int]], meanwhile: Callable[[list[Streamed]], None]) -> list[Streamed]:
+def crowd(
+    deployment: Deployment, prompts: list[list[int]], meanwhile: Callable[[list[Streamed]], None]
+) -> list[Streamed]:
     """All answers; `meanwhile` is called when all have begun."""
     answers = [Streamed() for _ in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         running = [
-            pool.submit(stream, deployment, tokens, SAMPLINGS[number % len(SAMPLINGS)], answers[number])
+            pool.submit(
+                stream, deployment, tokens, SAMPLINGS[number % len(SAMPLINGS)], answers[number]
+            )
             for number, tokens in enumerate(prompts)
         ]
         for answer, future in zip(answers, running, strict=True):
@@ -182,14 +218,17 @@ def crowd(deployment: Deployment, prompts: list[list[int]], meanwhile: Callable[
 
 def check(answers: list[Streamed], prompts: list[list[int]], alone: Any) -> None:
     for number, (answer, tokens) in enumerate(zip(answers, prompts, strict=True)):
-        assert answer.token_ids == alone(tokens, SAMPLINGS[number % len(SAMPLINGS)]), f"request {number}"
+        assert answer.token_ids == alone(tokens, SAMPLINGS[number % len(SAMPLINGS)]), (
+            f"request {number}"
+        )
         assert answer.usage.completion_tokens == TOKENS
         assert answer.usage.prompt_tokens == len(tokens)
 
 
 @pytest.mark.slow
 def test_killed_services_cost_time_not_text(deployment: Deployment, alone: Any) -> None:
-    """kill -9 in the middle of answers; the service comes back by itself, and the other one is killed."""
+    """kill -9 in the middle of answers; the service comes back by itself, and the other one is
+    killed."""
     prompts = [prompt(20 + 7 * number, number) for number in range(6)]
     chance = random.Random(7)
     for victim in ("first", "second"):
@@ -234,7 +273,9 @@ def test_a_stopped_service_is_left(deployment: Deployment, alone: Any) -> None:
 def test_other_weights_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     """A service that comes back with another model is named in /health and not used."""
     other = save_checkpoint(
-        tmp_path / "other", tiny_llama(257, 1, sharpness=4.0, max_position_embeddings=2048), byte_tokenizer()
+        tmp_path / "other",
+        tiny_llama(257, 1, sharpness=4.0, max_position_embeddings=2048),
+        byte_tokenizer(),
     )
     deployment.kill("first")
     deployment.processes["first"].wait(30)

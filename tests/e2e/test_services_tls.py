@@ -1,4 +1,5 @@
-"""Mutual TLS between the parts of a deployment, as processes on loopback: draft service, servers, coordinator."""
+"""Mutual TLS between the parts of a deployment, as processes on loopback: draft service, servers,
+coordinator."""
 
 from __future__ import annotations
 
@@ -42,17 +43,30 @@ class Parts:
         command = [sys.executable, "-m", "outrider", *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as out:
-            self.processes[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            self.processes[name] = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment
+            )
 
     def served(self, name: str) -> tuple[str | Path, ...]:
         """Options of a service that shows a certificate for this machine, and wants one of ours."""
         certificate, key = self.ours.signed(name, "IP:127.0.0.1")
-        return "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", f"{self.ours.certificate}"
+        return (
+            "--tls-cert",
+            certificate,
+            "--tls-key",
+            key,
+            "--tls-client-ca",
+            f"{self.ours.certificate}",
+        )
 
     def serving(self, name: str) -> tuple[str, ...]:
         """The same of a server."""
         certificate, key = self.ours.signed(name, "IP:127.0.0.1")
-        files = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": self.ours.certificate}
+        files = {
+            "--ssl-certfile": certificate,
+            "--ssl-keyfile": key,
+            "--ssl-ca-certs": self.ours.certificate,
+        }
         return tuple(f"{option}={file}" for option, file in files.items())
 
     def asking(self, name: str, authority: Authority) -> dict[str, Path]:
@@ -67,7 +81,9 @@ class Parts:
         limit = time.monotonic() + START_S
         while not holds():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
-            assert not dead, "\n".join(f"{name} ended: {self.log_of(name)[-3000:]}" for name in dead)
+            assert not dead, "\n".join(
+                f"{name} ended: {self.log_of(name)[-3000:]}" for name in dead
+            )
             ends = "\n".join(self.log_of(name)[-3000:] for name in self.processes)
             assert time.monotonic() < limit, f"waited for {what}:\n{ends}"
             time.sleep(0.2)
@@ -92,7 +108,9 @@ def caller_options(files: dict[str, Path]) -> list[str]:
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None) -> str:
     scheme = "http" if context is None else "https"
-    with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}{path}", timeout=60, context=context) as page:
+    with urllib.request.urlopen(
+        f"{scheme}://127.0.0.1:{port}{path}", timeout=60, context=context
+    ) as page:
         return str(page.read().decode())
 
 
@@ -112,7 +130,9 @@ def is_up(port: int) -> bool:
 def complete(port: int) -> str:
     body = {"model": json.loads(get(port, "/v1/models"))["data"][0]["id"], **ASKED}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=300) as answer:
         found: dict[str, Any] = json.load(answer)
@@ -121,7 +141,9 @@ def complete(port: int) -> str:
 
 def counted(port: int, name: str, context: ssl.SSLContext | None = None) -> float:
     lines = get(port, "/metrics", context).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"outrider:{name}"))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"outrider:{name}")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +173,22 @@ def parts(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Par
 def drafts(parts: Parts, model: Path) -> str:
     """The address of a draft service that lets in callers with a certificate of ours."""
     port = free_port()
-    parts.start("draft", "service", "draft", model / "draft", "--port", str(port), *FAST, *parts.served("draft"))
-    address, files = f"grpcs://127.0.0.1:{port}", parts.asking("probe", parts.ours)
-    parts.until(lambda: is_listening("127.0.0.1", port) and health(address, files)[0] == 0, "the draft service")
+    parts.start(
+        "draft",
+        "service",
+        "draft",
+        model / "draft",
+        "--port",
+        str(port),
+        *FAST,
+        *parts.served("draft"),
+    )
+    address = f"grpcs://127.0.0.1:{port}"
+    files = parts.asking("probe", parts.ours)
+    parts.until(
+        lambda: is_listening("127.0.0.1", port) and health(address, files)[0] == 0,
+        "the draft service",
+    )
     return address
 
 
@@ -168,40 +203,79 @@ def expected(model: Path) -> str:
 
 def health(address: str, files: dict[str, Path]) -> tuple[int, str]:
     """Exit status and output."""
-    command = [sys.executable, "-m", "outrider", "service", "health", address, *caller_options(files)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "service",
+        "health",
+        address,
+        *caller_options(files),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_all_parts_with_certificates(parts: Parts, drafts: str, model: Path, expected: str) -> None:
-    """Coordinator, target and draft service, all three lines with mutual TLS; the answer is the target's, and drafts arrive."""
-    target, http = free_port(), free_port()
+    """Coordinator, target and draft service, all three lines with mutual TLS; the answer is the
+    target's, and drafts arrive."""
+    target = free_port()
+    http = free_port()
     parts.start(
-        "target", "serve", model / "target", "--port", str(target), *FAST,
-        "--no-self-test", *parts.serving("target"), "--draft-endpoint", drafts,
+        "target",
+        "serve",
+        model / "target",
+        "--port",
+        str(target),
+        *FAST,
+        "--no-self-test",
+        *parts.serving("target"),
+        "--draft-endpoint",
+        drafts,
         *drafter_options(parts.asking("t", parts.ours)),
-    )  # fmt: skip
+    )
     parts.start(
-        "coordinator", "service", "coordinator", "--target-endpoint", f"https://127.0.0.1:{target}",
-        "--port", str(http), *caller_options(parts.asking("c", parts.ours)),
-    )  # fmt: skip
+        "coordinator",
+        "service",
+        "coordinator",
+        "--target-endpoint",
+        f"https://127.0.0.1:{target}",
+        "--port",
+        str(http),
+        *caller_options(parts.asking("c", parts.ours)),
+    )
     context = context_of(parts.asking("scraper", parts.ours))
     parts.until(lambda: is_up(http), "the coordinator")
     assert complete(http) == expected
-    parts.until(lambda: complete(http) == expected and counted(target, "remote_draft_nodes_total", context) > 0, "drafts")
+    parts.until(
+        lambda: (
+            complete(http) == expected and counted(target, "remote_draft_nodes_total", context) > 0
+        ),
+        "drafts",
+    )
     parts.stop("target", "coordinator")
 
 
 @pytest.mark.nightly
-def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: str, model: Path, expected: str) -> None:
+def test_a_target_whose_draft_service_does_not_trust_it(
+    parts: Parts, drafts: str, model: Path, expected: str
+) -> None:
     """Answers go on without drafts, and the log says once why."""
     http = free_port()
     strange = drafter_options(parts.asking("stranger", parts.others))
     parts.start(
-        "serve", "serve", model / "target", "--port", str(http), *FAST, "--no-self-test",
-        "--draft-endpoint", drafts, *strange,
-    )  # fmt: skip
+        "serve",
+        "serve",
+        model / "target",
+        "--port",
+        str(http),
+        *FAST,
+        "--no-self-test",
+        "--draft-endpoint",
+        drafts,
+        *strange,
+    )
     parts.until(lambda: is_up(http), "the server")
     assert complete(http) == expected
     assert counted(http, "remote_draft_nodes_total") == 0
@@ -213,19 +287,40 @@ def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: st
 
 
 @pytest.mark.nightly
-def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, model: Path) -> None:
-    """It is not ready, and says which replica closes the line, and why; nothing is answered by mistake."""
-    target, http = free_port(), free_port()
+def test_a_coordinator_that_targets_do_not_trust_names_the_reason(
+    parts: Parts, model: Path
+) -> None:
+    """It is not ready, and says which replica closes the line, and why; nothing is answered by
+    mistake."""
+    target = free_port()
+    http = free_port()
     parts.start(
-        "target", "serve", model / "target", "--port", str(target), *FAST, "--drafter", "none",
-        "--no-self-test", *parts.serving("target"),
-    )  # fmt: skip
+        "target",
+        "serve",
+        model / "target",
+        "--port",
+        str(target),
+        *FAST,
+        "--drafter",
+        "none",
+        "--no-self-test",
+        *parts.serving("target"),
+    )
     parts.start(
-        "coordinator", "service", "coordinator", "--target-endpoint", f"https://127.0.0.1:{target}",
-        "--port", str(http), *caller_options(parts.asking("foreign", parts.others)),
-    )  # fmt: skip
-    address, files = f"https://127.0.0.1:{target}", parts.asking("probe", parts.ours)
-    parts.until(lambda: is_listening("127.0.0.1", target) and health(address, files)[0] == 0, "the target")
+        "coordinator",
+        "service",
+        "coordinator",
+        "--target-endpoint",
+        f"https://127.0.0.1:{target}",
+        "--port",
+        str(http),
+        *caller_options(parts.asking("foreign", parts.others)),
+    )
+    address = f"https://127.0.0.1:{target}"
+    files = parts.asking("probe", parts.ours)
+    parts.until(
+        lambda: is_listening("127.0.0.1", target) and health(address, files)[0] == 0, "the target"
+    )
     parts.until(lambda: "away" in parts.log_of("coordinator"), "the reason in the log")
     (replica,) = json.loads(get_any(http, "/health"))["replicas"]
     assert replica["standing"] == "away"
@@ -243,9 +338,13 @@ def get_any(port: int, path: str) -> str:
 
 
 @pytest.mark.slow
-def test_callers_that_do_not_fit_are_refused_in_one_line(parts: Parts, drafts: str, model: Path, tmp_path: Path) -> None:
-    """By `service health`, and by verbs with a draft service: what a person has to mend is exit status 2."""
-    fits, strange = parts.asking("fits", parts.ours), parts.asking("strange", parts.others)
+def test_callers_that_do_not_fit_are_refused_in_one_line(
+    parts: Parts, drafts: str, model: Path, tmp_path: Path
+) -> None:
+    """By `service health`, and by verbs with a draft service: what a person has to mend is exit
+    status 2."""
+    fits = parts.asking("fits", parts.ours)
+    strange = parts.asking("strange", parts.others)
     status, output = health(drafts, fits)
     assert (status, "ms there and back" in output) == (0, True)
     for files in (strange, {"ca": parts.ours.certificate}):
@@ -253,11 +352,28 @@ def test_callers_that_do_not_fit_are_refused_in_one_line(parts: Parts, drafts: s
         assert (status, len(output.splitlines())) == (1, 1)
         assert "a certificate of an authority that it trusts (mutual TLS)" in output
     status, output = health(drafts, {**fits, "ca": parts.others.certificate})
-    assert (status, "its certificate is of no authority that is trusted here" in output) == (1, True)
+    assert (status, "its certificate is of no authority that is trusted here" in output) == (
+        1,
+        True,
+    )
     swapped = {**fits, "key": strange["key"]}
     status, output = health(drafts, swapped)
     assert (status, len(output.splitlines()), "are not of one pair" in output) == (2, 1, True)
-    command = ["generate", str(model / "target"), "abc", "--draft-endpoint", drafts, *FAST, *drafter_options(swapped)]
-    done = subprocess.run([sys.executable, "-m", "outrider", *command], capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        "generate",
+        str(model / "target"),
+        "abc",
+        "--draft-endpoint",
+        drafts,
+        *FAST,
+        *drafter_options(swapped),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 2
     assert "are not of one pair" in done.stderr.splitlines()[-1]

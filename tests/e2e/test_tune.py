@@ -25,12 +25,20 @@ def tune(folder: Path, *more: str) -> TuneResult:
     return result
 
 
-def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_prompts_to_a_settings_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = tmp_path / "settings.json"
     result = tune(tmp_path, "--settings-out", str(settings), "--out", str(tmp_path / "tune.html"))
-    assert {one.family for one in result.families} >= {"draft-model", "ngram", "draft-model tree=best-first"}
+    assert {one.family for one in result.families} >= {
+        "draft-model",
+        "ngram",
+        "draft-model tree=best-first",
+    }
     assert not [one.failure for one in result.families if one.failure]
-    assert all(one.identical == one.texts for one in result.confirmed), "greedy texts are plain decoding's"
+    assert all(one.identical == one.texts for one in result.confirmed), (
+        "greedy texts are plain decoding's"
+    )
     assert len(result.overall_speedup) == result.num_members, "everything was forecast"
     assert [one.batch_size for one in result.schedule] == [2]
     assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
@@ -50,11 +58,31 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     settings = tmp_path / "settings.json"
     command = "tune demo --drafters eagle3,medusa,block,ngram --limit 5 --max-tokens 32 --batch-size 1,2 --threads 1"
     out = tmp_path / "tune.json"
-    assert run([*command.split(), "--runtime", "eager", "--settings-out", str(settings), "--out", str(out)]) == 0
+    assert (
+        run(
+            [
+                *command.split(),
+                "--runtime",
+                "eager",
+                "--settings-out",
+                str(settings),
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     result = read_result(out)
     assert isinstance(result, TuneResult)
     families = {one.family: one.failure for one in result.families}
-    assert {"eagle3", "medusa", "block", "block stop=confidence", "eagle3 tree=best-first", "medusa tree=medusa"} <= set(families)
+    assert {
+        "eagle3",
+        "medusa",
+        "block",
+        "block stop=confidence",
+        "eagle3 tree=best-first",
+        "medusa tree=medusa",
+    } <= set(families)
     assert not any(families.values())
     tau = {one.configuration: one.tau for one in result.forecasts}
     assert tau["eagle3 k=7"] > 3, "they were trained on such prompts"
@@ -69,7 +97,8 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     """Ctrl-C costs one run; the same command with --resume runs what is missing only."""
     from outrider.lab.tune import tune as stages
 
-    real, runs = stages.run_probe, []
+    real = stages.run_probe
+    runs = []
 
     def interrupted(*arguments: object) -> object:
         runs.append(1)
@@ -81,11 +110,18 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     out = tmp_path / "tune.json"
     assert run([*COMMAND.split(), "--out", str(out)]) == 130
     kept = (tmp_path / "tune.unfinished.jsonl").read_text().splitlines()
-    assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == ["probe none", "probe draft-model"]
+    assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == [
+        "probe none",
+        "probe draft-model",
+    ]
     result = tune(tmp_path, "--resume")
     drafting = "--drafter none" if not result.recommendations[0].speculate else " k="
-    assert result.next_command.startswith("outrider serve demo --threads 1 --runtime eager --drafter ")
-    assert drafting in result.next_command, "without a settings file the command says everything itself"
+    assert result.next_command.startswith(
+        "outrider serve demo --threads 1 --runtime eager --drafter "
+    )
+    assert drafting in result.next_command, (
+        "without a settings file the command says everything itself"
+    )
     num_probes = len(result.families) + 1  # plain decoding
     assert len(runs) == num_probes + 1, "the interrupted one ran twice, the two before it once"
 
@@ -106,7 +142,9 @@ def test_another_command_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFix
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_bad_input_is_one_line(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["tune", "demo", *more]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -1,4 +1,5 @@
-"""Our drafters in a real vLLM, where one is installed (OUTRIDER_VLLM_PYTHON, or .peers/vllm of benchmarks/setup_peers.sh)."""
+"""Our drafters in a real vLLM, where one is installed (OUTRIDER_VLLM_PYTHON, or .peers/vllm of
+benchmarks/setup_peers.sh)."""
 
 from __future__ import annotations
 
@@ -26,26 +27,41 @@ from outrider.lab.workload.load import load_workload
 from tests.unit.lab.tune.test_export import result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PYTHON = Path(os.environ.get("OUTRIDER_VLLM_PYTHON", REPOSITORY / ".peers" / "vllm" / "bin" / "python"))
+PYTHON = Path(
+    os.environ.get("OUTRIDER_VLLM_PYTHON", REPOSITORY / ".peers" / "vllm" / "bin" / "python")
+)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM here (OUTRIDER_VLLM_PYTHON, benchmarks/setup_peers.sh)"),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="no vLLM here (OUTRIDER_VLLM_PYTHON, benchmarks/setup_peers.sh)"
+    ),
 ]
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }  # fmt: skip
-OURS = {"method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 5}
+OURS = {
+    "method": "custom_class",
+    "model": "outrider.integrations.vllm.Proposer",
+    "num_speculative_tokens": 5,
+}
 
 
 def there(script: str, timeout_s: float = 600, **environment: str) -> Any:
     """What a script in vLLM's Python leaves in `answer`, by JSON."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONHOME", "VIRTUAL_ENV")
+    }
     path = os.pathsep.join([str(REPOSITORY)])
     done = subprocess.run(
         [str(PYTHON), "-c", f"import json\n{script}\nprint('\\nANSWER ' + json.dumps(answer))"],
-        env={**kept, **SETTINGS, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=timeout_s,
-    )  # fmt: skip
+        env={**kept, **SETTINGS, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert lines, done.stderr[-3000:]
     return json.loads(lines[-1].removeprefix("ANSWER "))
@@ -62,7 +78,9 @@ def word_problems(target: Path, count: int) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(target)
     requests = load_workload("demo").requests
     texts = [str(request.prompt) for request in requests]
-    return [tokenizer("\n".join(texts[: 1 + n % 3] + texts[n : n + 1])).input_ids for n in range(count)]
+    return [
+        tokenizer("\n".join(texts[: 1 + n % 3] + texts[n : n + 1])).input_ids for n in range(count)
+    ]
 
 
 GENERATE = """
@@ -88,8 +106,9 @@ answer = {{"texts": texts, "counted": counted, "page": generate_latest(REGISTRY)
 
 
 def test_texts_stay_what_they_are(target: Path) -> None:
-    """Ten prompts in a batch of three, chunked prefill (64 tokens a step), prefix caching, and too few pages for all, so that
-    requests are preempted: the text is vLLM's own, and drafts were accepted. vLLM's page shows our counters."""
+    """Ten prompts in a batch of three, chunked prefill (64 tokens a step), prefix caching, and too
+    few pages for all, so that requests are preempted: the text is vLLM's own, and drafts were
+    accepted. vLLM's page shows our counters."""
     prompts = word_problems(target, 8)
     prompts += [prompts[3], prompts[3]]  # the same question again
     cases: list[tuple[str, Any, Any]] = [("plain", None, {})]
@@ -107,8 +126,22 @@ def test_texts_stay_what_they_are(target: Path) -> None:
 @contextlib.contextmanager
 def draft_service(address: str, log: Path) -> Iterator[None]:
     """`outrider service draft demo` at an address, ready."""
-    command = [sys.executable, "-m", "outrider", "service", "draft", "demo", "--host", address, "--runtime", "eager"]
-    with log.open("w") as lines, subprocess.Popen(command, stdout=lines, stderr=lines, cwd=REPOSITORY) as service:
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "service",
+        "draft",
+        "demo",
+        "--host",
+        address,
+        "--runtime",
+        "eager",
+    ]
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(command, stdout=lines, stderr=lines, cwd=REPOSITORY) as service,
+    ):
         try:
             deadline = time.monotonic() + 120
             while "drafting for" not in log.read_text():
@@ -124,12 +157,19 @@ def test_drafts_from_a_service(target: Path, tmp_path: Path) -> None:
     """A draft model in another process drafts for vLLM: the same texts, most drafts accepted."""
     prompts = word_problems(target, 4)
     address = f"unix:{tmp_path}/draft"
-    cases: list[tuple[str, Any, Any]] = [("plain", None, {}), ("remote", OURS, {"outrider": {"draft_endpoint": address}})]
+    cases: list[tuple[str, Any, Any]] = [
+        ("plain", None, {}),
+        ("remote", OURS, {"outrider": {"draft_endpoint": address}}),
+    ]
     with draft_service(address, tmp_path / "service.log"):
         found = there(GENERATE.format(cases=cases, target=str(target), prompts=prompts))
     counted = found["counted"]["remote"]
     assert found["texts"]["remote"] == found["texts"]["plain"]
-    assert counted["vllm:spec_decode_num_accepted_tokens"] > 0.5 * counted["vllm:spec_decode_num_draft_tokens"] > 0
+    assert (
+        counted["vllm:spec_decode_num_accepted_tokens"]
+        > 0.5 * counted["vllm:spec_decode_num_draft_tokens"]
+        > 0
+    )
 
 
 def test_options_come_from_the_environment_too(target: Path) -> None:
@@ -142,8 +182,8 @@ def test_options_come_from_the_environment_too(target: Path) -> None:
 
 
 def test_the_new_runner_takes_a_speculator_of_this_shape(target: Path) -> None:
-    """The new runner needs Triton, which has no CPU backend, so no text is made: vLLM's own base class, its signature, and a
-    proposal on tensors shaped as its request states are."""
+    """The new runner needs Triton, which has no CPU backend, so no text is made: vLLM's own base
+    class, its signature, and a proposal on tensors shaped as its request states are."""
     script = """
 import types, torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
@@ -187,14 +227,16 @@ except Exception as error:
     assert found["missing"] == []
     assert found["abstract"] == []
     assert found["dummy"] == [[0] * 4] * 2
-    assert found["first"] == [[3, 4, 1, 2], [7, 9, 8, 7], [7] * 4]  # the third is still reading: filled with its last token
+    # the third is still reading: filled with its last token
+    assert found["first"] == [[3, 4, 1, 2], [7, 9, 8, 7], [7] * 4]
     assert found["second"] == [[8] * 4, [9] * 4]
     assert "Use the old runner" in found["other"]
 
 
 def test_the_new_runner_is_offered_ours_only_when_asked(target: Path) -> None:
-    """vLLM's own configuration: by itself it takes the old runner for us; set to take the new one, it no longer names
-    custom_class as a reason against it. Other custom classes are refused as ever."""
+    """vLLM's own configuration: by itself it takes the old runner for us; set to take the new one,
+    it no longer names custom_class as a reason against it. Other custom classes are refused as
+    ever."""
     script = f"""
 from vllm.engine.arg_utils import EngineArgs
 from outrider.integrations.vllm import plugin
@@ -223,13 +265,20 @@ answer.append(hasattr(package.init_speculator, "_wrapped_by_outrider"))
 
 
 @pytest.mark.parametrize(
-    "label", ["composite k=5 parts=suffix,ngram", "ngram-cache k=4", "retrieval k=5 branches=1 corpus=texts"]
+    "label",
+    [
+        "composite k=5 parts=suffix,ngram",
+        "ngram-cache k=4",
+        "retrieval k=5 branches=1 corpus=texts",
+    ],
 )
 def test_what_tune_prints_is_read_by_vllm(target: Path, label: str) -> None:
     """Our drafter, its options and the table by batch size arrive where `Proposer` reads them."""
     advised = result(label, {label: 1.9}, schedule=[(8, "none", 0)], target=str(target))
     text = next(one.text for one in launch_lines(advised) if one.engine == "vLLM")
-    speculative, additional = re.search(r"--speculative-config '(.*)' --additional-config '(.*)'$", text).groups()
+    speculative, additional = re.search(
+        r"--speculative-config '(.*)' --additional-config '(.*)'$", text
+    ).groups()
     script = f"""
 import json
 from vllm.engine.arg_utils import EngineArgs
@@ -279,20 +328,28 @@ class Dice(NgramDrafter):
 
 
 def test_two_ranks(target: Path, tmp_path: Path) -> None:
-    """Each rank has its own suffix memory, and both draft the same; a drafter that draws lots drafts on the first rank alone.
-    Ranks that part would hang, or say something else."""
+    """Each rank has its own suffix memory, and both draft the same; a drafter that draws lots
+    drafts on the first rank alone. Ranks that part would hang, or say something else."""
     (tmp_path / "dice_drafter.py").write_text(DICE)
     info = tmp_path / "dice-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dice\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[outrider.drafters]\ndice = dice_drafter:Dice\n")
     script = tmp_path / "ranks.py"
-    script.write_text("import json" + TENSOR_PARALLEL.format(target=str(target), ours=OURS, prompts=word_problems(target, 4)))
+    script.write_text(
+        "import json"
+        + TENSOR_PARALLEL.format(target=str(target), ours=OURS, prompts=word_problems(target, 4))
+    )
     environment = {
-        **os.environ, **SETTINGS, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        **os.environ,
+        **SETTINGS,
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)]),
-    }  # fmt: skip
-    done = subprocess.run([str(PYTHON), str(script)], env=environment, capture_output=True, text=True, timeout=600)
+    }
+    done = subprocess.run(
+        [str(PYTHON), str(script)], env=environment, capture_output=True, text=True, timeout=600
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert lines, done.stderr[-3000:]
     found = json.loads(lines[-1].removeprefix("ANSWER "))
@@ -302,28 +359,60 @@ def test_two_ranks(target: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_real_server(target: Path, tmp_path: Path) -> None:
-    """The server's process shows what the engine's counts, and as many accepted tokens as vLLM counts itself; its folder is gone
-    when it has ended."""
+    """The server's process shows what the engine's counts, and as many accepted tokens as vLLM
+    counts itself; its folder is gone when it has ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), "--served-model-name", "demo",
-        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "256", "--enforce-eager",
-        "--num-gpu-blocks-override", "20", "--speculative-config", json.dumps(OURS),
-        "--additional-config", json.dumps({"outrider": {"drafter": "composite"}}),
-    ]  # fmt: skip
-    environment = {**os.environ, **SETTINGS, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": str(REPOSITORY)}
+        str(PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(target),
+        "--served-model-name",
+        "demo",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "256",
+        "--enforce-eager",
+        "--num-gpu-blocks-override",
+        "20",
+        "--speculative-config",
+        json.dumps(OURS),
+        "--additional-config",
+        json.dumps({"outrider": {"drafter": "composite"}}),
+    ]
+    environment = {
+        **os.environ,
+        **SETTINGS,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
-            command, env={**environment, "TMPDIR": str(tmp_path)}, stdout=log, stderr=log, start_new_session=True
+            command,
+            env={**environment, "TMPDIR": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             waited = time.monotonic() + 600
             while not ask(port, "/health") and server.poll() is None and time.monotonic() < waited:
                 time.sleep(0.5)
-            question = {"model": "demo", "prompt": "Question: Sam has 37 lemons and James has 18 lemons. How many more "
-                        "lemons does Sam have?\nAnswer:", "max_tokens": 40, "temperature": 0}  # fmt: skip
+            question = {
+                "model": "demo",
+                "prompt": "Question: Sam has 37 lemons and James has 18 lemons. How many more "
+                "lemons does Sam have?\nAnswer:",
+                "max_tokens": 40,
+                "temperature": 0,
+            }
             answers = [json.loads(ask(port, "/v1/completions", question) or "{}") for _ in range(2)]
             assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
             page = ask(port, "/metrics") or ""
@@ -333,7 +422,9 @@ def test_the_page_of_a_real_server(target: Path, tmp_path: Path) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
-    ours = re.findall(r'^outrider:accepted_tokens_total{drafter="composite",part="\w+"} (\S+)$', page, re.M)
+    ours = re.findall(
+        r'^outrider:accepted_tokens_total{drafter="composite",part="\w+"} (\S+)$', page, re.M
+    )
     theirs = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total{.*} (\S+)$", page, re.M)
     assert sum(map(float, ours)) == float(theirs[0]) > 0
     assert 'outrider:texts_total{drafter="composite"} 2.0' in page
@@ -343,7 +434,9 @@ def test_the_page_of_a_real_server(target: Path, tmp_path: Path) -> None:
 def ask(port: int, path: str, content: dict[str, Any] | None = None) -> str | None:
     """What the server answers; None while it does not."""
     data = None if content is None else json.dumps(content).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return str(answer.read().decode()) or "ok"

@@ -1,10 +1,12 @@
-"""Language models small enough to write down: a distribution for every text, so that whole distributions of texts can be
-computed; and every draft that a drafter can propose, with its probability: chains, and trees grown node by node.
+"""Language models small enough to write down: a distribution for every text, so that whole
+distributions of texts can be computed; and every draft that a drafter can propose, with its
+probability: chains, and trees grown node by node.
 
-The logits are a table; what turns them into distributions, penalties along a draft's path included, is the real `distribution`.
+The logits are a table; what turns them into distributions, penalties along a draft's path included,
+is the real `distribution`.
 
-A `Growth` decides, from the nodes drawn so far, where the next one goes and how it is chosen; so it can stand for fixed
-shapes and for trees that follow what was drawn. Kinds of node:
+A `Growth` decides, from the nodes drawn so far, where the next one goes and how it is chosen; so it
+can stand for fixed shapes and for trees that follow what was drawn. Kinds of node:
 
     s   sampled from the parent's distribution (without its earlier siblings' tokens, or from all of it with replacement)
     d   the likeliest token that no earlier sibling has
@@ -30,12 +32,14 @@ Path = tuple[int, ...]
 Joint = dict[Path, float]  # text -> its probability
 Stop = Callable[[Path], bool]  # draft so far -> stop drafting? may look at the draft and at q
 Nodes = tuple[tuple[int, int], ...]  # (parent, token) of every node so far
-Growth = Callable[[Nodes], tuple[int, str] | None]  # -> (parent, kind) of the next node; None = the tree is complete
+# -> (parent, kind) of the next node; None = the tree is complete
+Growth = Callable[[Nodes], tuple[int, str] | None]
 
 
 @dataclass
 class TableModel:
-    """A language model as a table: logits for every text up to a depth, then a distribution through the real `distribution`."""
+    """A language model as a table: logits for every text up to a depth, then a distribution through
+    the real `distribution`."""
 
     logits: dict[Path, Tensor]  # output so far -> (V,) fp64
     params: SamplingParams
@@ -44,11 +48,20 @@ class TableModel:
 
     @classmethod
     def random(
-        cls, generator: torch.Generator, vocab_size: int, depth: int, params: SamplingParams, prompt: list[int]
+        cls,
+        generator: torch.Generator,
+        vocab_size: int,
+        depth: int,
+        params: SamplingParams,
+        prompt: list[int],
     ) -> TableModel:
         """Independent normal logits for every output of fewer than `depth` tokens."""
-        paths = [path for n in range(depth) for path in itertools.product(range(vocab_size), repeat=n)]
-        table = SCALE * torch.randn(len(paths), vocab_size, generator=generator, dtype=torch.float64)
+        paths = [
+            path for n in range(depth) for path in itertools.product(range(vocab_size), repeat=n)
+        ]
+        table = SCALE * torch.randn(
+            len(paths), vocab_size, generator=generator, dtype=torch.float64
+        )
         return cls(dict(zip(paths, table, strict=True)), params, prompt)
 
     @property
@@ -56,23 +69,30 @@ class TableModel:
         return self.logits[()].shape[0]
 
     def probs(self, path: Path) -> Tensor:
-        """(V,) the plain distribution after `path`: its history is committed text, no draft is involved."""
+        """(V,) the plain distribution after `path`: its history is committed text, no draft is
+        involved."""
         if path not in self.known:
             history = History.start([self.prompt], [list(path)], self.vocab_size)
             sampling = BatchSampling.of([self.params], self.vocab_size)
-            probs = distribution(self.logits[path][None, None], sampling, history, dtype=torch.float64)
+            probs = distribution(
+                self.logits[path][None, None], sampling, history, dtype=torch.float64
+            )
             self.known[path] = probs[0, 0]
         return self.known[path]
 
     def probs_along(self, drafts: list[Path], width: int) -> Tensor:
-        """(B, width + 1, V): one pass over padded chains, penalties applied per draft path by `distribution` itself."""
+        """(B, width + 1, V): one pass over padded chains, penalties applied per draft path by
+        `distribution` itself."""
         return self.probs_on(chain(drafts, width))
 
     def probs_on(self, draft: Draft) -> Tensor:
-        """(B, N+1, V): one pass over chains or trees; NaN logits in the padding, which must never be looked at."""
+        """(B, N+1, V): one pass over chains or trees; NaN logits in the padding, which must never
+        be looked at."""
         nan = torch.full((self.vocab_size,), torch.nan, dtype=torch.float64)
         rows = []
-        for tokens, parents, length in zip(draft.lists[0], draft.parent_lists, draft.lists[1], strict=True):
+        for tokens, parents, length in zip(
+            draft.lists[0], draft.parent_lists, draft.lists[1], strict=True
+        ):
             line = [self.logits[text_of(tokens, parents, node)] for node in range(-1, length)]
             rows.append(torch.stack(line + [nan] * (draft.num_nodes - length)))
         history = History.start([self.prompt] * len(rows), [[]] * len(rows), self.vocab_size)
@@ -86,7 +106,9 @@ class TableModel:
 
 def chain(drafts: list[Path], width: int) -> Draft:
     """A batch of chains, padded with token 0."""
-    tokens = torch.tensor([list(draft) + [0] * (width - len(draft)) for draft in drafts], dtype=torch.int64)
+    tokens = torch.tensor(
+        [list(draft) + [0] * (width - len(draft)) for draft in drafts], dtype=torch.int64
+    )
     return Draft(tokens.view(len(drafts), width), torch.tensor([len(draft) for draft in drafts]))
 
 
@@ -94,7 +116,8 @@ def text_of(tokens: list[int], parents: list[int], node: int) -> Path:
     """The tokens from the root of a tree to `node`; none for the root, -1."""
     path: Path = ()
     while node >= 0:
-        path, node = (tokens[node], *path), parents[node]
+        path = (tokens[node], *path)
+        node = parents[node]
     return path
 
 
@@ -108,13 +131,17 @@ def continued(joint: Joint, target: TableModel, horizon: int) -> Joint:
             done[path] = done.get(path, 0.0) + weight
         else:
             probs = target.probs(path).tolist()
-            growing += [((*path, token), weight * prob) for token, prob in enumerate(probs) if prob > 0]
+            growing += [
+                ((*path, token), weight * prob) for token, prob in enumerate(probs) if prob > 0
+            ]
     return done
 
 
 def total_variation(left: Joint, right: Joint) -> float:
     """Half the sum of absolute differences: the largest difference in the probability of any event."""
-    return 0.5 * sum(abs(left.get(path, 0.0) - right.get(path, 0.0)) for path in left.keys() | right.keys())
+    return 0.5 * sum(
+        abs(left.get(path, 0.0) - right.get(path, 0.0)) for path in left.keys() | right.keys()
+    )
 
 
 @dataclass
@@ -133,7 +160,9 @@ def never(_: Path) -> bool:
     return False
 
 
-def sampled_drafts(drafter: TableModel, gamma: int, stop: Stop = never, kinds: str = "") -> Proposals:
+def sampled_drafts(
+    drafter: TableModel, gamma: int, stop: Stop = never, kinds: str = ""
+) -> Proposals:
     """Drafts drawn from the drafter's distribution, up to `gamma` tokens or until `stop`.
 
     `kinds` may make single nodes deterministic: "sds" = sampled, argmax, sampled.
@@ -147,8 +176,14 @@ def sampled_drafts(drafter: TableModel, gamma: int, stop: Stop = never, kinds: s
             proposals.append((path, weight))
             continue
         probs = drafter.probs(path)
-        probs = probs if kinds[len(path)] == "s" else torch.nn.functional.one_hot(probs.argmax(), len(probs))
-        growing += [((*path, token), weight * prob) for token, prob in enumerate(probs.tolist()) if prob > 0]
+        probs = (
+            probs
+            if kinds[len(path)] == "s"
+            else torch.nn.functional.one_hot(probs.argmax(), len(probs))
+        )
+        growing += [
+            ((*path, token), weight * prob) for token, prob in enumerate(probs.tolist()) if prob > 0
+        ]
     paths = [path for path, _ in proposals]
     draft = chain(paths, gamma)
     draft.probs = drafter.probs_on(draft)
@@ -158,7 +193,8 @@ def sampled_drafts(drafter: TableModel, gamma: int, stop: Stop = never, kinds: s
 
 
 def fixed_drafts(paths: list[Path], width: int) -> Proposals:
-    """Deterministic drafts; several of them are several rows of a batch with equal weight (lengths may differ)."""
+    """Deterministic drafts; several of them are several rows of a batch with equal weight (lengths
+    may differ)."""
     return Proposals(paths, [1 / len(paths)] * len(paths), chain(paths, width))
 
 
@@ -175,7 +211,9 @@ def greedy_draft(drafter: TableModel, gamma: int) -> Proposals:
 
 def shape(parents: list[int], kinds: str) -> Growth:
     """A tree whose shape is fixed before anything is drawn."""
-    return lambda nodes: None if len(nodes) == len(parents) else (parents[len(nodes)], kinds[len(nodes)])
+    return lambda nodes: (
+        None if len(nodes) == len(parents) else (parents[len(nodes)], kinds[len(nodes)])
+    )
 
 
 def tree_drafts(drafter: TableModel, growth: Growth, *, replacement: bool = False) -> Proposals:
@@ -212,7 +250,9 @@ def _choices(
 ) -> list[tuple[int, float, bool]]:
     """(token, probability, drawn from the distribution?) of every way to fill the next node."""
     siblings = [token for other, token in nodes if other == parent]
-    probs = drafter.probs(text_of([token for _, token in nodes], [up for up, _ in nodes], parent)).clone()
+    probs = drafter.probs(
+        text_of([token for _, token in nodes], [up for up, _ in nodes], parent)
+    ).clone()
     if kind == "f":
         return [(len(nodes) % drafter.vocab_size, 1.0, False)]
     if not replacement or kind == "d":
@@ -221,8 +261,12 @@ def _choices(
         return [(0, 1.0, False)]
     if kind == "d":
         return [(int(probs.argmax()), 1.0, False)]
-    return [(token, prob, True) for token, prob in enumerate((probs / probs.sum()).tolist()) if prob > 0]
+    return [
+        (token, prob, True) for token, prob in enumerate((probs / probs.sum()).tolist()) if prob > 0
+    ]
 
 
 def _padded(rows: list[list[int]], width: int, fill: int) -> Tensor:
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], dtype=torch.int64).view(-1, width)
+    return torch.tensor(
+        [row + [fill] * (width - len(row)) for row in rows], dtype=torch.int64
+    ).view(-1, width)

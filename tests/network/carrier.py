@@ -1,8 +1,10 @@
-"""The program that is the wire: it carries IP packets between network namespaces, late, lossy or not at all.
+"""The program that is the wire: it carries IP packets between network namespaces, late, lossy or
+not at all.
 
-`tests/network/network.py` starts it, writes one JSON line per change of the wire to its standard input and reads one JSON line in
-return. Every namespace has a TUN device and lives as long as this process does: nothing is left on the machine when it is killed,
-and it ends when its standard input does. Linux and root only; the standard library only.
+`tests/network/network.py` starts it, writes one JSON line per change of the wire to its standard
+input and reads one JSON line in return. Every namespace has a TUN device and lives as long as this
+process does: nothing is left on the machine when it is killed, and it ends when its standard input
+does. Linux and root only; the standard library only.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CLONE_NEWNET = 0x40000000
-TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-PREFIX = "10.77.0."  # the host number is the last byte; these addresses exist inside the namespaces only
+TUNSETIFF = 0x400454CA
+IFF_TUN = 0x0001
+IFF_NO_PI = 0x1000
+# the host number is the last byte; these addresses exist inside the namespaces only
+PREFIX = "10.77.0."
 LARGEST = 65536
 QUEUE_S = 0.5  # what a slow wire keeps waiting; more is dropped, as a router does
 
@@ -45,7 +50,8 @@ class Wire:
     lost: int = 0
 
     def due(self, now: float, size: int) -> float | None:
-        """When a packet that enters now comes out; None for never. Packets never overtake one another."""
+        """When a packet that enters now comes out; None for never. Packets never overtake one
+        another."""
         is_lost = self.chance.random() < self.loss
         extra = self.chance.random() * self.jitter_s
         start = max(now, self.free_at)
@@ -64,7 +70,10 @@ class Carrier:
         self.devices: list[int] = []
         self.namespaces: list[int] = []
         self.wires = {
-            (a, b): Wire(chance=random.Random(f"{seed} {a} {b}")) for a in range(count) for b in range(count) if a != b
+            (a, b): Wire(chance=random.Random(f"{seed} {a} {b}"))
+            for a in range(count)
+            for b in range(count)
+            if a != b
         }
         self._waiting: list[tuple[float, int, Wire, int, bytes]] = []
         self._number = 0
@@ -111,7 +120,10 @@ class Carrier:
             for _ in range(64):  # then the others' turn
                 packet = os.read(device, LARGEST)
                 wire = self.wires.get((source, packet[19] - 1)) if packet[0] >> 4 == 4 else None
-                if wire is not None and (due := wire.due(time.monotonic(), len(packet))) is not None:
+                if (
+                    wire is not None
+                    and (due := wire.due(time.monotonic(), len(packet))) is not None
+                ):
                     self._number += 1
                     heapq.heappush(self._waiting, (due, self._number, wire, packet[19] - 1, packet))
 
@@ -137,7 +149,11 @@ def _tun(number: int) -> int:
     """A device of this namespace with the host's address, up, like the loopback."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"wire", IFF_TUN | IFF_NO_PI))
-    for command in ("link set lo up", f"addr add {PREFIX}{number + 1}/24 dev wire", "link set wire up"):
+    for command in (
+        "link set lo up",
+        f"addr add {PREFIX}{number + 1}/24 dev wire",
+        "link set wire up",
+    ):
         subprocess.run(["ip", *command.split()], check=True, stdin=subprocess.DEVNULL)
     return device
 
@@ -147,7 +163,12 @@ def main() -> None:
     with suppress(OSError):  # a wire that waits for a processor is a slower wire than asked for
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     carrier = Carrier(int(sys.argv[1]), int(sys.argv[2]))
-    print(json.dumps({"namespaces": [f"/proc/{os.getpid()}/fd/{number}" for number in carrier.namespaces]}), flush=True)
+    print(
+        json.dumps(
+            {"namespaces": [f"/proc/{os.getpid()}/fd/{number}" for number in carrier.namespaces]}
+        ),
+        flush=True,
+    )
     carrier.run()
 
 

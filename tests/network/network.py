@@ -1,4 +1,5 @@
-"""Hosts with addresses of their own on one machine, and wires between them that tests make slow, lossy or cut.
+"""Hosts with addresses of their own on one machine, and wires between them that tests make slow,
+lossy or cut.
 
     with Network("client", "service", round_trip_s=0.01) as network:
         process = network.start("service", ["python", "-m", "http.server"])
@@ -6,8 +7,9 @@
             urllib.request.urlopen(f"http://{network.address('service')}:8000")
         network.change(cut=True)
 
-A host is a network namespace of Linux; `carrier.py` carries the packets. Everything ends with the block, and with the test
-process however it ends: the namespaces have no names, and processes started here are killed when their parent dies.
+A host is a network namespace of Linux; `carrier.py` carries the packets. Everything ends with the
+block, and with the test process however it ends: the namespaces have no names, and processes
+started here are killed when their parent dies.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ CARRIER = Path(__file__).with_name("carrier.py")
 
 
 def outliving_nobody(command: Sequence[str]) -> list[str]:
-    """The command, killed by the kernel when this process dies, or not begun if that has happened already."""
+    """The command, killed by the kernel when this process dies, or not begun if that has happened
+    already."""
     still_there = f'[ "$PPID" = {os.getpid()} ] && exec "$@"'
     return ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", still_there, "sh", *command]
 
@@ -48,15 +51,24 @@ def why_not() -> str | None:
     if missing:
         return f"not installed: {', '.join(missing)} (packages iproute2 and util-linux)"
     tried = subprocess.run(
-        [sys.executable, str(CARRIER), "1", "0"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, str(CARRIER), "1", "0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
-    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip().splitlines()[-1]}"
+    return (
+        None
+        if tried.returncode == 0
+        else f"no network namespace: {tried.stderr.strip().splitlines()[-1]}"
+    )
 
 
 class Network:
     """Hosts by name, each of which reaches each other one over a wire."""
 
-    def __init__(self, *hosts: str, round_trip_s: float = 0.0, loss: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, *hosts: str, round_trip_s: float = 0.0, loss: float = 0.0, seed: int = 0
+    ) -> None:
         self.hosts = hosts
         self._processes: list[subprocess.Popen[bytes]] = []
         self._carrier = subprocess.Popen(
@@ -76,16 +88,29 @@ class Network:
         return f"{PREFIX}{self.hosts.index(host) + 1}"
 
     def change(
-        self, *between: str, round_trip_s: float | None = None, jitter_s: float | None = None, loss: float | None = None,
-        bytes_per_s: float | None = None, cut: bool | None = None,
-    ) -> None:  # fmt: skip
-        """Change the wires between the named hosts (none named: all), both ways alike; what is None stays.
+        self,
+        *between: str,
+        round_trip_s: float | None = None,
+        jitter_s: float | None = None,
+        loss: float | None = None,
+        bytes_per_s: float | None = None,
+        cut: bool | None = None,
+    ) -> None:
+        """Change the wires between the named hosts (none named: all), both ways alike; what is None
+        stays.
 
-        A packet takes half of `round_trip_s` one way and up to `jitter_s` more, is lost with probability `loss`, and waits for
-        those before it where `bytes_per_s` limits the wire (0: no limit). `cut` loses all, those on the way included.
+        A packet takes half of `round_trip_s` one way and up to `jitter_s` more, is lost with
+        probability `loss`, and waits for those before it where `bytes_per_s` limits the wire (0: no
+        limit). `cut` loses all, those on the way included.
         """
         delay_s = None if round_trip_s is None else round_trip_s / 2
-        asked = {"delay_s": delay_s, "jitter_s": jitter_s, "loss": loss, "bytes_per_s": bytes_per_s, "is_cut": cut}
+        asked = {
+            "delay_s": delay_s,
+            "jitter_s": jitter_s,
+            "loss": loss,
+            "bytes_per_s": bytes_per_s,
+            "is_cut": cut,
+        }
         self._tell(between, {name: value for name, value in asked.items() if value is not None})
 
     def counts(self, *between: str) -> dict[str, int]:
@@ -94,7 +119,8 @@ class Network:
 
     @contextmanager
     def inside(self, host: str) -> Iterator[None]:
-        """Sockets that this thread opens in the block, and processes that it starts, belong to the host."""
+        """Sockets that this thread opens in the block, and processes that it starts, belong to the
+        host."""
         libc = ctypes.CDLL(None, use_errno=True)
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         there = os.open(self._namespaces[self.hosts.index(host)], os.O_RDONLY)
@@ -109,9 +135,14 @@ class Network:
             os.close(there)
 
     def start(
-        self, host: str, command: Sequence[str], log: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        host: str,
+        command: Sequence[str],
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """A process on a host, its output appended to `log`; killed when the network ends, if it still runs."""
+        """A process on a host, its output appended to `log`; killed when the network ends, if it
+        still runs."""
         with self.inside(host), open(os.devnull if log is None else log, "ab") as output:
             process = subprocess.Popen(
                 outliving_nobody(command),
@@ -143,7 +174,10 @@ class Network:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,6 +1,8 @@
-"""Parts of a deployment as real processes on the hosts of a test network, and a client that stands on one of them.
+"""Parts of a deployment as real processes on the hosts of a test network, and a client that stands
+on one of them.
 
-Started with the machine's own Python and one thread each, they are killed with the network at the latest.
+Started with the machine's own Python and one thread each, they are killed with the network at the
+latest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tests.network.network import Network
 
 START_S = 600.0  # a busy machine with two cores takes its time
 ANSWER_S = 300.0
-HTTP_PORT, DRAFT_PORT = 8000, 50051
+HTTP_PORT = 8000
+DRAFT_PORT = 50051
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -55,13 +58,16 @@ class Part:
         return self
 
     def wait(self) -> Part:
-        """Return once it takes calls. Raises RuntimeError with its own words when it ends or takes too long."""
+        """Return once it takes calls. Raises RuntimeError with its own words when it ends or takes
+        too long."""
         until = time.monotonic() + START_S
         while time.monotonic() < until and self.process is not None and self.process.poll() is None:
             if self._is_ready():
                 return self
             time.sleep(0.2)
-        raise RuntimeError(f"{' '.join(self.command)} did not get ready:\n{self.log_text()[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(self.command)} did not get ready:\n{self.log_text()[-4000:]}"
+        )
 
     def kill(self) -> None:
         """As a crash of the machine would: no signal that it could catch."""
@@ -83,12 +89,18 @@ class Part:
         with self.network.inside(self.host):
             if not is_listening(self.network.address(self.host), self.port):
                 return False
-            return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+            return (
+                subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+                == 0
+            )
 
 
 def get(network: Network, host: str, address: str, path: str, port: int = HTTP_PORT) -> str:
     """GET from a server, as a client on `host`."""
-    with network.inside(host), urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer:
+    with (
+        network.inside(host),
+        urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer,
+    ):
         return str(answer.read().decode())
 
 
@@ -104,7 +116,8 @@ def complete(network: Network, host: str, address: str, **body: Any) -> dict[str
 
 
 def stream(network: Network, host: str, address: str, **body: Any) -> str:
-    """The text of a stream of `/v1/completions`, asked by a client on `host`. Raises AssertionError for one without its end."""
+    """The text of a stream of `/v1/completions`, asked by a client on `host`. Raises AssertionError
+    for one without its end."""
     data = json.dumps({**body, "stream": True}).encode()
     request = urllib.request.Request(
         f"http://{address}:{HTTP_PORT}/v1/completions", data, {"Content-Type": "application/json"}
@@ -119,4 +132,6 @@ def stream(network: Network, host: str, address: str, **body: Any) -> str:
 def metric(page: str, name: str) -> float:
     """The sum of a metric's samples on a page of metrics; 0 where it has none."""
     families = text_string_to_metric_families(page)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+    return sum(
+        sample.value for family in families for sample in family.samples if sample.name == name
+    )

@@ -1,7 +1,9 @@
-"""`outrider serve` and a draft service across a wire that is slow, lossy or cut, or that is killed: never another text.
+"""`outrider serve` and a draft service across a wire that is slow, lossy or cut, or that is killed:
+never another text.
 
-The reference is one process with the same pair. Sampled requests carry seeds and share their noise with the draft
-(`--verifier gumbel`), so that their texts do not depend on which drafts arrived in time.
+The reference is one process with the same pair. Sampled requests carry seeds and share their noise
+with the draft (`--verifier gumbel`), so that their texts do not depend on which drafts arrived in
+time.
 """
 
 from __future__ import annotations
@@ -38,14 +40,21 @@ class Deployment:
         """The texts of the first prompts, greedy and seeded, one after another."""
         address = self.network.address("steps")
         bodies = [
-            {"prompt": prompt, "max_tokens": TOKENS, **params} for params in PARAMS for prompt in DEMO_PROMPTS[:prompts]
+            {"prompt": prompt, "max_tokens": TOKENS, **params}
+            for params in PARAMS
+            for prompt in DEMO_PROMPTS[:prompts]
         ]
-        answers = [complete(self.network, "steps", address, model="demo", **body) for body in bodies]
+        answers = [
+            complete(self.network, "steps", address, model="demo", **body) for body in bodies
+        ]
         return [answer["choices"][0]["text"] for answer in answers]
 
     def count(self, name: str) -> float:
         """A metric of the server."""
-        return metric(get(self.network, "steps", self.network.address("steps"), "/metrics"), f"outrider:{name}")
+        return metric(
+            get(self.network, "steps", self.network.address("steps"), "/metrics"),
+            f"outrider:{name}",
+        )
 
     def check(self) -> None:
         """All texts, compared."""
@@ -53,7 +62,8 @@ class Deployment:
 
     def arrives(self) -> bool:
         """Whether a draft from the service reaches the server within some answers."""
-        before, until = self.count("remote_draft_hits_total"), time.monotonic() + ENOUGH_S
+        before = self.count("remote_draft_hits_total")
+        until = time.monotonic() + ENOUGH_S
         while time.monotonic() < until:
             self.answers(1)
             if self.count("remote_draft_hits_total") > before:
@@ -67,22 +77,40 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     target, draft = demo_paths()
     with Network("steps", "drafts") as network:
         service = Part(
-            network, "drafts", ["service", "draft", str(draft), "--host", "0.0.0.0", "--port", str(DRAFT_PORT)],
-            DRAFT_PORT, folder / "draft.log",
-        )  # fmt: skip
-        options = ["--verifier", "gumbel", "--runtime", "eager", "--no-self-test", "--num-draft-tokens", "4"]
+            network,
+            "drafts",
+            ["service", "draft", str(draft), "--host", "0.0.0.0", "--port", str(DRAFT_PORT)],
+            DRAFT_PORT,
+            folder / "draft.log",
+        )
+        options = [
+            "--verifier",
+            "gumbel",
+            "--runtime",
+            "eager",
+            "--no-self-test",
+            "--num-draft-tokens",
+            "4",
+        ]
         where = ["--draft-endpoint", service.address, "--host", "0.0.0.0", "--port", str(HTTP_PORT)]
         command = ["serve", str(target), "--served-model-name", "demo", *options, *where]
         server = Part(network, "steps", command, HTTP_PORT, folder / "server.log")
         service.start().wait()
         server.start()
         llm = LLM(
-            str(target), draft=str(draft), drafter="draft-model", verifier="gumbel", runtime="eager", num_draft_tokens=4
+            str(target),
+            draft=str(draft),
+            drafter="draft-model",
+            verifier="gumbel",
+            runtime="eager",
+            num_draft_tokens=4,
         )
         expected = [
             output.text
             for params in PARAMS
-            for output in llm.generate(list(DEMO_PROMPTS), SamplingParams(max_tokens=TOKENS, **params))  # type: ignore[arg-type]
+            for output in llm.generate(
+                list(DEMO_PROMPTS), SamplingParams(max_tokens=TOKENS, **params)
+            )  # type: ignore[arg-type]
         ]
         server.wait()
         yield Deployment(network, service, server, expected)
@@ -133,7 +161,9 @@ def test_drafts_resume_by_themselves_behind_a_partition(deployment: Deployment) 
 
 
 @pytest.mark.nightly
-def test_a_killed_draft_service_is_missed_by_no_text_and_found_again(deployment: Deployment) -> None:
+def test_a_killed_draft_service_is_missed_by_no_text_and_found_again(
+    deployment: Deployment,
+) -> None:
     """At points of the answers that a seed chooses."""
     chance = random.Random(0)
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""The test network does what is asked: packets are late, lost or stopped as asked, and nothing outlives the tests."""
+"""The test network does what is asked: packets are late, lost or stopped as asked, and nothing
+outlives the tests."""
 
 from __future__ import annotations
 
@@ -60,11 +61,13 @@ def _return_all(there: socket.socket, kind: socket.SocketKind) -> None:
 
 
 def returned(line: socket.socket, count: int, within_s: float) -> int:
-    """How many of `count` packets come back, sent one by one and awaited until nothing came for `within_s`."""
+    """How many of `count` packets come back, sent one by one and awaited until nothing came for
+    `within_s`."""
     came = 0
     for number in range(count):
         line.send(number.to_bytes(4, "big"))
-        line.settimeout(0.0005)  # no burst that a buffer of the machine drops, neither there nor here
+        # no burst that a buffer of the machine drops, neither there nor here
+        line.settimeout(0.0005)
         with suppress(TimeoutError, BlockingIOError):
             line.recv(100)
             came += 1
@@ -83,14 +86,22 @@ def test_packets_are_late_and_never_overtake() -> None:
     late = wire(delay_s=0.01, jitter_s=0.02)
     dues = [late.due(now * 0.001, 100) for now in range(200)]
     assert all(
-        due is not None and 0.01 <= due - now * 0.001 <= 0.03 + 1e-9 for now, due in enumerate(dues) if due is not None
+        due is not None and 0.01 <= due - now * 0.001 <= 0.03 + 1e-9
+        for now, due in enumerate(dues)
+        if due is not None
     )
     assert dues == sorted(due for due in dues if due is not None)
-    assert len({round(due - now * 0.001, 6) for now, due in enumerate(dues) if due is not None}) > 20  # it does vary
+    # it does vary
+    assert (
+        len({round(due - now * 0.001, 6) for now, due in enumerate(dues) if due is not None}) > 20
+    )
 
 
 def test_loss_is_as_asked_and_repeats_with_its_seed() -> None:
-    fates = [[wire.due(0.0, 100) is None for _ in range(20_000)] for wire in (wire(loss=0.02), wire(loss=0.02))]
+    fates = [
+        [wire.due(0.0, 100) is None for _ in range(20_000)]
+        for wire in (wire(loss=0.02), wire(loss=0.02))
+    ]
     assert fates[0] == fates[1]
     assert 300 < sum(fates[0]) < 500  # 400 expected; five standard deviations
 
@@ -110,7 +121,10 @@ def test_a_slow_wire_takes_a_packet_after_another_and_drops_what_waits_too_long(
 @pytest.mark.parametrize("round_trip_s", [0.001, 0.01, 0.05])
 def test_a_round_trip_takes_what_was_asked(round_trip_s: float) -> None:
     """The fastest of several: whatever else the machine does can only add to it."""
-    with Network("a", "b", round_trip_s=round_trip_s) as network, echo(network, socket.SOCK_DGRAM) as line:
+    with (
+        Network("a", "b", round_trip_s=round_trip_s) as network,
+        echo(network, socket.SOCK_DGRAM) as line,
+    ):
         taken = []
         for _ in range(20):
             start = time.monotonic()
@@ -172,9 +186,12 @@ def test_packets_are_lost_and_tcp_survives_it() -> None:
 @pytest.mark.usefixtures("_wires")
 def test_hosts_do_not_reach_the_machine_and_the_machine_not_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as own, Network("a", "b") as network:
-        with network.inside("a"), pytest.raises(ConnectionRefusedError):  # its own loopback, where nobody listens
+        # its own loopback, where nobody listens
+        with network.inside("a"), pytest.raises(ConnectionRefusedError):
             socket.create_connection(own.getsockname(), timeout=5)
-        addresses = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+        addresses = subprocess.run(
+            ["ip", "-o", "addr"], capture_output=True, text=True, check=True
+        ).stdout
         assert network.address("a") not in addresses
 
 
@@ -189,7 +206,9 @@ process = network.start("b", ["sleep", "1000"])
 print(network._carrier.pid, process.pid, flush=True)
 time.sleep(1000)
 """
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
     assert parent.stdout is not None
     children = [int(number) for number in parent.stdout.readline().split()]
     assert len(children) == 2
@@ -209,6 +228,9 @@ def test_why_not_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _runs(number: int) -> bool:
     try:
-        return Path(f"/proc/{number}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+        return (
+            Path(f"/proc/{number}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+            != "Z"
+        )
     except FileNotFoundError:
         return False

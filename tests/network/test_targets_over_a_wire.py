@@ -1,7 +1,9 @@
-"""A coordinator, two targets, their draft service: targets are killed, wires are cut, and no answer is lost or changed.
+"""A coordinator, two targets, their draft service: targets are killed, wires are cut, and no answer
+is lost or changed.
 
-The reference is one process without drafts. Sampled requests carry seeds and the targets share their noise with the drafts
-(`--verifier gumbel`), so that a text depends neither on drafts nor on who emits it.
+The reference is one process without drafts. Sampled requests carry seeds and the targets share
+their noise with the drafts (`--verifier gumbel`), so that a text depends neither on drafts nor on
+who emits it.
 """
 
 from __future__ import annotations
@@ -47,14 +49,22 @@ class Deployment:
         """All of them, compared."""
         self.expect(numbers)
         answers = self.answers(numbers)
-        changed = {number: text for number, text in zip(numbers, answers, strict=True) if text != self.expected[number]}
-        assert not changed, {number: (text, self.expected[number]) for number, text in changed.items()}
+        changed = {
+            number: text
+            for number, text in zip(numbers, answers, strict=True)
+            if text != self.expected[number]
+        }
+        assert not changed, {
+            number: (text, self.expected[number]) for number, text in changed.items()
+        }
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Have one process answer these requests, where it has not."""
         new = [number for number in numbers if number not in self.expected]
         params = [
-            SamplingParams(**{name: value for name, value in self.bodies[number].items() if name != "prompt"})
+            SamplingParams(
+                **{name: value for name, value in self.bodies[number].items() if name != "prompt"}
+            )
             for number in new
         ]
         answers = self.llm.generate([self.bodies[number]["prompt"] for number in new], params)
@@ -87,14 +97,20 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
         command += ["--runtime", "eager", "--no-self-test", "--verifier", "gumbel"]
-        environment = {"MODEL": str(target), "DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
+        environment = {
+            "MODEL": str(target),
+            "DRAFT_ENDPOINT": service.address,
+            "MAX_DRAFT_TOKENS": "4",
+        }
         targets = [
             Part(network, host, command, HTTP_PORT, folder / f"{host}.log", environment).start()
             for host in ("one", "two")
         ]
         environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets)}
         command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
-        coordinator = Part(network, "front", command, HTTP_PORT, folder / "coordinator.log", environment).start()
+        coordinator = Part(
+            network, "front", command, HTTP_PORT, folder / "coordinator.log", environment
+        ).start()
         llm = LLM(str(target), drafter="none", verifier="gumbel", runtime="eager")
         for part in (service, *targets, coordinator):
             part.wait()
@@ -167,7 +183,9 @@ def test_a_lossy_wire_changes_no_answer(deployment: Deployment) -> None:
 
 
 @pytest.mark.nightly
-def test_a_thousand_requests_outlive_both_targets_one_after_the_other(deployment: Deployment) -> None:
+def test_a_thousand_requests_outlive_both_targets_one_after_the_other(
+    deployment: Deployment,
+) -> None:
     deployment.expect(range(MANY))
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(deployment.check, range(MANY))

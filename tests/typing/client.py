@@ -1,4 +1,5 @@
-"""A client's program, as it is typed: every line of it must pass `mypy --strict`. Read by mypy, never run."""
+"""A client's program, as it is typed: every line of it must pass `mypy --strict`. Read by mypy,
+never run."""
 
 from __future__ import annotations
 
@@ -6,12 +7,22 @@ from pathlib import Path
 from typing import assert_type
 
 import outrider
-from outrider import LLM, Completion, DecodeStats, OutriderError, SamplingParams, StreamChunk, StructuredOutputsParams
+from outrider import (
+    LLM,
+    Completion,
+    DecodeStats,
+    OutriderError,
+    SamplingParams,
+    StreamChunk,
+    StructuredOutputsParams,
+)
 
 assert_type(outrider.__version__, str)
 
 params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=None, seed=1, stop="END", n=2)
-listed = SamplingParams(stop=["a", "b"], stop_token_ids=[2], logit_bias={5: -1.0}, allowed_token_ids=[1, 2])
+listed = SamplingParams(
+    stop=["a", "b"], stop_token_ids=[2], logit_bias={5: -1.0}, allowed_token_ids=[1, 2]
+)
 form = SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "object"}))
 
 LLM("demo")

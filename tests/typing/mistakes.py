@@ -1,4 +1,5 @@
-"""A client's mistakes: mypy must find one on each line that says so, and no other. Read by mypy, never run."""
+"""A client's mistakes: mypy must find one on each line that says so, and no other. Read by mypy,
+never run."""
 
 from __future__ import annotations
 

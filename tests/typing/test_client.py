@@ -1,4 +1,5 @@
-"""What type checkers and editors see of the public names: a client's program passes, and its mistakes are found."""
+"""What type checkers and editors see of the public names: a client's program passes, and its
+mistakes are found."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ import outrider
 HERE = Path(__file__).parent
 MISTAKE = re.compile(r"# ([a-z-]+)$")
 FOUND = re.compile(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$")
-# Outrider's sources are read as those of an installed package, for their types and not for errors; transformers takes a minute
+# Outrider's sources are read as those of an installed package, for their types and not for errors;
+# transformers takes a minute
 CONFIGURATION = """
 [mypy]
 strict = True
@@ -31,9 +33,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What mypy says of both files."""
     folder = tmp_path_factory.mktemp("mypy")
     (folder / "mypy.ini").write_text(CONFIGURATION)
-    command = [sys.executable, "-m", "mypy", "--config-file", folder / "mypy.ini", "--cache-dir", folder / "cache"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        folder / "mypy.ini",
+        "--cache-dir",
+        folder / "cache",
+    ]
     files = [HERE / "client.py", HERE / "mistakes.py"]
-    return subprocess.run([*command, *files], cwd=HERE.parent.parent, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        [*command, *files], cwd=HERE.parent.parent, capture_output=True, text=True, check=False
+    ).stdout
 
 
 @pytest.mark.slow
@@ -46,8 +58,14 @@ def test_a_typed_client_passes(report: str) -> None:
 def test_mistakes_are_found(report: str) -> None:
     """Catches public names that are `Any`: then a misspelt option passes, and editors know nothing."""
     lines = (HERE / "mistakes.py").read_text().splitlines()
-    expected = {(number, found[1]) for number, line in enumerate(lines, 1) if (found := MISTAKE.search(line))}
-    assert {(int(found[1]), found[2]) for found in map(FOUND.search, report.splitlines()) if found} == expected
+    expected = {
+        (number, found[1])
+        for number, line in enumerate(lines, 1)
+        if (found := MISTAKE.search(line))
+    }
+    assert {
+        (int(found[1]), found[2]) for found in map(FOUND.search, report.splitlines()) if found
+    } == expected
 
 
 def test_names_that_are_imported_late_are_those_that_are_typed() -> None:
@@ -62,12 +80,19 @@ def test_names_that_are_imported_late_are_those_that_are_typed() -> None:
 def test_importing_the_package_stays_quick() -> None:
     """Nothing of it is needed before one of its names is."""
     code = "import sys, outrider; print([name for name in ('torch', 'numpy', 'outrider.llm') if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], cwd=HERE.parent.parent, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert found.stdout == "[]\n"
 
 
 def test_help_shows_every_option_with_its_meaning() -> None:
-    text = inspect.getdoc(outrider.LLM)  # what `help` shows; how far `__doc__` is indented depends on the version of Python
+    # what `help` shows; how far `__doc__` is indented depends on the version of Python
+    text = inspect.getdoc(outrider.LLM)
     assert text is not None
     described = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\S", text, re.MULTILINE)
     names = [name for line in described for name in line.split(", ")]

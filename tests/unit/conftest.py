@@ -16,7 +16,8 @@ KERNELS = "OUTRIDER_TEST_KERNELS"
 
 @pytest.fixture(scope="session")
 def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built for the best instructions here, or for those that OUTRIDER_TEST_KERNELS names. Skips where it cannot be had."""
+    """Built for the best instructions here, or for those that OUTRIDER_TEST_KERNELS names. Skips
+    where it cannot be had."""
     kind = os.environ.get(KERNELS) or of_this_cpu()
     if kind is None or building.compiler() is None:
         pytest.skip("needs a CPU that kernels are written for, and a C++ compiler")

@@ -1,4 +1,5 @@
-"""Chat templates that would loop, or write without end: each is refused in time, and others say what they always did."""
+"""Chat templates that would loop, or write without end: each is refused in time, and others say
+what they always did."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from outrider.messages import render
 from outrider.templates import render as render_text
 from tests.helpers import byte_tokenizer
 
-MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<think>x</think> Hi"}]
+MESSAGES = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "<think>x</think> Hi"},
+]
 ENDLESS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}aaaaaaaaaaaaaaaaaa{% endfor %}{% endfor %}",
@@ -54,7 +58,11 @@ TOO_LARGE = [
 ]
 
 
-OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+OPTIONS: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "extensions": ["jinja2.ext.loopcontrols"],
+}
 
 
 def environment() -> ImmutableSandboxedEnvironment:
@@ -79,7 +87,9 @@ def test_one_that_loops_is_ended(template: str) -> None:
 
 
 @pytest.mark.parametrize("template", TOO_LARGE)
-def test_one_that_makes_much_of_little_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_makes_much_of_little_is_refused(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 10.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateBoundError, match=r"it (makes|gives|has|takes more than)"):
@@ -121,7 +131,9 @@ def test_a_long_conversation_is_rendered(monkeypatch: pytest.MonkeyPatch) -> Non
     """As long as contexts are, by one that writes and by one that puts together."""
     monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 3.0)
     messages = [{"role": "user", "content": "word " * 1000}] * 500
-    template = "{% for message in messages %}{{ message.role }}{{ message.content.strip() }}{% endfor %}"
+    template = (
+        "{% for message in messages %}{{ message.role }}{{ message.content.strip() }}{% endfor %}"
+    )
     assert len(bounded().from_string(template).render(messages=messages)) > 2_000_000
     template = "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x }}"
     assert len(bounded().from_string(template).render(messages=messages)) == 2_500_000
@@ -132,20 +144,43 @@ def test_conversations_are_rendered_within_bounds() -> None:
     endless = ENDLESS[0]
     with pytest.raises(TemplateBoundError):
         render_text(endless, MESSAGES)
-    asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
+    asked: dict[str, Any] = dict.fromkeys(
+        ("add_generation_prompt", "tools", "chat_template_kwargs")
+    )
     with pytest.raises(RequestError, match="refused the messages: it takes longer than") as caught:
-        render(byte_tokenizer(), "it", [*MESSAGES], chat_template=endless, continue_final_message=False, **asked)
+        render(
+            byte_tokenizer(),
+            "it",
+            [*MESSAGES],
+            chat_template=endless,
+            continue_final_message=False,
+            **asked,
+        )
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_filters_of_our_own_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 10.0)
-    for template in ("{{ ('\\n' * 8000000) | tojson | length }}", "{{ [1] | tojson(indent=200000) }}"):
+    for template in (
+        "{{ ('\\n' * 8000000) | tojson | length }}",
+        "{{ [1] | tojson(indent=200000) }}",
+    ):
         with pytest.raises(TemplateBoundError, match=r"it (makes|gives)"):
             render_text(template, MESSAGES)
 
 
 def test_one_that_renders_nothing_is_refused_by_name() -> None:
-    asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
-    with pytest.raises(RequestError, match="the chat template refused the messages: it renders nothing of them"):
-        render(byte_tokenizer(), "my-model", [*MESSAGES], chat_template="{# #}", continue_final_message=False, **asked)
+    asked: dict[str, Any] = dict.fromkeys(
+        ("add_generation_prompt", "tools", "chat_template_kwargs")
+    )
+    with pytest.raises(
+        RequestError, match="the chat template refused the messages: it renders nothing of them"
+    ):
+        render(
+            byte_tokenizer(),
+            "my-model",
+            [*MESSAGES],
+            chat_template="{# #}",
+            continue_final_message=False,
+            **asked,
+        )

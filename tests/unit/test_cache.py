@@ -38,8 +38,11 @@ def as_it_is(content: Any) -> Any:
         ("~/own", "/var/cache", "{home}/own"),
     ],
 )
-def test_where_it_is(named: str, users: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable is one that is not set: otherwise a library in the folder where somebody works would be run."""
+def test_where_it_is(
+    named: str, users: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty variable is one that is not set: otherwise a library in the folder where somebody
+    works would be run."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OUTRIDER_CACHE", named)
     monkeypatch.setenv("XDG_CACHE_HOME", users)
@@ -60,7 +63,8 @@ def test_a_kept_file_is_whole_or_none(folder: Path) -> None:
 def test_of_another_user_or_writable_by_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is read from there and nothing written, the work goes on, and one line says which folder and what to do."""
+    """Nothing is read from there and nothing written, the work goes on, and one line says which
+    folder and what to do."""
     file = folder / "parts" / "one.json"
     keep_json(file, [1], max_files=1)
     for place in (folder, file.parent, file):
@@ -76,20 +80,28 @@ def test_of_another_user_or_writable_by_all(
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: number + 1)
         if number:  # what root owns is safe
-            assert f"belongs to user {number}, not to user {number + 1}: set OUTRIDER_CACHE" in (why_unsafe(file) or "")
+            assert f"belongs to user {number}, not to user {number + 1}: set OUTRIDER_CACHE" in (
+                why_unsafe(file) or ""
+            )
     assert kept_json(file, as_it_is) == [1]
-    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 3, "once for each place"
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 3, (
+        "once for each place"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 def test_a_folder_of_another_user(folder: Path) -> None:
     keep_json(folder / "one.json", [1], max_files=1)
     os.chown(folder, 4321, -1)
-    assert f"'{folder}' belongs to user 4321, not to user 0: set OUTRIDER_CACHE" in (why_unsafe(folder / "one.json") or "")
+    assert f"'{folder}' belongs to user 4321, not to user 0: set OUTRIDER_CACHE" in (
+        why_unsafe(folder / "one.json") or ""
+    )
     assert kept_json(folder / "one.json", as_it_is) is None
 
 
-def test_a_folder_of_a_group_that_this_process_is_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_a_group_that_this_process_is_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A volume that a group shares is meant to be written to; a group of strangers is not."""
     folder.mkdir()
     folder.chmod(0o775)
@@ -113,7 +125,9 @@ def test_what_is_no_file_is_not_read(kind: str, folder: Path) -> None:
     assert kept_tensors(folder / "weights.safetensors", {"a": 1}) is None
 
 
-def test_a_file_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep_json(folder / "one.json", ["a" * 1000], max_files=1)
     monkeypatch.setattr("outrider.wellformed.regular_bytes.__defaults__", (100,))
     assert kept_json(folder / "one.json", as_it_is) is None
@@ -126,7 +140,9 @@ def test_weights_that_lack_a_tensor_are_made_anew(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "no sum", "pipe"])
-def test_a_damaged_library_is_built_again(damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_is_built_again(
+    damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half a library ends the process that loads it; one that was changed runs."""
     built: list[Path] = []
 
@@ -157,12 +173,17 @@ def test_a_damaged_library_is_built_again(damage: str, folder: Path, monkeypatch
     assert (path.read_bytes(), len(built)) == (b"a library", 2)
 
 
-def test_no_library_is_loaded_from_an_unsafe_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library_is_loaded_from_an_unsafe_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library, "PREBUILT", folder / "none")
     monkeypatch.setattr(library, "of_this_cpu", lambda: "avx2")
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(CapabilityError, match=f"no library is loaded from the cache, since '{folder}' can be changed"):
+    with pytest.raises(
+        CapabilityError,
+        match=f"no library is loaded from the cache, since '{folder}' can be changed",
+    ):
         library.find(folder)
     assert f"'{folder}' can be changed" in (library.why_missing() or "")
 

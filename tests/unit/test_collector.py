@@ -1,4 +1,5 @@
-"""Python's garbage collector while something loads: paused, and afterwards as it was, with what became garbage gone."""
+"""Python's garbage collector while something loads: paused, and afterwards as it was, with what
+became garbage gone."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_the_collector_is_paused_and_then_as_it_was(was_on: bool) -> None:
 
 
 def test_garbage_of_loading_is_gone_and_older_objects_are_not_looked_through() -> None:
-    """A module of transformers' is in cycles; a second copy of the weights must not stay until the next collection."""
+    """A module of transformers' is in cycles; a second copy of the weights must not stay until the
+    next collection."""
     gc.unfreeze()  # what the fixtures of all tests froze
     try:
         with collector.paused():

@@ -13,7 +13,8 @@ from outrider.cpus import cgroup_quota, usable_cpus
 
 
 def groups(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
-    """A mount with these files ("a__b" is a/b, "_cpu" stands for "cpu."), and what the process says of itself."""
+    """A mount with these files ("a__b" is a/b, "_cpu" stands for "cpu."), and what the process says
+    of itself."""
     (folder / "self").write_text(own)
     for name, text in files.items():
         path = folder / "mount" / name.replace("__", "/").replace("cpu_", "cpu.", 1)
@@ -22,19 +23,39 @@ def groups(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
     return folder / "mount", folder / "self"
 
 
-@pytest.mark.parametrize(("own", "files", "quota"), [
-    ("0::/\n", {"cpu_max": "150000 100000\n"}, 1.5),  # a container sees its own group as the root
-    ("0::/\n", {"cpu_max": "max 100000\n"}, None),
-    ("0::/\n", {}, None),
-    ("0::/a/b\n", {"a__cpu_max": "200000 100000\n", "a__b__cpu_max": "max 100000\n"}, 2.0),
-    ("0::/a/b\n", {"a__cpu_max": "200000 100000\n", "a__b__cpu_max": "50000 100000\n"}, 0.5),
-    ("1:cpu:/c\n0::/\n", {"cpu/c__cpu_cfs_quota_us": "300000\n", "cpu/c__cpu_cfs_period_us": "100000\n"}, 3.0),
-    ("4:cpuacct,cpu:/\n", {"cpu,cpuacct__cpu_cfs_quota_us": "-1\n", "cpu,cpuacct__cpu_cfs_period_us": "100000\n"}, None),
-    ("4:memory:/c\n", {"cpu/c__cpu_cfs_quota_us": "300000\n", "cpu/c__cpu_cfs_period_us": "100000\n"}, None),
-    ("0::/\n", {"cpu_max": "some text\n"}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        (
+            "0::/\n",
+            {"cpu_max": "150000 100000\n"},
+            1.5,
+        ),  # a container sees its own group as the root
+        ("0::/\n", {"cpu_max": "max 100000\n"}, None),
+        ("0::/\n", {}, None),
+        ("0::/a/b\n", {"a__cpu_max": "200000 100000\n", "a__b__cpu_max": "max 100000\n"}, 2.0),
+        ("0::/a/b\n", {"a__cpu_max": "200000 100000\n", "a__b__cpu_max": "50000 100000\n"}, 0.5),
+        (
+            "1:cpu:/c\n0::/\n",
+            {"cpu/c__cpu_cfs_quota_us": "300000\n", "cpu/c__cpu_cfs_period_us": "100000\n"},
+            3.0,
+        ),
+        (
+            "4:cpuacct,cpu:/\n",
+            {"cpu,cpuacct__cpu_cfs_quota_us": "-1\n", "cpu,cpuacct__cpu_cfs_period_us": "100000\n"},
+            None,
+        ),
+        (
+            "4:memory:/c\n",
+            {"cpu/c__cpu_cfs_quota_us": "300000\n", "cpu/c__cpu_cfs_period_us": "100000\n"},
+            None,
+        ),
+        ("0::/\n", {"cpu_max": "some text\n"}, None),
+    ],
+)
 def test_quotas(own: str, files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
-    """Catches a limit of a group above that is forgotten, "max" or -1 taken for a number, and other controllers' groups."""
+    """Catches a limit of a group above that is forgotten, "max" or -1 taken for a number, and other
+    controllers' groups."""
     assert cgroup_quota(*groups(tmp_path, own, **files)) == quota
 
 

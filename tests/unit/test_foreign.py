@@ -19,15 +19,29 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (LLM, {"target": "x", "speculative_model": "y"}, "'speculative_model'. Did you mean 'draft'?"),
     (LLM, {"target": "x", "num_speculative_tokens": 5}, "Did you mean 'num_draft_tokens'?"),
     (LLM, {"target": "x", "max_model_length": 5}, "Did you mean 'max_model_len'?"),
-    (LLM, {"target": "x", "tensor_parallel_size": 2}, "'tensor_parallel_size': this engine runs a model on one device"),
-    (LLM, {"target": "x", "gpu_memory_utilization": 0.5}, "LLM() has no argument 'gpu_memory_utilization'"),
-    (SamplingParams, {"max_new_tokens": 5}, "SamplingParams() has no argument 'max_new_tokens'. Did you mean 'max_tokens'?"),
+    (
+        LLM,
+        {"target": "x", "tensor_parallel_size": 2},
+        "'tensor_parallel_size': this engine runs a model on one device",
+    ),
+    (
+        LLM,
+        {"target": "x", "gpu_memory_utilization": 0.5},
+        "LLM() has no argument 'gpu_memory_utilization'",
+    ),
+    (
+        SamplingParams,
+        {"max_new_tokens": 5},
+        "SamplingParams() has no argument 'max_new_tokens'. Did you mean 'max_tokens'?",
+    ),
     (SamplingParams, {"temprature": 1.0}, "Did you mean 'temperature'?"),
 ]
 
 
 @pytest.mark.parametrize(("made", "named", "message"), WRONG, ids=lambda value: str(value)[:40])
-def test_an_argument_that_is_called_otherwise_here(made: Any, named: dict[str, Any], message: str) -> None:
+def test_an_argument_that_is_called_otherwise_here(
+    made: Any, named: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         made(**named)
     assert message in str(caught.value)

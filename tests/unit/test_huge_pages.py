@@ -33,7 +33,8 @@ def test_where_the_system_has_none_weights_stay(monkeypatch: pytest.MonkeyPatch)
 def test_a_block_lives_as_long_as_its_weights() -> None:
     """Catches memory that is given back under a weight, or kept for ever behind the last one."""
     space = HugePageSpace()
-    first, second = space.take(100), space.take(100)
+    first = space.take(100)
+    second = space.take(100)
     block = weakref.ref(space)
     first.fill_(1)
     second.fill_(2)

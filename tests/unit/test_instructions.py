@@ -25,7 +25,9 @@ def on_arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Pretends to be a Linux machine with ARM processors of these capabilities."""
 
     def pretend(capabilities: int) -> None:
-        library = SimpleNamespace(getauxval=lambda which: capabilities if which == instructions.AT_HWCAP else 0)
+        library = SimpleNamespace(
+            getauxval=lambda which: capabilities if which == instructions.AT_HWCAP else 0
+        )
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
         monkeypatch.setattr(sys, "platform", "linux")
         monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
@@ -33,12 +35,17 @@ def on_arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return pretend
 
 
-@pytest.mark.parametrize(("capabilities", "expected"), [
-    (1 << 10 | 1 << 20, "neon"),
-    (1 << 20, None),  # without fp16
-    (1 << 10, None),  # without byte products
-])  # fmt: skip
-def test_arm_needs_fp16_and_byte_products(on_arm: Callable[[int], None], capabilities: int, expected: str | None) -> None:
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        (1 << 10 | 1 << 20, "neon"),
+        (1 << 20, None),  # without fp16
+        (1 << 10, None),  # without byte products
+    ],
+)
+def test_arm_needs_fp16_and_byte_products(
+    on_arm: Callable[[int], None], capabilities: int, expected: str | None
+) -> None:
     on_arm(capabilities)
     assert instructions.of_this_architecture() == ("neon",)
     assert instructions.of_this_cpu() == expected

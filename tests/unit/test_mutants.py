@@ -1,4 +1,5 @@
-"""`make mutants`: the table of faults fits today's code, and the runner tells what is found from what is not."""
+"""`make mutants`: the table of faults fits today's code, and the runner tells what is found from
+what is not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from tools import mutants
-from tools.mutants import ROOT, Mutant, Outcome, is_enough, read, read_mutants, store, summary, table, try_mutant
+from tools.mutants import (
+    ROOT,
+    Mutant,
+    Outcome,
+    is_enough,
+    read,
+    read_mutants,
+    store,
+    summary,
+    table,
+    try_mutant,
+)
 
 SOURCE = "def larger(a: int, b: int) -> int:\n    return a if a > b else b\n"
 TEST = """
@@ -30,7 +42,8 @@ BROKEN = "def test_never():\n    assert False\n"
 
 
 def test_every_fault_can_be_put_in() -> None:
-    """Catches an entry that no longer fits the code: its text occurs once, and with the fault it still parses."""
+    """Catches an entry that no longer fits the code: its text occurs once, and with the fault it
+    still parses."""
     table = read_mutants()
     for mutant in table:
         ast.parse(mutant.mutated(ROOT))
@@ -44,7 +57,10 @@ def test_every_fault_can_be_put_in() -> None:
 @pytest.mark.parametrize(("old", "count"), [("a < b", 0), ("b", 3)])
 def test_an_entry_that_does_not_fit_is_named(tmp_path: Path, old: str, count: int) -> None:
     (tmp_path / "code_of.py").write_text(SOURCE)
-    with pytest.raises(ValueError, match=rf"mutant 'odd': its old text occurs {count} times in code_of.py, expected once"):
+    with pytest.raises(
+        ValueError,
+        match=rf"mutant 'odd': its old text occurs {count} times in code_of.py, expected once",
+    ):
         Mutant("odd", "code_of.py", old, "", []).mutated(tmp_path)
 
 
@@ -59,7 +75,8 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_verdicts(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by name, and only by a test that passes without the fault; afterwards the file is as it was."""
+    """Found by name, and only by a test that passes without the fault; afterwards the file is as it
+    was."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for new, test, verdict, found_by, limit_s in (
         ("a < b", "test_code.py", "found", "test_code.py::test_the_first", 60),
@@ -75,30 +92,46 @@ def test_verdicts(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fault_of_the_same_size_and_second_is_compiled(tmp_path: Path) -> None:
-    """Python knows a compiled source by its size and second alone: without care the next run has the earlier text."""
+    """Python knows a compiled source by its size and second alone: without care the next run has
+    the earlier text."""
     path = tmp_path / "code_of.py"
     for text in ("value = 1\n", "value = 2\n"):
         mutants.replace_source(path, text)
         os.utime(path, (1_000_000_000, 1_000_000_000))
         command = [sys.executable, "-c", "import code_of; print(code_of.value)"]
-        printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
         assert f"value = {printed}" == text
 
 
 def outcomes(num_found: int, num_survived: int) -> list[Outcome]:
     verdicts = ["found"] * num_found + ["survived"] * num_survived
-    return [Outcome(f"fault {number}", "a.py", verdict, "", 1.0) for number, verdict in enumerate(verdicts)]
+    return [
+        Outcome(f"fault {number}", "a.py", verdict, "", 1.0)
+        for number, verdict in enumerate(verdicts)
+    ]
 
 
 def test_the_score() -> None:
     """Tests that took too long, or fail anyway, have found nothing."""
-    assert [is_enough(outcomes(*counts)) for counts in ((19, 1), (18, 1), (18, 2))] == [True, False, False]
+    assert [is_enough(outcomes(*counts)) for counts in ((19, 1), (18, 1), (18, 2))] == [
+        True,
+        False,
+        False,
+    ]
     late = [*outcomes(1, 1), Outcome("slow one", "b.py", "took too long", "", 90.0)]
-    assert summary(late) == "1 of 3 faults found (33.3%)\nsurvived: fault 1 (a.py)\ntook too long: slow one (b.py)"
+    assert (
+        summary(late)
+        == "1 of 3 faults found (33.3%)\nsurvived: fault 1 (a.py)\ntook too long: slow one (b.py)"
+    )
 
 
 def test_the_table_counts_by_part() -> None:
-    several = [Outcome("a", "outrider/kv/a.py", "found", "", 1.0), Outcome("b", "outrider/kv/b.py", "survived", "", 1.0)]
+    several = [
+        Outcome("a", "outrider/kv/a.py", "found", "", 1.0),
+        Outcome("b", "outrider/kv/b.py", "survived", "", 1.0),
+    ]
     rows = table([*several, Outcome("c", "outrider/rows.py", "found", "", 1.0)]).splitlines()[2:]
     assert rows == ["| `kv/` | 2 | 1 |", "| `rows.py` | 1 | 1 |"]
 
@@ -108,10 +141,16 @@ def test_what_is_stored_is_read_again(tmp_path: Path, monkeypatch: pytest.Monkey
     path = store(outcomes(2, 1))
     assert read(path) == outcomes(2, 1)
     head = json.loads(path.read_text())
-    assert (head["version"], head["benchmark"], head["command"]) == (1, "mutants", "python -m tools.mutants")
+    assert (head["version"], head["benchmark"], head["command"]) == (
+        1,
+        "mutants",
+        "python -m tools.mutants",
+    )
 
 
-@pytest.mark.parametrize("path", sorted(mutants.RESULTS.glob("mutants-*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(mutants.RESULTS.glob("mutants-*.json")), ids=lambda path: path.name
+)
 def test_the_page_has_the_score_of_the_result(path: Path) -> None:
     page = (ROOT / "docs" / "results" / "mutants.md").read_text(encoding="utf-8")
     assert path.name in page

@@ -1,4 +1,5 @@
-"""`make pages`: every command of README and the tour is run, with the extras that its page names before it."""
+"""`make pages`: every command of README and the tour is run, with the extras that its page names
+before it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ print("MODEL")
 
 
 def steps(text: str) -> list[tuple[int, str, str, list[str]]]:
-    return [(step.line, step.language, step.code, sorted(step.extras)) for step in steps_of("page.md", text)]
+    return [
+        (step.line, step.language, step.code, sorted(step.extras))
+        for step in steps_of("page.md", text)
+    ]
 
 
 def test_commands_have_the_extras_that_the_page_names() -> None:
@@ -68,7 +72,9 @@ def test_what_is_run_is_quick_and_local() -> None:
     assert command("curl localhost:8000/v1/models") == (
         "curl --silent --show-error --fail-with-body 127.0.0.1:81/v1/models"
     )
-    assert command("outrider new-verb x") == "outrider new-verb x", "a new command runs as it stands"
+    assert command("outrider new-verb x") == "outrider new-verb x", (
+        "a new command runs as it stands"
+    )
     assert command("outrider chat demo").endswith("| outrider chat demo")
 
 
@@ -85,7 +91,9 @@ def test_no_command_of_a_page_is_overlooked(page: str) -> None:
 
 def test_what_is_left_out_is_on_a_page() -> None:
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
-    codes = {step.code for page, text in zip(PAGES, texts, strict=True) for step in steps_of(page, text)}
+    codes = {
+        step.code for page, text in zip(PAGES, texts, strict=True) for step in steps_of(page, text)
+    }
     assert set(SKIPPED) <= codes
     for name in page_commands.STAND_INS:
         assert any(name in text for text in texts), name
@@ -98,4 +106,6 @@ def test_a_command_that_fails_is_shown(tmp_path: Path) -> None:
     assert environment.run(fails, tmp_path) == "ended with 3:\n    why"
     assert environment.run(Step("page.md", 1, "python", "print(1)", frozenset()), tmp_path) == ""
     server = Step("page.md", 1, "sh", "outrider serve", frozenset())
-    assert page_commands.run_steps(environment, [server, fails], tmp_path) == 2, "a server that ends is a failure, too"
+    assert page_commands.run_steps(environment, [server, fails], tmp_path) == 2, (
+        "a server that ends is a failure, too"
+    )

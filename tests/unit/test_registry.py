@@ -1,4 +1,5 @@
-"""Name tables: what cannot be imported is left out where all names are considered, and an error where it is asked for."""
+"""Name tables: what cannot be imported is left out where all names are considered, and an error
+where it is asked for."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_what_cannot_be_imported_is_left_out(failing: str) -> None:
         assert str(caught.value) == reason
 
 
-def test_a_broken_verifier_does_not_hide_the_message_about_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_verifier_does_not_hide_the_message_about_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """These messages list what else there is, and look at every verifier for it."""
     monkeypatch.setitem(VERIFIERS._builtin, "absent", Entry("no.such:Thing", ""))
     with pytest.raises(ConfigError, match="lossy are: typical, top-k"):
@@ -55,12 +58,15 @@ def test_a_broken_verifier_does_not_hide_the_message_about_another(monkeypatch: 
 
 
 def test_drafters_for_vllm_are_listed_without_the_extra_services() -> None:
-    """Catches a draft service's client, which cannot be imported there, that replaces every other message."""
+    """Catches a draft service's client, which cannot be imported there, that replaces every other
+    message."""
     script = (
         "import sys; sys.modules['grpc'] = None\n"
         "from outrider.integrations.vllm.lookups import usable\n"
         "print(*usable())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "ngram" in done.stdout.split()
     assert "remote" not in done.stdout.split()

@@ -12,7 +12,9 @@ from outrider.errors import ConfigError
 from outrider.settings_file import SettingsFile, read_settings
 
 OPTIONS = {"drafter": "suffix", "num_draft_tokens": 6, "drafter_options": {"max_depth": 32}}
-WHOLE = SettingsFile("demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured")
+WHOLE = SettingsFile(
+    "demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured"
+)
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def test_options_of_the_file_are_used(file: Path) -> None:
 
 
 def test_options_given_win(file: Path) -> None:
-    arguments = ModelOptions(settings=file, num_draft_tokens="3", drafter="suffix max_depth=8 alpha=2").llm_arguments()
+    arguments = ModelOptions(
+        settings=file, num_draft_tokens="3", drafter="suffix max_depth=8 alpha=2"
+    ).llm_arguments()
     assert arguments["num_draft_tokens"] == "3"
     assert arguments["drafter_options"] == {"max_depth": "8", "alpha": "2"}
 
@@ -50,7 +54,10 @@ def test_two_drafters_are_refused(file: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "no settings file"),
-        ('{"schema_version": 1, "kind": "tune"}', "is a result: --settings takes the file .* --settings-out"),
+        (
+            '{"schema_version": 1, "kind": "tune"}',
+            "is a result: --settings takes the file .* --settings-out",
+        ),
         ('{"outrider_settings": 2, "options": {}}', "no settings file of this version"),
         ('{"outrider_settings": 1}', "'options' must be an object"),
         ('{"outrider_settings": 1, "options": {"drafer": "x"}}', "Did you mean 'drafter'"),

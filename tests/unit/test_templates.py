@@ -1,4 +1,5 @@
-"""Chat templates: the texts that transformers renders, of published templates and of all that templates may use."""
+"""Chat templates: the texts that transformers renders, of published templates and of all that
+templates may use."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ DEMO = (ROOT / "outrider/demo/models/target/chat_template.jinja").read_text(enco
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 USER = [{"role": "user", "content": " Why is\nthe sky blue? 🙂 <b>&amp;"}]
-TURNS = [{"role": "system", "content": "Be brief."}, *USER, {"role": "assistant", "content": "It scatters. "}, *USER]
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    *USER,
+    {"role": "assistant", "content": "It scatters. "},
+    *USER,
+]
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -35,13 +41,21 @@ WEATHER: dict[str, Any] = {
         },
     },
 }  # fmt: skip
-CALL = {"id": "call12345", "type": "function", "function": {"name": "weather", "arguments": {"place": "Wien", "days": 2}}}
+CALL = {
+    "id": "call12345",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"place": "Wien", "days": 2}},
+}
 CALLED = [
     *TURNS,
     {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "I must look."},
     {"role": "tool", "tool_call_id": "call12345", "name": "weather", "content": '{"sun": true}'},
 ]
-THOUGHT = [*USER, {"role": "assistant", "content": "Red.", "reasoning_content": "Dusk?", "tool_calls": None}, *USER]
+THOUGHT = [
+    *USER,
+    {"role": "assistant", "content": "Red.", "reasoning_content": "Dusk?", "tool_calls": None},
+    *USER,
+]
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "user": {"messages": USER, "add_generation_prompt": True},
     "turns": {"messages": TURNS},
@@ -67,12 +81,19 @@ USES = {
 
 def by_transformers(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
     """What `apply_chat_template` does before it tokenizes."""
-    turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    (text,), _ = chat_template_utils.render_jinja_template([turns], chat_template=template, **options)
+    turns = [
+        {name: value for name, value in message.items() if value is not None}
+        for message in messages
+    ]
+    (text,), _ = chat_template_utils.render_jinja_template(
+        [turns], chat_template=template, **options
+    )
     return str(text)
 
 
-def outcome(write: Any, template: str, messages: list[dict[str, Any]], **options: Any) -> str | bool:
+def outcome(
+    write: Any, template: str, messages: list[dict[str, Any]], **options: Any
+) -> str | bool:
     """The text; False where it is refused."""
     try:
         return str(write(template, messages, **options))
@@ -85,7 +106,9 @@ def outcome(write: Any, template: str, messages: list[dict[str, Any]], **options
 def test_published_templates(path: Path, kind: str) -> None:
     template = path.read_text(encoding="utf-8")
     conversation = {**TOKENS, **CONVERSATIONS[kind]}
-    assert outcome(render, template, **conversation) == outcome(by_transformers, template, **conversation)
+    assert outcome(render, template, **conversation) == outcome(
+        by_transformers, template, **conversation
+    )
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="no templates here: make vocabularies")
@@ -94,7 +117,11 @@ def test_most_published_templates_are_rendered() -> None:
     refused = {path.stem: path.read_text(encoding="utf-8") for path in PUBLISHED}
     for more in ({}, {"tools": [WEATHER], "functions": "none"}):
         options = {**TOKENS, **more, "add_generation_prompt": True}
-        refused = {name: text for name, text in refused.items() if not outcome(render, text, USER, **options)}
+        refused = {
+            name: text
+            for name, text in refused.items()
+            if not outcome(render, text, USER, **options)
+        }
     assert len(PUBLISHED) >= 50
     assert len(refused) <= 0.05 * len(PUBLISHED), list(refused)
 
@@ -102,7 +129,9 @@ def test_most_published_templates_are_rendered() -> None:
 @pytest.mark.parametrize("what", USES)
 def test_what_templates_may_use(what: str) -> None:
     """Names that begin with an underscore are refused by 5.23; 5.17 takes them."""
-    ours, theirs = (outcome(write, USES[what], TURNS, **TOKENS) for write in (render, by_transformers))
+    ours, theirs = (
+        outcome(write, USES[what], TURNS, **TOKENS) for write in (render, by_transformers)
+    )
     assert ours == (False if "hidden" in what else theirs)
 
 
@@ -122,7 +151,14 @@ def test_a_template_sees_plain_values_alone(tmp_path: Path) -> None:
         def lower(self) -> str:
             return "LOUD"
 
-    messages = [{"role": Shout("USER"), "content": [Picture(Path("a"), 3)], "seen": np.bool_(False), "pair": (1, 2.5)}]
+    messages = [
+        {
+            "role": Shout("USER"),
+            "content": [Picture(Path("a"), 3)],
+            "seen": np.bool_(False),
+            "pair": (1, 2.5),
+        }
+    ]
     shown = "{{ messages[0].content[0].size }}{{ messages[0].content[0].path }}{{ messages[0].seen }}{{ messages[0].pair }}"
     assert render(shown, messages) == by_transformers(shown, messages)
     assert render("{{ messages[0].role.lower() }}", messages) == "user"
@@ -132,7 +168,10 @@ def test_a_template_sees_plain_values_alone(tmp_path: Path) -> None:
 
 
 def test_a_final_message_that_a_template_leaves_out_cannot_be_continued() -> None:
-    for template, messages in (("{{ messages[0].role }}", USER), ("x", [{"role": "user", "content": []}])):
+    for template, messages in (
+        ("{{ messages[0].role }}", USER),
+        ("x", [{"role": "user", "content": []}]),
+    ):
         with pytest.raises(ValueError, match=r"cannot be continued|no content to continue"):
             render(template, messages, continue_final_message=True)
 
@@ -142,13 +181,20 @@ def test_a_continued_message_ends_where_the_template_ends_it(spaces: str) -> Non
     messages = [{"role": "user", "content": f"The sky is{spaces}"}]
     for template in ("{{ messages[0].content }}</s>", "{{ messages[0].content | trim }}</s>"):
         options = {"continue_final_message": True}
-        assert render(template, messages, **options) == by_transformers(template, messages, **options)
+        assert render(template, messages, **options) == by_transformers(
+            template, messages, **options
+        )
 
 
 def test_a_tokenizer_chooses_among_its_templates() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = {"default": "D{{ eos_token }}", "tool_use": "T", "short": "S"}
-    for options in ({}, {"tools": [WEATHER]}, {"chat_template": "short"}, {"chat_template": "X{{ messages[0].role }}"}):
+    for options in (
+        {},
+        {"tools": [WEATHER]},
+        {"chat_template": "short"},
+        {"chat_template": "X{{ messages[0].role }}"},
+    ):
         expected = tokenizer.apply_chat_template(USER, tokenize=False, **options)
         assert conversation_text(tokenizer, USER, **options) == expected
     for without in (None, {"short": "S"}):
@@ -162,11 +208,17 @@ def test_a_tokenizer_with_a_renderer_of_its_own_keeps_it() -> None:
         def apply_chat_template(self, *given: Any, **named: Any) -> str:
             return "its own"
 
-    assert conversation_text(Own(tokenizer_object=byte_tokenizer().backend_tokenizer), USER) == "its own"
+    assert (
+        conversation_text(Own(tokenizer_object=byte_tokenizer().backend_tokenizer), USER)
+        == "its own"
+    )
 
 
 def test_variables() -> None:
-    assert variables_of("{% generation %}{{ messages }}{{ thinks }}{% endgeneration %}") == {"messages", "thinks"}
+    assert variables_of("{% generation %}{{ messages }}{{ thinks }}{% endgeneration %}") == {
+        "messages",
+        "thinks",
+    }
     assert variables_of("{% for m in messages %}") == frozenset()
 
 
@@ -183,7 +235,8 @@ EITHER = "{% for m in messages %}{{ m.content if m.content is string else m.cont
 
 
 @pytest.mark.parametrize(
-    ("template", "in_parts"), [(IDEFICS, True), (LLAVA, True), (PLAIN, False), (DEMO, False), (EITHER, False)]
+    ("template", "in_parts"),
+    [(IDEFICS, True), (LLAVA, True), (PLAIN, False), (DEMO, False), (EITHER, False)],
 )
 def test_templates_that_write_pieces_alone_are_given_pieces(template: str, in_parts: bool) -> None:
     """Of a plain text they wrote nothing, and the model was asked an empty question."""

@@ -1,7 +1,7 @@
 """The model card, written from the measurements: no number in it is typed by hand.
 
-`python -m tools.demo_models.recipe --stage card` renders `README.md` beside the exported models from
-`evaluation.json`.
+`python -m tools.demo_models.recipe --stage card` renders `README.md` beside the exported models
+from `evaluation.json`.
 """
 
 import json
@@ -79,7 +79,9 @@ def render(report: dict, shares: dict[str, float], history: str, limits: str) ->
         math_share=shares["math"],
         python_share=shares["python"],
         history=history,
-        training="\n".join(_training_row(name, report[f"{name}_training"]) for name in ("target", "draft")),
+        training="\n".join(
+            _training_row(name, report[f"{name}_training"]) for name in ("target", "draft")
+        ),
         num_problems=report["num_problems_per_grade"],
         grades="\n".join(_grade_row(report, grade) for grade in report["accuracy_by_grade"]),
         num_gsm8k=report["num_gsm8k_test"],
@@ -94,9 +96,7 @@ def render(report: dict, shares: dict[str, float], history: str, limits: str) ->
 
 
 def _training_row(name: str, at: dict[str, float]) -> str:
-    return (
-        f"| {name} | {at['step']} | {at['num_tokens'] / 1e6:.1f}M | {at['minutes']:.0f} | {at['loss']:.2f} |"
-    )
+    return f"| {name} | {at['step']} | {at['num_tokens'] / 1e6:.1f}M | {at['minutes']:.0f} | {at['loss']:.2f} |"
 
 
 def _grade_row(report: dict, grade: str) -> str:
@@ -109,6 +109,8 @@ def _taus(guesses: dict[str, float]) -> str:
     return ", ".join(f"{guesses[f'tau_k{k}']:.2f} at k = {k}" for k in (3, 5, 8))
 
 
-def write(evaluation: Path, path: Path, shares: dict[str, float], history: str, limits: str) -> None:
+def write(
+    evaluation: Path, path: Path, shares: dict[str, float], history: str, limits: str
+) -> None:
     report = json.loads(evaluation.read_text(encoding="utf-8"))
     path.write_text(render(report, shares, history, limits), encoding="utf-8")

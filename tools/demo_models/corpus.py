@@ -2,13 +2,13 @@
 
 Every document is `<s>Question: ...\nAnswer: ...</s>` or `<s>` Python `</s>`; the chat template in
 `tokenizer.py` maps conversations onto the same form. Sources: GSM8K's TRAIN split, MATH,
-TheAlgorithms/Python, and generated problems. The test splits of GSM8K, HumanEval and Spec-Bench are never
-read here.
+TheAlgorithms/Python, and generated problems. The test splits of GSM8K, HumanEval and Spec-Bench are
+never read here.
 
-Batches are a pure function of (seed, step), so that a resumed run continues with exactly the batches it
-would have seen: there is no reader state to save. Documents are drawn with replacement and packed whole;
-the last one of a sequence is cut. One document in `HELD_OUT_ONE_IN` of each source is kept for the loss per
-source.
+Batches are a pure function of (seed, step), so that a resumed run continues with exactly the
+batches it would have seen: there is no reader state to save. Documents are drawn with replacement
+and packed whole; the last one of a sequence is cut. One document in `HELD_OUT_ONE_IN` of each
+source is kept for the loss per source.
 """
 
 import hashlib
@@ -25,12 +25,16 @@ from tokenizers import Tokenizer
 
 from tools.demo_models.problems import GRADES, problems
 
-BOS, EOS = "<s>", "</s>"
-BOS_ID, EOS_ID = 0, 1
+BOS = "<s>"
+EOS = "</s>"
+BOS_ID = 0
+EOS_ID = 1
 HELD_OUT_ONE_IN = 50
 ANSWER_MARKER = "\nAnswer:"
-PROMPT_WEIGHT = 0.1  # of a question's tokens in the loss: they are drawn by lot, and nobody asks the model for them
-MAX_PIECE_TOKENS = 512  # longer documents (Python files) are cut into pieces that a short sequence can hold
+# of a question's tokens in the loss: they are drawn by lot, and nobody asks the model for them
+PROMPT_WEIGHT = 0.1
+# longer documents (Python files) are cut into pieces that a short sequence can hold
+MAX_PIECE_TOKENS = 512
 
 _CALCULATOR = re.compile(r"<<[^>]*>>")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
@@ -88,7 +92,8 @@ def generated_documents(grade: int, count: int, *, held_out: bool = False) -> It
 
 
 def drill_documents(count: int, *, held_out: bool = False) -> Iterator[str]:
-    """Bare equations, a dozen to a document: eight tokens each, where a word problem spends forty on one."""
+    """Bare equations, a dozen to a document: eight tokens each, where a word problem spends forty
+    on one."""
     rng = Random(f"drill/{held_out}")
     for _ in range(count):
         equations = "\n".join(_equation(rng) for _ in range(rng.randint(8, 16)))
@@ -97,8 +102,10 @@ def drill_documents(count: int, *, held_out: bool = False) -> Iterator[str]:
 
 def _equation(rng: Random) -> str:
     high = rng.choice((20, 20, 40, 99))
-    a, b = rng.randint(1, high), rng.randint(1, high)
-    x, y = rng.randint(2, 12), rng.randint(2, 12)
+    a = rng.randint(1, high)
+    b = rng.randint(1, high)
+    x = rng.randint(2, 12)
+    y = rng.randint(2, 12)
     kind = rng.choices("+-*/", (0.4, 0.35, 0.17, 0.08))[0]
     return {
         "+": f"{a}+{b}={a + b}",
@@ -115,7 +122,9 @@ def is_held_out_document(text: str) -> bool:
 def source_documents(name: str, data: Path, *, held_out: bool, num_generated: int) -> Iterator[str]:
     """All documents of one split of one source; `grade1` ... are the generated ones."""
     if name.startswith("grade"):
-        yield from generated_documents(int(name.removeprefix("grade")), num_generated, held_out=held_out)
+        yield from generated_documents(
+            int(name.removeprefix("grade")), num_generated, held_out=held_out
+        )
         return
     if name == "drill":
         yield from drill_documents(num_generated, held_out=held_out)
@@ -131,7 +140,8 @@ SOURCES = (*(f"grade{grade}" for grade in GRADES), "drill", *FILE_SOURCES)
 # ------------------------------------------------------------------------------------------- token arrays
 @dataclass(frozen=True)
 class TokenSource:
-    """Tokenized documents of one source, concatenated; document i is `tokens[starts[i]:starts[i + 1]]`."""
+    """Tokenized documents of one source, concatenated; document i is `tokens[starts[i]:starts[i +
+    1]]`."""
 
     tokens: np.ndarray  # (T,) uint16
     starts: np.ndarray  # (documents + 1,) int64
@@ -165,7 +175,10 @@ def save_sources(sources: dict[str, TokenSource], path: Path) -> None:
 
 def load_sources(path: Path) -> dict[str, TokenSource]:
     with np.load(path) as arrays:
-        return {name: TokenSource(arrays[f"{name}.tokens"], arrays[f"{name}.starts"]) for name in SOURCES}
+        return {
+            name: TokenSource(arrays[f"{name}.tokens"], arrays[f"{name}.starts"])
+            for name in SOURCES
+        }
 
 
 def answer_start(piece: np.ndarray, marker: np.ndarray) -> int:
@@ -178,8 +191,8 @@ def answer_start(piece: np.ndarray, marker: np.ndarray) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ batches
-# Share of TOKENS by source, at the start and at the end of training, linear in between: small numbers and
-# short solutions first, the whole range later.
+# Share of TOKENS by source, at the start and at the end of training, linear in between: small
+# numbers and short solutions first, the whole range later.
 MIX_START = {
     "grade1": 0.22,
     "grade2": 0.22,
@@ -228,17 +241,24 @@ def batch(
     """The packed sequences of one step; `marker` is what separates a question from its answer."""
     rng = np.random.default_rng((seed, step))
     shares = mix(progress)
-    odds = np.array([shares[name] / sources[name].mean_length for name in SOURCES])  # token share -> documents
+    # token share -> documents
+    odds = np.array([shares[name] / sources[name].mean_length for name in SOURCES])
     drawn = [_packed_row(sources, marker, rng, odds / odds.sum(), length + 1) for _ in range(rows)]
     tokens, weights = (np.stack(parts) for parts in zip(*drawn, strict=True))
     return Batch(tokens.astype(np.int64), weights[:, 1:])
 
 
 def _packed_row(
-    sources: dict[str, TokenSource], marker: np.ndarray, rng: np.random.Generator, odds: np.ndarray, length: int
+    sources: dict[str, TokenSource],
+    marker: np.ndarray,
+    rng: np.random.Generator,
+    odds: np.ndarray,
+    length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(length,) tokens and the weight of each."""
-    pieces, weights, filled = [], [], 0
+    pieces = []
+    weights = []
+    filled = 0
     while filled < length:
         source = sources[SOURCES[rng.choice(len(SOURCES), p=odds)]]
         piece = source[int(rng.integers(len(source)))]

@@ -1,12 +1,15 @@
-"""The recipe of a small hybrid with an MTP head: Qwen3.5's shape and its head's layout, trained on the demo's problems.
+"""The recipe of a small hybrid with an MTP head: Qwen3.5's shape and its head's layout, trained on
+the demo's problems.
 
     python -m tools.demo_models.hybrid --out runs/hybrid --minutes 35 --head-minutes 15
 
-Published hybrids of this family are too large for a benchmark that anybody can repeat. First the target (three gated delta nets
-to one attention layer) learns problems of grades 1 to 3: it begins with the embeddings and MLPs of the demo's target, and learns
-from that model's distributions. Then the recipe of `outrider train mtp` trains its head on the same texts. The folder holds the
-checkpoint as published ones are: the head's tensors (`mtp.*`) lie beside the target's. Batches are a function of seed and step;
-the same command continues an interrupted run. Held-out problems are never drawn.
+Published hybrids of this family are too large for a benchmark that anybody can repeat. First the
+target (three gated delta nets to one attention layer) learns problems of grades 1 to 3: it begins
+with the embeddings and MLPs of the demo's target, and learns from that model's distributions. Then
+the recipe of `outrider train mtp` trains its head on the same texts. The folder holds the
+checkpoint as published ones are: the head's tensors (`mtp.*`) lie beside the target's. Batches are
+a function of seed and step; the same command continues an interrupted run. Held-out problems are
+never drawn.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from tools.demo_models.train import Loss, Plan, Run, distillation_loss
 
 GRADES = {1: 0.3, 2: 0.5, 3: 0.2}
 SEED = 1
-ROWS, LENGTH = 8, 112
+ROWS = 8
+LENGTH = 112
 WEIGHTS = "model.safetensors"
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6,
@@ -68,26 +72,33 @@ class Texts:
     def __init__(self, seed: int) -> None:
         self._encoder = Tokenizer.from_file(str(demo_paths().target / "tokenizer.json"))
         marker = self._encoder.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids
-        self._marker, self._seed = np.asarray(marker, dtype=np.uint16), seed
+        self._marker = np.asarray(marker, dtype=np.uint16)
+        self._seed = seed
 
     def batch(self, step: int, progress: float, rows: int, length: int) -> corpus.Batch:
         """Rows begin with a document; the last one of a row is cut."""
         documents = self._documents(self._seed * 1_000_003 + step)
-        tokens, weights = np.zeros((rows, length + 1), dtype=np.int64), np.zeros((rows, length + 1), dtype=np.float32)
+        tokens = np.zeros((rows, length + 1), dtype=np.int64)
+        weights = np.zeros((rows, length + 1), dtype=np.float32)
         for row in range(rows):
             filled = 0
             while filled <= length:
                 ids = next(documents)[: length + 1 - filled]
                 counts = np.ones(len(ids), dtype=np.float32)
                 counts[: corpus.answer_start(ids, self._marker)] = corpus.PROMPT_WEIGHT
-                tokens[row, filled : filled + len(ids)], weights[row, filled : filled + len(ids)] = ids, counts
+                (
+                    tokens[row, filled : filled + len(ids)],
+                    weights[row, filled : filled + len(ids)],
+                ) = ids, counts
                 filled += len(ids)
         return corpus.Batch(tokens, weights[:, 1:])
 
     def _documents(self, seed: int) -> Iterator[np.ndarray]:
         for problem in problems(seed, weights=GRADES):
             text = corpus.document(problem.question, problem.solution)
-            yield np.asarray(self._encoder.encode(text, add_special_tokens=False).ids, dtype=np.uint16)
+            yield np.asarray(
+                self._encoder.encode(text, add_special_tokens=False).ids, dtype=np.uint16
+            )
 
 
 def make_target(recipe: HybridRecipe) -> None:
@@ -102,7 +113,9 @@ def make_target(recipe: HybridRecipe) -> None:
     run = Run(model, recipe.target, recipe.out / "target.pt")
     run.train(texts.batch, distillation_loss(model, teacher, recipe.target, plain_until=0.0))
     model.to(torch.bfloat16).save_pretrained(recipe.folder)
-    GenerationConfig(bos_token_id=corpus.BOS_ID, eos_token_id=corpus.EOS_ID).save_pretrained(recipe.folder)
+    GenerationConfig(bos_token_id=corpus.BOS_ID, eos_token_id=corpus.EOS_ID).save_pretrained(
+        recipe.folder
+    )
     encoder = Tokenizer.from_file(str(demo_paths().target / "tokenizer.json"))
     tokenizer.as_transformers(encoder).save_pretrained(recipe.folder)
     note(recipe, "target", run)
@@ -111,7 +124,8 @@ def make_target(recipe: HybridRecipe) -> None:
 @torch.no_grad()
 def begin_like(model: Any, teacher: Any) -> None:
     """Copy the teacher's embeddings, norms and MLPs; what mixes tokens stays random."""
-    own, known = model.get_decoder(), teacher.get_decoder()
+    own = model.get_decoder()
+    known = teacher.get_decoder()
     own.embed_tokens.weight.copy_(known.embed_tokens.weight)
     own.norm.weight.copy_(known.norm.weight - 1)  # Qwen3.5's norms multiply by 1 + weight
     for layer, like in zip(own.layers, known.layers, strict=True):
@@ -123,7 +137,11 @@ def begin_like(model: Any, teacher: Any) -> None:
 def make_head(recipe: HybridRecipe) -> None:
     """Train the head, and put it into the checkpoint."""
     torch.manual_seed(recipe.head.seed)
-    target = AutoModelForCausalLM.from_pretrained(recipe.folder, dtype=torch.float32).eval().requires_grad_(False)
+    target = (
+        AutoModelForCausalLM.from_pretrained(recipe.folder, dtype=torch.float32)
+        .eval()
+        .requires_grad_(False)
+    )
     counts = torch.ones(recipe.shape["vocab_size"])
     setup = RecipeSetup(target, None, "", MtpTraining(), counts, dtype=torch.bfloat16)
     trained = MtpRecipe.build(setup)
@@ -142,7 +160,8 @@ def head_loss(target: Any, recipe: MtpRecipe) -> Loss:
 
     def loss(tokens: Tensor, weights: Tensor, progress: float) -> Tensor:
         heard: dict[int, Tensor] = {}
-        text, mask = tokens[:, :-1], weights == 1
+        text = tokens[:, :-1]
+        mask = weights == 1
         mask[:, -1] = False  # the token behind the text is not in the batch
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), listening.during(heard):
             logits = target(input_ids=text, use_cache=False).logits
@@ -158,15 +177,24 @@ def put_head(folder: Path, head: Path) -> None:
     tensors = load_file(folder / WEIGHTS) | load_file(head / WEIGHTS)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}, indent=2), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(config | {"mtp_num_hidden_layers": 1}, indent=2), encoding="utf-8"
+    )
 
 
 def note(recipe: HybridRecipe, part: str, run: Run) -> None:
     """Write to `training.json` how long a part was trained, for results."""
     path = recipe.out / "training.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    at = {"steps": run.at.step, "tokens": run.at.num_tokens, "minutes": round(run.at.used_s / 60, 1), "loss": run.at.loss}
-    path.write_text(json.dumps({**known, "seed": recipe.target.seed, part: at}, indent=2), encoding="utf-8")
+    at = {
+        "steps": run.at.step,
+        "tokens": run.at.num_tokens,
+        "minutes": round(run.at.used_s / 60, 1),
+        "loss": run.at.loss,
+    }
+    path.write_text(
+        json.dumps({**known, "seed": recipe.target.seed, part: at}, indent=2), encoding="utf-8"
+    )
 
 
 def make(recipe: HybridRecipe) -> None:
@@ -182,9 +210,15 @@ def make(recipe: HybridRecipe) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.demo_models.hybrid", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint (target/)")
-    parser.add_argument("--minutes", type=float, default=35.0, help="the target's budget by the clock")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.demo_models.hybrid", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the checkpoint (target/)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=35.0, help="the target's budget by the clock"
+    )
     parser.add_argument("--head-minutes", type=float, default=15.0, help="the head's")
     parser.add_argument("--steps", type=int, help="the target's budget in steps instead")
     parser.add_argument("--head-steps", type=int, help="the head's")
@@ -199,9 +233,16 @@ def main() -> None:
 def plan(steps: int | None, minutes: float) -> Plan:
     """A budget in steps, or by the clock."""
     return Plan(
-        steps=steps, minutes=None if steps else minutes, rows=ROWS, length=LENGTH, longer_every=(), muon_lr=0.012, adam_lr=0.0024,
-        seed=SEED, compile=False,
-    )  # fmt: skip
+        steps=steps,
+        minutes=None if steps else minutes,
+        rows=ROWS,
+        length=LENGTH,
+        longer_every=(),
+        muon_lr=0.012,
+        adam_lr=0.0024,
+        seed=SEED,
+        compile=False,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Muon for the hidden matrices, AdamW for embeddings and norms, and the schedule of both.
 
-Why not `torch.optim.Muon`: it orthogonalises one matrix at a time (4.5 s a step for the 14M target on two
-CPU cores); the same five products over all matrices of one shape at once take 0.5 s. Mathematics: Keller
-Jordan, "Muon", 2024, with the quintic coefficients given there.
+Why not `torch.optim.Muon`: it orthogonalises one matrix at a time (4.5 s a step for the 14M target
+on two CPU cores); the same five products over all matrices of one shape at once take 0.5 s.
+Mathematics: Keller Jordan, "Muon", 2024, with the quintic coefficients given there.
 """
 
 from collections import defaultdict
@@ -11,11 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_A, _B, _C = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # quintic Newton-Schulz: steep at zero, singular values end in 0.7 .. 1.2
+# quintic Newton-Schulz: steep at zero, singular values end in 0.7 .. 1.2
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
 
 
 def orthogonalise(matrices: Tensor, iterations: int) -> Tensor:
@@ -42,7 +41,13 @@ class BatchedMuon(torch.optim.Optimizer):
         iterations: int = 5,
     ) -> None:
         super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "iterations": iterations,
+            },
         )
 
     @torch.no_grad()
@@ -99,8 +104,8 @@ class Optimizers:
 def warmup_stable_decay(
     step: int, progress: float, *, warmup_steps: int = 40, decay_from: float = 0.6
 ) -> float:
-    """Learning-rate factor. The warmup counts steps; the decay follows progress, so a wall-clock budget
-    can end it.
+    """Learning-rate factor. The warmup counts steps; the decay follows progress, so a wall-clock
+    budget can end it.
     """
     warm = min(1.0, (step + 1) / warmup_steps)
     cool = min(1.0, (1.0 - progress) / (1.0 - decay_from))

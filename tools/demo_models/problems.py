@@ -1,12 +1,13 @@
-"""Graded arithmetic word problems with worked steps: training text and an exact test of the demo target.
+"""Graded arithmetic word problems with worked steps: training text and an exact test of the demo
+target.
 
-Why: a 14M-parameter model cannot do GSM8K, so "did speculation change the answers" would be measured on
-noise. These problems are easy enough to be solved and can be checked by a program. Everything is a pure
-function of a seed.
+Why: a 14M-parameter model cannot do GSM8K, so "did speculation change the answers" would be
+measured on noise. These problems are easy enough to be solved and can be checked by a program.
+Everything is a pure function of a seed.
 
 The held-out split is decided by a hash of the question, so a training question can never be a test
-question, whatever seeds and counts were used. Questions, not numbers, are held out: `7+5=12` occurs in both
-splits.
+question, whatever seeds and counts were used. Questions, not numbers, are held out: `7+5=12` occurs
+in both splits.
 """
 
 import hashlib
@@ -38,7 +39,8 @@ class Problem:
 def problems(
     seed: int, *, held_out: bool = False, weights: Mapping[int, float] | None = None
 ) -> Iterator[Problem]:
-    """An endless stream of problems of one split; `weights` maps grade to its share (default: equal)."""
+    """An endless stream of problems of one split; `weights` maps grade to its share (default:
+    equal)."""
     rng = Random(f"{seed}/{'held out' if held_out else 'train'}")
     shares = dict.fromkeys(GRADES, 1.0) if weights is None else dict(weights)
     while True:

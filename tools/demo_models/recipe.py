@@ -1,17 +1,18 @@
-"""The recipe that made the embedded demo pair; run it to make it again, or to make a better one on a GPU.
+"""The recipe that made the embedded demo pair; run it to make it again, or to make a better one on
+a GPU.
 
     python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --minutes 75
     python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --stage evaluate
     python -m tools.demo_models.recipe --data ../shared/data --out runs/better --init runs/demo
 
-Stages, each resumable and each skipped when its result is already there: corpus (token arrays; needs the
-tokenizer), tokenizer, target, draft (distilled from the target), evaluate. `--minutes` and `--steps` are
-the budget of the target; the draft gets a quarter of it. The same command continues an interrupted run.
-Ctrl-C saves first. `--init` starts from a pair made earlier (its tokenizer and its weights, at a lower
-learning rate) instead of from random weights.
+Stages, each resumable and each skipped when its result is already there: corpus (token arrays;
+needs the tokenizer), tokenizer, target, draft (distilled from the target), evaluate. `--minutes`
+and `--steps` are the budget of the target; the draft gets a quarter of it. The same command
+continues an interrupted run. Ctrl-C saves first. `--init` starts from a pair made earlier (its
+tokenizer and its weights, at a lower learning rate) instead of from random weights.
 
-What it does not do: tune. The learning rates and the mix are what one CPU run of about an hour was chosen
-with.
+What it does not do: tune. The learning rates and the mix are what one CPU run of about an hour was
+chosen with.
 """
 
 import argparse
@@ -77,7 +78,10 @@ def make_corpus(recipe: Recipe) -> None:
                 name, recipe.data, held_out=split == "validation", num_generated=count
             )
             sources[name] = corpus.tokenize(texts, encoder)
-            print(f"{split} {name}: {len(sources[name])} documents, {len(sources[name].tokens):,} tokens")
+            print(
+                f"{split} {name}: {len(sources[name])} documents, {len(sources[name].tokens):,} "
+                "tokens"
+            )
         corpus.save_sources(sources, recipe.out / f"{split}.npz")
 
 
@@ -90,7 +94,9 @@ def start(recipe: Recipe, name: str, shape: train.Shape, plan: train.Plan) -> Ll
 
 def batches(recipe: Recipe, plan: train.Plan) -> train.BatchOf:
     encoder = Tokenizer.from_file(str(recipe.out / "tokenizer.json"))
-    marker = np.asarray(encoder.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids, dtype=np.uint16)
+    marker = np.asarray(
+        encoder.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids, dtype=np.uint16
+    )
     return partial(corpus.batch, corpus.load_sources(recipe.out / "train.npz"), marker, plan.seed)
 
 
@@ -98,12 +104,18 @@ def make_target(recipe: Recipe) -> None:
     plan = recipe.target_plan
     model = start(recipe, "target", recipe.target_shape, plan)
     run = train.Run(model, plan, recipe.out / "target.pt")
-    run.train(batches(recipe, plan), train.cross_entropy_loss(model, plan), lambda: export(recipe, model, "target"))
+    run.train(
+        batches(recipe, plan),
+        train.cross_entropy_loss(model, plan),
+        lambda: export(recipe, model, "target"),
+    )
 
 
 def make_draft(recipe: Recipe) -> None:
     plan = recipe.draft_plan
-    target = LlamaForCausalLM.from_pretrained(recipe.out / "target", dtype=torch.float32).to(plan.device)
+    target = LlamaForCausalLM.from_pretrained(recipe.out / "target", dtype=torch.float32).to(
+        plan.device
+    )
     model = start(recipe, "draft", recipe.draft_shape, plan)
     run = train.Run(model, plan, recipe.out / "draft.pt")
     loss = train.distillation_loss(model, target, plan)
@@ -117,7 +129,7 @@ def make_evaluation(recipe: Recipe) -> None:
         corpus.load_sources(recipe.out / "validation.npz"),
         recipe.data,
         num_problems=recipe.num_problems,
-    )  # fmt: skip
+    )
     for name in ("target", "draft"):
         if (recipe.out / f"{name}.pt").exists():
             state = torch.load(recipe.out / f"{name}.pt", weights_only=True)["at"]
@@ -127,20 +139,26 @@ def make_evaluation(recipe: Recipe) -> None:
 
 
 def make_card(recipe: Recipe) -> None:
-    """`history.md` and `limits.md` in the output folder, where there are any, become prose of the card."""
+    """`history.md` and `limits.md` in the output folder, where there are any, become prose of the
+    card."""
     notes = [recipe.out / name for name in ("history.md", "limits.md")]
     history, limits = (path.read_text(encoding="utf-8") if path.exists() else "" for path in notes)
-    card.write(recipe.out / "evaluation.json", recipe.out / "README.md", corpus.mix(1.0), history, limits)
+    card.write(
+        recipe.out / "evaluation.json", recipe.out / "README.md", corpus.mix(1.0), history, limits
+    )
 
 
 def export(recipe: Recipe, model: LlamaForCausalLM, name: str) -> None:
-    """bf16 weights, tokenizer, chat template and generation settings, as `from_pretrained` reads them."""
+    """bf16 weights, tokenizer, chat template and generation settings, as `from_pretrained` reads
+    them."""
     folder = recipe.out / name
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.to(torch.bfloat16).save_pretrained(folder)
     GenerationConfig(bos_token_id=corpus.BOS_ID, eos_token_id=corpus.EOS_ID).save_pretrained(folder)
-    tokenizer.as_transformers(Tokenizer.from_file(str(recipe.out / "tokenizer.json"))).save_pretrained(folder)
+    tokenizer.as_transformers(
+        Tokenizer.from_file(str(recipe.out / "tokenizer.json"))
+    ).save_pretrained(folder)
 
 
 RUN_STAGE = {
@@ -165,17 +183,27 @@ def parse(arguments: list[str]) -> tuple[Recipe, tuple[str, ...]]:
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo_models.recipe", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/ and code/")
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and results")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with gsm8k/, math/ and code/"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for checkpoints and results"
+    )
     budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, help="the target's budget by the clock (default 75)")
+    budget.add_argument(
+        "--minutes", type=float, help="the target's budget by the clock (default 75)"
+    )
     budget.add_argument("--steps", type=int, help="the target's budget in steps of 4096 tokens")
     parser.add_argument("--draft-minutes", type=float, help="the draft's budget by the clock")
     parser.add_argument("--stage", choices=("all", *STAGES), default="all")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--no-compile", action="store_true", help="plain eager steps, about a fifth slower")
-    parser.add_argument("--init", type=Path, help="folder with a pair (target/, draft/) to start from")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="plain eager steps, about a fifth slower"
+    )
+    parser.add_argument(
+        "--init", type=Path, help="folder with a pair (target/, draft/) to start from"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     minutes = None if options.steps else options.minutes or 75.0
@@ -191,7 +219,9 @@ def parse(arguments: list[str]) -> tuple[Recipe, tuple[str, ...]]:
         else None,
         minutes=options.draft_minutes or (minutes * DRAFT_SHARE if minutes else None),
     )
-    recipe = Recipe(options.data, options.out, target_plan=plan, draft_plan=draft_plan, init=options.init)
+    recipe = Recipe(
+        options.data, options.out, target_plan=plan, draft_plan=draft_plan, init=options.init
+    )
     return recipe, STAGES if options.stage == "all" else (options.stage,)
 
 

@@ -1,9 +1,9 @@
 """The demo pair's tokenizer: 4096-token byte-level BPE, every digit a token of its own.
 
-Why digits alone: column arithmetic is learnable from few examples only if `47` is always `4`, `7`. A space
-before a number is a token too, so a digit looks the same wherever it stands. Saved as a transformers fast
-tokenizer with the chat template below; `<s>` = 0 is put in front of plain prompts, `</s>` = 1 ends a
-solution.
+Why digits alone: column arithmetic is learnable from few examples only if `47` is always `4`, `7`.
+A space before a number is a token too, so a digit looks the same wherever it stands. Saved as a
+transformers fast tokenizer with the chat template below; `<s>` = 0 is put in front of plain
+prompts, `</s>` = 1 ends a solution.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,9 @@ from tools.demo_models.corpus import BOS, BOS_ID, EOS
 VOCABULARY_SIZE = 4096
 CONTEXT_TOKENS = 1024
 
-# A conversation becomes a run of training documents: `<s>Question: u\nAnswer: a</s><s>Question: ...`. The
-# model has seen no system messages, so one is put in front of the first question rather than dropped.
+# A conversation becomes a run of training documents: `<s>Question: u\nAnswer: a</s><s>Question:
+# ...`. The model has seen no system messages, so one is put in front of the first question rather
+# than dropped.
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(system='', open=false) -%}
 {%- for message in messages -%}
@@ -45,10 +46,12 @@ CHAT_TEMPLATE = """\
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,

@@ -1,9 +1,9 @@
 """The training loop of the demo pair: cross entropy for the target, distillation for the draft.
 
-Resumable: a checkpoint holds weights, optimizer states, the step and the seconds used; batches depend only
-on (seed, step), so a run of N steps cut anywhere and resumed ends with the same weights as one that was
-not. With a budget in minutes the schedule follows the clock instead, and only the part already used is
-exact.
+Resumable: a checkpoint holds weights, optimizer states, the step and the seconds used; batches
+depend only on (seed, step), so a run of N steps cut anywhere and resumed ends with the same weights
+as one that was not. With a budget in minutes the schedule follows the clock instead, and only the
+part already used is exact.
 
 Precision: fp32 master weights, bf16 autocast; no gradient scaling is needed for bf16.
 """
@@ -49,7 +49,8 @@ class Plan:
     minutes: float | None = None
     rows: int = 16
     length: int = 256  # most steps: nearly every document fits, and attention is cheap
-    longer_every: tuple[int, ...] = (8, 32)  # a step in 8 at twice, a step in 32 at four times the length
+    # a step in 8 at twice, a step in 32 at four times the length
+    longer_every: tuple[int, ...] = (8, 32)
     muon_lr: float = 0.02
     adam_lr: float = 0.004
     seed: int = 1
@@ -63,7 +64,8 @@ class Plan:
         return min(done, 1.0)
 
     def rows_and_length(self, step: int) -> tuple[int, int]:
-        """Rows and length of a step's batch: a constant number of tokens, now and then in fewer and longer rows."""
+        """Rows and length of a step's batch: a constant number of tokens, now and then in fewer and
+        longer rows."""
         factor = 2 ** sum(step % every == every - 1 for every in self.longer_every)
         return self.rows // factor, self.length * factor
 
@@ -71,16 +73,25 @@ class Plan:
 def new_model(shape: Shape, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp,
-        max_position_embeddings=shape.context, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp,
+        max_position_embeddings=shape.context,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=None,
+    )
     return LlamaForCausalLM(config)
 
 
 # ------------------------------------------------------------------------------------------------- losses
-Loss = Callable[[Tensor, Tensor, float], Tensor]  # (rows, L + 1) tokens, (rows, L) weights, progress -> scalar
+# (rows, L + 1) tokens, (rows, L) weights, progress -> scalar
+Loss = Callable[[Tensor, Tensor, float], Tensor]
 BatchOf = Callable[[int, float, int, int], Batch]  # step, progress, rows, length
 
 
@@ -92,7 +103,9 @@ def cross_entropy_loss(model: LlamaForCausalLM, plan: Plan) -> Loss:
     def loss(tokens: Tensor, weights: Tensor) -> Tensor:
         with torch.autocast(plan.device, torch.bfloat16):
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        losses = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        losses = F.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
         return _weighted_mean(losses, weights)
 
     run = torch.compile(loss, dynamic=False) if plan.compile else loss
@@ -102,8 +115,8 @@ def cross_entropy_loss(model: LlamaForCausalLM, plan: Plan) -> Loss:
 def distillation_loss(
     model: LlamaForCausalLM, target: LlamaForCausalLM, plan: Plan, plain_until: float = 0.3
 ) -> Loss:
-    """Cross entropy on the text first, then on the target's full distribution (KL up to the target's
-    entropy).
+    """Cross entropy on the text first, then on the target's full distribution (KL up to the
+    target's entropy).
     """
     plain = cross_entropy_loss(model, plan)
     target.requires_grad_(False).eval()
@@ -133,7 +146,8 @@ class Progress:
 
 @contextmanager
 def interrupt_between_steps() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C only sets a flag: a checkpoint must not hold weights that half an optimizer step has changed."""
+    """Ctrl-C only sets a flag: a checkpoint must not hold weights that half an optimizer step has
+    changed."""
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
@@ -146,7 +160,9 @@ class Run:
     """One model's training: owns its optimizers and its checkpoint file."""
 
     def __init__(self, model: LlamaForCausalLM, plan: Plan, checkpoint: Path) -> None:
-        self.model, self.plan, self.checkpoint = model.to(plan.device), plan, checkpoint
+        self.model = model.to(plan.device)
+        self.plan = plan
+        self.checkpoint = checkpoint
         self.optimizers = Optimizers(model, plan.muon_lr, plan.adam_lr)
         self.at = Progress()
         if checkpoint.exists():
@@ -179,10 +195,16 @@ class Run:
         self, batch_of: BatchOf, loss: Loss, on_save: Callable[[], None] = lambda: None
     ) -> Progress:
         """Train until the plan's end. Ctrl-C saves, then goes on to the caller."""
-        plan, at = self.plan, self.at
+        plan = self.plan
+        at = self.at
         saved = time.monotonic()
-        bar = tqdm(total=1000, initial=int(1000 * self.progress), mininterval=5, desc=self.checkpoint.stem,
-                   bar_format="{desc} {percentage:5.1f}% [{elapsed}<{remaining}] {postfix}")  # fmt: skip
+        bar = tqdm(
+            total=1000,
+            initial=int(1000 * self.progress),
+            mininterval=5,
+            desc=self.checkpoint.stem,
+            bar_format="{desc} {percentage:5.1f}% [{elapsed}<{remaining}] {postfix}",
+        )
         try:
             with interrupt_between_steps() as is_interrupted:
                 while self.progress < 1.0 and at.step != plan.stop_after and not is_interrupted():
@@ -190,8 +212,9 @@ class Run:
                     bar.update(int(1000 * self.progress) - bar.n)
                     bar.set_postfix_str(
                         f"step {at.step} loss {at.loss:.3f} {at.num_tokens / 1e6:.2f}M tokens "
-                        f"{at.num_tokens / at.used_s:.0f}/s", refresh=False,
-                    )  # fmt: skip
+                        f"{at.num_tokens / at.used_s:.0f}/s",
+                        refresh=False,
+                    )
                     if time.monotonic() - saved > plan.save_every_s:
                         self.save()
                         on_save()
@@ -205,16 +228,21 @@ class Run:
         return at
 
     def _step(self, batch_of: BatchOf, loss: Loss) -> None:
-        plan, at, began = self.plan, self.at, time.monotonic()
+        plan = self.plan
+        at = self.at
+        began = time.monotonic()
         progress = self.progress
         rows, length = plan.rows_and_length(at.step)
         drawn = batch_of(at.step, progress, rows, length)
-        tokens, weights = (torch.from_numpy(part).to(plan.device) for part in (drawn.tokens, drawn.weights))
+        tokens, weights = (
+            torch.from_numpy(part).to(plan.device) for part in (drawn.tokens, drawn.weights)
+        )
         value = loss(tokens, weights, progress)
         value.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizers.step(warmup_stable_decay(at.step, progress))
-        at.loss = value.item() if at.step == 0 else 0.98 * at.loss + 0.02 * value.item()  # sync: once a step
+        # sync: once a step
+        at.loss = value.item() if at.step == 0 else 0.98 * at.loss + 0.02 * value.item()
         at.step += 1
         at.num_tokens += rows * length
         at.used_s += time.monotonic() - began

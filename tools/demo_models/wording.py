@@ -1,8 +1,8 @@
 """The words that generated problems are made of: people, things, places.
 
-Why a closed vocabulary: a 14M-parameter model that sees about ten million tokens should spend them on
-copying and on arithmetic, not on rare names. Variety comes from combining short lists, so that no question
-is likely to repeat while every single word is seen thousands of times.
+Why a closed vocabulary: a 14M-parameter model that sees about ten million tokens should spend them
+on copying and on arithmetic, not on rare names. Variety comes from combining short lists, so that
+no question is likely to repeat while every single word is seen thousands of times.
 """
 
 from dataclasses import dataclass
@@ -143,5 +143,7 @@ class Person:
 
 def people(rng: Random, count: int) -> list[Person]:
     """`count` different people, at most one list's length of them."""
-    everyone = [Person(name, "she") for name in FEMALE_NAMES] + [Person(name, "he") for name in MALE_NAMES]
+    everyone = [Person(name, "she") for name in FEMALE_NAMES] + [
+        Person(name, "he") for name in MALE_NAMES
+    ]
     return rng.sample(everyone, count)

@@ -1,10 +1,12 @@
-"""Problems of the demo as files: the held-out ones of the workload `demo`, and those that may be trained on.
+"""Problems of the demo as files: the held-out ones of the workload `demo`, and those that may be
+trained on.
 
     python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl
     python -m tools.demo_models.workload --packed 6000 outrider/demo/training.txt.xz
     python -m tools.demo_models.workload --training 16000 prompts.jsonl
 
-The package has no generator, so its problems travel as files; tests compare them with the generator.
+The package has no generator, so its problems travel as files; tests compare them with the
+generator.
 """
 
 from __future__ import annotations
@@ -47,14 +49,26 @@ def packed_questions(count: int) -> bytes:
 
 def training_lines(count: int) -> list[str]:
     """Prompts of the training split, as JSON lines for `outrider train --prompts`."""
-    return [json.dumps({"prompt": one.prompt, "task": "reasoning"}) for one in islice(problems(TRAINING_SEED), count)]
+    return [
+        json.dumps({"prompt": one.prompt, "task": "reasoning"})
+        for one in islice(problems(TRAINING_SEED), count)
+    ]
 
 
 def main() -> None:
     """The three files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--training", type=int, metavar="N", help="write N prompts of the training split")
-    parser.add_argument("--packed", type=int, metavar="N", help="write N questions of the training split as the package has them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--training", type=int, metavar="N", help="write N prompts of the training split"
+    )
+    parser.add_argument(
+        "--packed",
+        type=int,
+        metavar="N",
+        help="write N questions of the training split as the package has them",
+    )
     parser.add_argument("file", type=Path)
     asked = parser.parse_args()
     if asked.packed is not None:

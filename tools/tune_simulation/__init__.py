@@ -1,1 +1,2 @@
-"""Whole tunings on simulated machines, to measure the quality of advice (`benchmarks/tune.py --rehearse`)."""
+"""Whole tunings on simulated machines, to measure the quality of advice (`benchmarks/tune.py
+--rehearse`)."""

@@ -1,8 +1,10 @@
-"""How families behave on rehearsed machines: acceptance and costs, of which every world of `simulate.py` is a variation.
+"""How families behave on rehearsed machines: acceptance and costs, of which every world of
+`simulate.py` is a variation.
 
-Drafters without heads are as on the shared pair (benchmarks/results/bench-2026-11-22.json: a 100M target, a 14M draft, two
-cores). Heads and exits accept as in docs/results/heads.md; on the demo, whose passes are cheaper, a step of 7 EAGLE-3 tokens
-takes 2.6 plain steps, one of a block head 2.5, of four Medusa heads 1.5 (README.md), here somewhat less.
+Drafters without heads are as on the shared pair (benchmarks/results/bench-2026-11-22.json: a 100M
+target, a 14M draft, two cores). Heads and exits accept as in docs/results/heads.md; on the demo,
+whose passes are cheaper, a step of 7 EAGLE-3 tokens takes 2.6 plain steps, one of a block head 2.5,
+of four Medusa heads 1.5 (README.md), here somewhat less.
 """
 
 from __future__ import annotations
@@ -44,14 +46,19 @@ TREES = {
     "medusa": Behaviour((0.68, 0.55, 0.45, 0.3), 0.12, 0.03),
     "block": Behaviour((0.75, 0.70, 0.66, 0.5, 0.4, 0.3, 0.2), 0.36, 0.05),
 }
-STOPPED = {"draft-model": Behaviour((0.74, 0.8, 0.84), 0.08, 0.09, 0.9), "block": Behaviour((0.72, 0.74, 0.76), 0.36, 0.03, 0.9)}
+STOPPED = {
+    "draft-model": Behaviour((0.74, 0.8, 0.84), 0.08, 0.09, 0.9),
+    "block": Behaviour((0.72, 0.74, 0.76), 0.36, 0.03, 0.9),
+}
 NUM_LAYERS = 8  # of the rehearsed target
-EXIT_GAIN = 0.55  # how much likelier a token is kept for each further share of the layers that drafts it
+# how much likelier a token is kept for each further share of the layers that drafts it
+EXIT_GAIN = 0.55
 
 
 def behaviour_of(family: Family) -> Behaviour:
     """The behaviour of a family of the default space."""
-    drafter, options = family.configuration.drafter, family.configuration.drafter_options
+    drafter = family.configuration.drafter
+    options = family.configuration.drafter_options
     if "tree" in options:
         return TREES[drafter]
     if "stop" in options:

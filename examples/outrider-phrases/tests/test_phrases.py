@@ -1,4 +1,5 @@
-"""The drafter alone, without a model: what it proposes, and that its per-row state follows the rows."""
+"""The drafter alone, without a model: what it proposes, and that its per-row state follows the
+rows."""
 
 from __future__ import annotations
 
@@ -25,9 +26,16 @@ def drafter(**settings: object) -> PhraseDrafter:
 def join(ours: PhraseDrafter, rows: Rows, tokens: list[int]) -> None:
     """A row joins as the decoder lets it join."""
     row = Row(
-        request=len(rows), tokens=list(tokens), num_prompt=len(tokens), params=SamplingParams(), seed=0, max_tokens=100,
-        stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
-    )  # fmt: skip
+        request=len(rows),
+        tokens=list(tokens),
+        num_prompt=len(tokens),
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=100,
+        stop_tokens=frozenset(),
+        detokenizer=None,
+        stops=StopStrings([]),
+    )
     rows.add(row)
     ours.start(row)
 
@@ -53,7 +61,8 @@ def test_the_rest_of_a_begun_phrase_is_drafted() -> None:
 
 
 def test_a_tree_holds_all_phrases_that_fit_nearest_nodes_first() -> None:
-    """Catches branches that repeat a token, a child before its parent, and a budget spent on one phrase."""
+    """Catches branches that repeat a token, a child before its parent, and a budget spent on one
+    phrase."""
     draft, _ = drafted(drafter(tree=True, min_match=1), [[1, 2]], [8])
     assert nodes(draft, 0) == [(-1, 3), (-1, 5), (-1, 6), (0, 4), (2, 7), (4, 8)]
     draft, _ = drafted(drafter(tree=True, min_match=1), [[1, 2], [1, 2]], [2, 0])
@@ -64,7 +73,12 @@ def test_after_a_commit_the_state_is_that_of_a_fresh_start() -> None:
     """Catches state that is read from the draft instead of the text."""
     ours = drafter()
     draft, rows = drafted(ours, [[7, 1, 2], [9, 9]], [8, 8])
-    kept = Verdict(torch.tensor([[0, -1], [-1, -1]]), torch.tensor([1, 0]), torch.tensor([2, 1]), torch.tensor([False, True]))
+    kept = Verdict(
+        torch.tensor([[0, -1], [-1, -1]]),
+        torch.tensor([1, 0]),
+        torch.tensor([2, 1]),
+        torch.tensor([False, True]),
+    )
     logits = torch.zeros(2, 3, 20)
     rows.append(draft, kept, logits)
     ours.commit(rows, draft, kept, TargetOutput(logits))
@@ -89,12 +103,18 @@ def test_settings(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "good.txt").write_text("to whom it may concern\n\n  kind regards \n")
     cases = {
-        "missing.txt": "No such file", "empty.txt": "has no phrases", "latin.txt": "utf-8", ".": "one phrase a line",
-    }  # fmt: skip
+        "missing.txt": "No such file",
+        "empty.txt": "has no phrases",
+        "latin.txt": "utf-8",
+        ".": "one phrase a line",
+    }
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
             PhraseSettings(file=str(tmp_path / name))
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         parse_settings(PhraseSettings, {"min-match": "0"}, "drafter 'phrases'")
-    assert PhraseSettings(file=str(tmp_path / "good.txt")).phrases() == ["to whom it may concern", "kind regards"]
+    assert PhraseSettings(file=str(tmp_path / "good.txt")).phrases() == [
+        "to whom it may concern",
+        "kind regards",
+    ]
     assert len(PhraseSettings().phrases()) > 5

@@ -1,6 +1,8 @@
-"""An assistant checkpoint (Gemma 4's) drafts chains or trees on the target's keys and values (`models/heads/assistant.py`).
+"""An assistant checkpoint (Gemma 4's) drafts chains or trees on the target's keys and values
+(`models/heads/assistant.py`).
 
-It is drafter `mtp` with `--draft FOLDER`. Each level of a draft is one pass of the assistant over the tokens of the level before.
+It is drafter `mtp` with `--draft FOLDER`. Each level of a draft is one pass of the assistant over
+the tokens of the level before.
 """
 
 from __future__ import annotations
@@ -22,16 +24,22 @@ from outrider.types import Draft
 
 
 class _Passes:
-    """`Guesses` of an assistant: a pass for every level, each token beside the state that its parent's pass gave."""
+    """`Guesses` of an assistant: a pass for every level, each token beside the state that its
+    parent's pass gave."""
 
-    def __init__(self, assistant: Assistant, states: Tensor, seen: Attended, num_levels: int) -> None:
+    def __init__(
+        self, assistant: Assistant, states: Tensor, seen: Attended, num_levels: int
+    ) -> None:
         self.num_levels = num_levels
-        self._assistant, self._seen = assistant, seen
+        self._assistant = assistant
+        self._seen = seen
         self._states = states[:, None]  # (B, M, H) of the level's parents
 
     def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         rows = torch.arange(len(parents), device=parents.device)[:, None]
-        logits, self._states = self._assistant.step(parents, self._states[rows, origins], self._seen)
+        logits, self._states = self._assistant.step(
+            parents, self._states[rows, origins], self._seen
+        )
         return logits
 
 
@@ -44,9 +52,13 @@ class AssistantDrafter(LastState):
     shape = "chain or tree"
     Settings = DraftModelSettings
 
-    def __init__(self, assistant: Assistant, target: LM, settings: DraftModelSettings, notes: list[str]) -> None:
+    def __init__(
+        self, assistant: Assistant, target: LM, settings: DraftModelSettings, notes: list[str]
+    ) -> None:
         super().__init__(settings, TreePlan(settings) if settings.tree != "chain" else None)
-        self._assistant, self._target, self._notes = assistant, target, notes
+        self._assistant = assistant
+        self._target = target
+        self._notes = notes
 
     @property
     def notes(self) -> list[str]:
@@ -59,11 +71,17 @@ class AssistantDrafter(LastState):
     @classmethod
     def of(cls, source: ModelSource, setup: DraftSetup) -> AssistantDrafter:
         """The drafter of the assistant with these files."""
-        target, settings = setup.target, setup.settings
+        target = setup.target
+        settings = setup.settings
         if settings.stop == "acceptance":
-            raise CapabilityError("stop=acceptance is for drafter 'draft-model'; an assistant takes entropy and product")
+            raise CapabilityError(
+                "stop=acceptance is for drafter 'draft-model'; an assistant takes entropy and "
+                "product"
+            )
         if target.tables is None:
-            raise CapabilityError(f"{target.label}: its tables were not kept, but the assistant needs them")
+            raise CapabilityError(
+                f"{target.label}: its tables were not kept, but the assistant needs them"
+            )
         assistant = load_assistant(source, target.lm, target.config, target.tables.embedding)
         notes = [f"the assistant in '{source.name}' drafts on the target's keys and values"]
         notes += context_notes(source.name, assistant.max_positions, target.lm.shape.context_length)
@@ -72,9 +90,16 @@ class AssistantDrafter(LastState):
     @torch.inference_mode()
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         known = self._assistant.max_positions
-        within = [max(0, min(count, known - len(row.tokens))) for count, row in zip(gamma, rows, strict=True)]
+        within = [
+            max(0, min(count, known - len(row.tokens)))
+            for count, row in zip(gamma, rows, strict=True)
+        ]
         states, budgets = self.last_states(within)
         if max(budgets) <= 0:
             return Draft.empty(len(rows), rows.device)
         seen = self._assistant.look(self._target.kv.lengths[: len(rows)])
-        return self.drafted(rows, budgets, _Passes(self._assistant, states.to(self._target.dtype), seen, max(budgets)))
+        return self.drafted(
+            rows,
+            budgets,
+            _Passes(self._assistant, states.to(self._target.dtype), seen, max(budgets)),
+        )

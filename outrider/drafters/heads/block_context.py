@@ -1,8 +1,9 @@
-"""What a block head knows of its rows: keys and values of the target's states, the newest of which still wait as they came.
+"""What a block head knows of its rows: keys and values of the target's states, the newest of which
+still wait as they came.
 
-A step ends with states of the tokens that stayed. They are not read at once: the next pass of the head takes them along
-(`models/heads/block_pass.py`), so a step costs one pass, and one that drafts nothing costs none. Whatever else happens to
-the rows, `settle` reads what waits first.
+A step ends with states of the tokens that stayed. They are not read at once: the next pass of the
+head takes them along (`models/heads/block_pass.py`), so a step costs one pass, and one that drafts
+nothing costs none. Whatever else happens to the rows, `settle` reads what waits first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ MAX_WAITING = 64  # states of a row that wait at most, drafting or not
 class BlockContext:
     """Rows in the order of the batch. `kv` holds what is settled."""
 
-    def __init__(self, config: BlockConfig, passes: BlockPasses, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._passes = config, passes
+    def __init__(
+        self, config: BlockConfig, passes: BlockPasses, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._passes = passes
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.kv = KVCache([shape] * config.num_layers, dtype, device)
         self._parts: list[Unread] = []
@@ -45,12 +49,15 @@ class BlockContext:
         self._read(index, Unread(states, [count], [start + count]))
 
     def commit(self, hidden: dict[int, Tensor], kept: list[list[int]], ends: list[int]) -> None:
-        """The columns kept[b] of a pass's states (B, T, target H) belong to the text, which they end at index ends[b]."""
+        """The columns kept[b] of a pass's states (B, T, target H) belong to the text, which they
+        end at index ends[b]."""
         counts = [len(columns) for columns in kept]
         width = max(counts)
         states = [hidden[layer][:, :width] for layer in self._config.target_layers]
         if any(columns != list(range(len(columns))) for columns in kept):  # a path through a tree
-            columns = torch.tensor([line + [0] * (width - len(line)) for line in kept], device=self.kv.device)
+            columns = torch.tensor(
+                [line + [0] * (width - len(line)) for line in kept], device=self.kv.device
+            )
             rows = torch.arange(len(kept), device=self.kv.device)[:, None]
             states = [hidden[layer][rows, columns] for layer in self._config.target_layers]
         self._parts.append(Unread(states, counts, ends))
@@ -82,7 +89,8 @@ class BlockContext:
 
     def _taken(self) -> Unread | None:
         """What waits, and no longer does."""
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         return _joined(parts) if parts else None
 
     def _read(self, first_row: int, unread: Unread) -> None:
@@ -93,7 +101,9 @@ class BlockContext:
 
     def _reserve(self, first_row: int, unread: Unread | None, more: int = 0) -> None:
         """Room for a pass: padding of shorter rows is written, too."""
-        num_rows, width = (self.kv.num_rows, 0) if unread is None else (len(unread.counts), unread.width)
+        num_rows, width = (
+            (self.kv.num_rows, 0) if unread is None else (len(unread.counts), unread.width)
+        )
         longest = max(self.kv.lengths[first_row : first_row + num_rows])
         self.kv.reserve(self.kv.num_rows, longest + width + more)
 
@@ -114,7 +124,12 @@ def _joined(parts: list[Unread]) -> Unread:
     hidden = []
     for layers in zip(*(part.hidden for part in parts), strict=True):
         lines = (
-            torch.cat([states[row, : part.counts[row]] for states, part in zip(layers, parts, strict=True)])
+            torch.cat(
+                [
+                    states[row, : part.counts[row]]
+                    for states, part in zip(layers, parts, strict=True)
+                ]
+            )
             for row in range(len(counts))
         )
         hidden.append(pad_sequence(list(lines), batch_first=True))

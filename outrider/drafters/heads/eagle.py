@@ -1,8 +1,10 @@
-"""EAGLE and EAGLE-3: a small head trained on the target's hidden states drafts chains or trees (`models/heads/eagle.py`).
+"""EAGLE and EAGLE-3: a small head trained on the target's hidden states drafts chains or trees
+(`models/heads/eagle.py`).
 
 How such a head is fed the target's hidden states, and what its cache may hold: `feature_fed.py`.
 
-Beside a target on the native runtime the head's passes run there, too, and chains come whole from one call (`runtime/fed.py`).
+Beside a target on the native runtime the head's passes run there, too, and chains come whole from
+one call (`runtime/fed.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class EagleSettings(DraftModelSettings):
     """Which head, and how its guesses branch."""
 
     head: str = setting("", "folder or GGUF file of the head; the same as --draft")
-    bits: int = setting(16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)")
+    bits: int = setting(
+        16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)"
+    )
 
     def __post_init__(self) -> None:
         DraftModelSettings.__post_init__(self)
@@ -62,7 +66,9 @@ class EagleDrafter(FedTree):
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         outline = load_eagle(head, cls.kind, TargetSizes.of(target_config), outline=True)
         own = outline.config
-        return head_memory(head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype)
+        return head_memory(
+            head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype
+        )
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
@@ -73,7 +79,12 @@ class EagleDrafter(FedTree):
         if settings.tree == "chain":
             drafter: FeatureFed = FedChain(lm, FedChains(lm, run) if run else None, settings)
         else:
-            drafter = cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels), FedTrees(lm, run) if run else None)
+            drafter = cls(
+                lm,
+                TreePlan(settings),
+                TopTokens(setup.target.lm.kernels),
+                FedTrees(lm, run) if run else None,
+            )
         drafter.loading_notes = notes
         return drafter
 
@@ -86,11 +97,18 @@ class Eagle3Drafter(EagleDrafter):
 
 
 def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
-    """The head, on the native runtime where the target runs there. Raises CheckpointError when it does not fit the target."""
+    """The head, on the native runtime where the target runs there. Raises CheckpointError when it
+    does not fit the target."""
     target = setup.target
     if setup.head is None:
-        raise CapabilityError(f"drafter '{kind}' needs a head trained for this target: --draft FOLDER")
-    head = load_eagle(setup.head, kind, TargetSizes(target.card.hidden_size, target.lm.shape.vocab_size, target.card.num_layers))
+        raise CapabilityError(
+            f"drafter '{kind}' needs a head trained for this target: --draft FOLDER"
+        )
+    head = load_eagle(
+        setup.head,
+        kind,
+        TargetSizes(target.card.hidden_size, target.lm.shape.vocab_size, target.card.num_layers),
+    )
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
     shape = target.lm.shape
@@ -107,30 +125,42 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
             lm.head = head
             notes.append(f"the {kind} head runs without the native runtime: {error}")
     elif bits != 16:
-        raise CapabilityError(f"bits={bits} rounds the head for the native runtime, which does not run this target; leave it out")
+        raise CapabilityError(
+            f"bits={bits} rounds the head for the native runtime, which does not run this target; "
+            "leave it out"
+        )
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
     return lm
 
 
 def _rounded(head: EagleHead, bits: int) -> EagleHead:
-    """The head with linear layers of its own in 4 or 8 bits: fewer bytes to read, and drafts need not be exact."""
+    """The head with linear layers of its own in 4 or 8 bits: fewer bytes to read, and drafts need
+    not be exact."""
     if head.dtype != torch.bfloat16:
         raise NotLoweredError("weights in 4 and 8 bits multiply bfloat16 there")
     shared = head.output if head.lm_head is None else None
     rounded = with_replaced(
-        head, lambda part: QuantisedPanels(part, bits, GROUP_SIZES[0]) if is_linear(part) and part is not shared else None
+        head,
+        lambda part: (
+            QuantisedPanels(part, bits, GROUP_SIZES[0])
+            if is_linear(part) and part is not shared
+            else None
+        ),
     )
     assert isinstance(rounded, EagleHead)
     return rounded
 
 
 def bind_target(head: EagleHead, target: LoadedModel) -> None:
-    """Give the head what it shares with the target. Raises CapabilityError where the target's were not kept."""
+    """Give the head what it shares with the target. Raises CapabilityError where the target's were
+    not kept."""
     if head.config.own_embedding and head.config.own_output:
         return
     if target.tables is None:
-        raise CapabilityError(f"{target.label}: its tables were not kept, but the {head.config.kind} head needs them")
+        raise CapabilityError(
+            f"{target.label}: its tables were not kept, but the {head.config.kind} head needs them"
+        )
     table = target.tables.embedding.weight
     assert isinstance(table, Tensor)
     head.bind(table, target.tables.output)

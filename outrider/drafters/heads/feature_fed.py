@@ -1,16 +1,20 @@
-"""Drafting with a head that is fed the target's hidden states: EAGLE's (`eagle.py`), MTP's (`mtp.py`).
+"""Drafting with a head that is fed the target's hidden states: EAGLE's (`eagle.py`), MTP's
+(`mtp.py`).
 
-The drafting is a draft model's, token by token or level by level (`draft_model.py`, `draft_tree.py`: EAGLE-2's dynamic trees are
-`tree=best-first`), with the head instead of the model. What is different is what the head's cache may hold: only tokens beside
-the TARGET's own features. So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features of
-the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads them.
+The drafting is a draft model's, token by token or level by level (`draft_model.py`,
+`draft_tree.py`: EAGLE-2's dynamic trees are `tree=best-first`), with the head instead of the model.
+What is different is what the head's cache may hold: only tokens beside the TARGET's own features.
+So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features
+of the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads
+them.
 
     slot of a row's cache     0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
     feature                   g_b            g_{b+1}              g_{n-2}
 
-b is 0 unless the beginning of the prompt was never read (its keys and values came from a store): then the head knows the rest.
-A text that is longer than the head's own context is neither read nor drafted for.
+b is 0 unless the beginning of the prompt was never read (its keys and values came from a store):
+then the head knows the rest. A text that is longer than the head's own context is neither read nor
+drafted for.
 """
 
 from __future__ import annotations
@@ -37,11 +41,13 @@ MAX_WAITING = 64  # features put aside before they are fed even though nobody as
 
 @dataclass
 class _Fed:
-    """One row: where its cache begins in the text, and what the target thought at the tokens behind it."""
+    """One row: where its cache begins in the text, and what the target thought at the tokens behind
+    it."""
 
     row: Row
     begin: int = 0  # b of the module docstring
-    waiting: list[Tensor] = field(default_factory=list)  # parts (k, F) of hidden states (`FedHead.join`), in order, not fed yet
+    # parts (k, F) of hidden states (`FedHead.join`), in order, not fed yet
+    waiting: list[Tensor] = field(default_factory=list)
 
     @property
     def num_waiting(self) -> int:
@@ -55,7 +61,8 @@ class _Fed:
 
 
 class FeatureFed(ModelDrafter):
-    """What a head needs beside drafting: the target's features, fed in time. Mixed into the drafters of chains and trees."""
+    """What a head needs beside drafting: the target's features, fed in time. Mixed into the
+    drafters of chains and trees."""
 
     lm: HeadLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
@@ -67,7 +74,9 @@ class FeatureFed(ModelDrafter):
 
     def __init__(self, lm: HeadLM, *details: Any) -> None:
         super().__init__(lm, *details)  # type: ignore[arg-type]
-        self._fed, self._counts, self._lengths = PerRow(), None, []
+        self._fed = PerRow()
+        self._counts = None
+        self._lengths = []
 
     @property
     def notes(self) -> list[str]:
@@ -83,7 +92,8 @@ class FeatureFed(ModelDrafter):
 
     @property
     def model(self) -> LM | None:
-        """None: its distribution depends on the target's features, so it is no distribution of a text."""
+        """None: its distribution depends on the target's features, so it is no distribution of a
+        text."""
         return None
 
     def start(self, row: Row) -> None:
@@ -109,23 +119,30 @@ class FeatureFed(ModelDrafter):
         fed = self._fed[index]
         if self._outgrown(fed):
             return
-        if start != fed.begin + self.lm.kv.lengths[index] + fed.num_waiting:  # what lies before was never read
-            fed.begin, fed.waiting = start, []
+        # what lies before was never read
+        if start != fed.begin + self.lm.kv.lengths[index] + fed.num_waiting:
+            fed.begin = start
+            fed.waiting = []
             self.lm.kv.truncate(index, 0)
         fed.waiting.append(self.lm.head.join(hidden))
         self._feed_capacity(index)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        """A row without features, such as one whose prompt is a single token, gets its first draft a step later."""
+        """A row without features, such as one whose prompt is a single token, gets its first draft
+        a step later."""
         self._forget_draft()
         return super().propose(rows, self._askable(gamma))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        counts, lengths, kv = self._counts, self._lengths, self.lm.kv
+        counts = self._counts
+        lengths = self._lengths
+        kv = self.lm.kv
         self._close(verdict, draft)
         if counts is not None:
             self.lm.settle()
-            for index, (fed, count, length) in enumerate(zip(self._fed, counts, lengths, strict=True)):
+            for index, (fed, count, length) in enumerate(
+                zip(self._fed, counts, lengths, strict=True)
+            ):
                 true = max(0, count - self.lm.lag)
                 kv.truncate(index, length)  # all that was drafted
                 kv.advance(index, true)  # but the target's features stay
@@ -148,22 +165,26 @@ class FeatureFed(ModelDrafter):
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         """The open proposal is judged."""
-        self._counts, self._lengths = None, []
+        self._counts = None
+        self._lengths = []
 
     def _forget_draft(self) -> None:
         """A proposal that was never judged leaves nothing behind."""
         for index, length in enumerate(self._lengths if self._counts is not None else []):
             self.lm.kv.truncate(index, length)
-        self._counts, self._lengths = None, []
+        self._counts = None
+        self._lengths = []
 
     def _askable(self, gamma: list[int]) -> list[int]:
         """Nodes asked for of rows with features, as many as the head can draft."""
         max_nodes = max(gamma) if self.lm.max_chain is None else self.lm.max_chain
-        return [min(g, max_nodes) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
+        return [
+            min(g, max_nodes) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)
+        ]
 
     def _open(self, rows: Rows) -> list[tuple[list[int], Tensor]]:
-        """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the last one pending. A row without
-        any gets a pair that is not kept."""
+        """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the
+        last one pending. A row without any gets a pair that is not kept."""
         self._counts = [fed.num_waiting for fed in self._fed]
         self._lengths = list(self.lm.kv.lengths)
         return [
@@ -173,7 +194,9 @@ class FeatureFed(ModelDrafter):
 
     def _nothing(self) -> Tensor:
         """What stands beside a token whose hidden states nobody knows: (1, F)."""
-        return torch.zeros(1, self.lm.head.config.feature_size, dtype=self.lm.dtype, device=self.lm.device)
+        return torch.zeros(
+            1, self.lm.head.config.feature_size, dtype=self.lm.dtype, device=self.lm.device
+        )
 
     def _catch_up(self, rows: Rows) -> list[list[int]]:
         pairs = self._open(rows)
@@ -181,13 +204,20 @@ class FeatureFed(ModelDrafter):
         return [tokens for tokens, _ in pairs]
 
     def _feed_capacity(self, index: int) -> None:
-        """Feed what waits but the last one, whose token may be the pending one: the next draft begins with it."""
-        fed, lag = self._fed[index], self.lm.lag
+        """Feed what waits but the last one, whose token may be the pending one: the next draft
+        begins with it."""
+        fed = self._fed[index]
+        lag = self.lm.lag
         joined = fed.joined()
-        first, end = fed.begin + self.lm.kv.lengths[index] + 1, len(joined) - 1 - lag
+        first = fed.begin + self.lm.kv.lengths[index] + 1
+        end = len(joined) - 1 - lag
         for start in range(0, end, PREFILL_CHUNK):
             part = joined[start : min(start + PREFILL_CHUNK, end)]
-            self.lm.feed(index, fed.row.tokens[first + start : first + start + len(part) + lag], *self.lm.fused([part]))
+            self.lm.feed(
+                index,
+                fed.row.tokens[first + start : first + start + len(part) + lag],
+                *self.lm.fused([part]),
+            )
         fed.waiting = [joined[max(0, end) :].clone()]  # or the whole chunk stays
 
 
@@ -197,7 +227,8 @@ class Chains(Protocol):
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens (B, n), n at least `num_tokens`, and distributions (R, n + 1, V) of rows that draw; commits nothing.
+        """Tokens (B, n), n at least `num_tokens`, and distributions (R, n + 1, V) of rows that
+        draw; commits nothing.
 
         The rows' caches lack these pairs. None where scores are no numbers.
         """
@@ -206,7 +237,9 @@ class Chains(Protocol):
 class FedChain(FeatureFed, ModelDrafter):
     """Chains: in one go where that is possible, else token by token."""
 
-    def __init__(self, lm: HeadLM, loop: Chains | None = None, confidence: ConfidenceSettings | None = None) -> None:
+    def __init__(
+        self, lm: HeadLM, loop: Chains | None = None, confidence: ConfidenceSettings | None = None
+    ) -> None:
         super().__init__(lm, None, confidence)
         self._whole = loop
 

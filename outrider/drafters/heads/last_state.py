@@ -1,6 +1,8 @@
-"""Drafting from the target's state at the last token of each row: what Medusa heads and assistants have in common.
+"""Drafting from the target's state at the last token of each row: what Medusa heads and assistants
+have in common.
 
-The state comes from the last chunk of the prompt (`read`), then from every pass (`commit`), and travels with a row that leaves.
+The state comes from the last chunk of the prompt (`read`), then from every pass (`commit`), and
+travels with a row that leaves.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ class LastState(Drafter):
 
     def __init__(self, settings: ConfidenceSettings, plan: TreePlan | None) -> None:
         """`settings`: when a chain ends early; `plan`: of trees; None: chains."""
-        self._settings, self._plan = settings, plan
+        self._settings = settings
+        self._plan = plan
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
-        self._states = PerRow[Tensor | None]()  # per row, at the last position that the target was fed
-        self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
+        # per row, at the last position that the target was fed
+        self._states = PerRow[Tensor | None]()
+        # newer ones: states (B, T, H), the column of each row
+        self._last_pass: tuple[Tensor, list[int]] | None = None
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -59,9 +64,12 @@ class LastState(Drafter):
         super().stop(index)
 
     def last_states(self, gamma: list[int]) -> tuple[Tensor, list[int]]:
-        """States (B, H) of all rows, and how many of `gamma` nodes may be asked for: 0 where a row has no state yet."""
+        """States (B, H) of all rows, and how many of `gamma` nodes may be asked for: 0 where a row
+        has no state yet."""
         hidden, known = self._last_pass or self._settled()
-        budgets = [0 if column is None else budget for column, budget in zip(known, gamma, strict=True)]
+        budgets = [
+            0 if column is None else budget for column, budget in zip(known, gamma, strict=True)
+        ]
         if max(budgets) <= 0:
             return hidden, budgets
         columns = torch.tensor([column or 0 for column in known], device=hidden.device)
@@ -74,7 +82,11 @@ class LastState(Drafter):
             return draft
         stop = None
         if self._settings.stop != "none":
-            stop = DistributionStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
+            stop = DistributionStop(
+                StopRule(
+                    self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]
+                )
+            )
         return draft_chain(rows, budgets, guesses, stop)
 
     @torch.inference_mode()
@@ -91,5 +103,7 @@ class LastState(Drafter):
         if not known:
             return torch.empty(0), [None] * len(self._states)
         nothing = torch.zeros_like(known[0])
-        hidden = torch.stack([nothing if state is None else state for state in self._states])[:, None]
+        hidden = torch.stack([nothing if state is None else state for state in self._states])[
+            :, None
+        ]
         return hidden, [None if state is None else 0 for state in self._states]

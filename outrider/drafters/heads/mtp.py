@@ -1,9 +1,11 @@
-"""The multi-token-prediction head that ships inside a checkpoint drafts chains or trees (`models/heads/mtp.py`).
+"""The multi-token-prediction head that ships inside a checkpoint drafts chains or trees
+(`models/heads/mtp.py`).
 
-It needs no --draft: its tensors are read from the target's own folder or GGUF file, or from another one (`head`). How it is fed
-the target's hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking
-its own state back; one of several layers drafts a token with each (`MtpTurnsLM`). Gemma 4's is a checkpoint of its
-own (`assistant.py`).
+It needs no --draft: its tensors are read from the target's own folder or GGUF file, or from another
+one (`head`). How it is fed the target's hidden states, and what its cache may hold:
+`feature_fed.py`. A head of one layer is applied again and again, taking its own state back; one of
+several layers drafts a token with each (`MtpTurnsLM`). Gemma 4's is a checkpoint of its own
+(`assistant.py`).
 """
 
 from __future__ import annotations
@@ -57,27 +59,40 @@ class MtpDrafter(FedTree):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
-        target, settings = setup.target, setup.settings
+        target = setup.target
+        settings = setup.settings
         lm = target.lm
         source = resolve(setup.head) if setup.head else target.source
         if source is None:
-            raise CapabilityError(f"{target.label}: its files are not known, and drafter 'mtp' reads its head from them")
+            raise CapabilityError(
+                f"{target.label}: its files are not known, and drafter 'mtp' reads its head from "
+                "them"
+            )
         if is_assistant(source):
             return AssistantDrafter.of(source, setup)
         head = load_mtp(source, target.config, lm.dtype, lm.device, block_packing.pack)
         if target.tables is None:
-            raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")
+            raise CapabilityError(
+                f"{target.label}: its tables were not kept, but the MTP head needs them"
+            )
         head.bind(target.tables.embedding, target.tables.output)
         turns = len(head.layers) > 1
         if settings.tree != "chain" and turns:
-            raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
+            raise CapabilityError(
+                f"an MTP head of {len(head.layers)} layers drafts chains: leave "
+                f"tree={settings.tree} out"
+            )
         own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{source.name}' drafts ({head.config.layout} layout{layers})"]
-        notes += context_notes(source.name, head.config.max_position_embeddings, lm.shape.context_length)
+        notes += context_notes(
+            source.name, head.config.max_position_embeddings, lm.shape.context_length
+        )
         run = _on_runtime(own, head, lm, notes)
         if settings.tree != "chain":
-            drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels), FedTrees(own, run) if run else None)
+            drafter: FeatureFed = cls(
+                own, TreePlan(settings), TopTokens(lm.kernels), FedTrees(own, run) if run else None
+            )
         else:
             drafter = FedChain(own, FedChains(own, run) if run else None, settings)
         drafter.loading_notes = notes

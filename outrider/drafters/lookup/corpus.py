@@ -1,12 +1,17 @@
-"""Documents of a user's corpus: a text file, a JSONL file, or a folder of such files, as pieces of text.
+"""Documents of a user's corpus: a text file, a JSONL file, or a folder of such files, as pieces of
+text.
 
 * A text file is one document.
-* `.jsonl`: each line is an object and one document: the strings under its text-like names (`TEXT_FIELDS`), lists and
-  objects below them included, in the order they are written, one per line. So {"question": ..., "answer": ...},
-  {"text": ...} and {"messages": [{"role": ..., "content": ...}, ...]} are all read as one would read them aloud.
-* A folder: all files below it in the order of their paths; hidden ones, and ones that are not UTF-8 text, are passed over.
+* `.jsonl`: each line is an object and one document: the strings under its text-like names
+  (`TEXT_FIELDS`), lists and
+  objects below them included, in the order they are written, one per line. So {"question": ...,
+  "answer": ...}, {"text": ...} and {"messages": [{"role": ..., "content": ...}, ...]} are all read
+  as one would read them aloud.
+* A folder: all files below it in the order of their paths; hidden ones, and ones that are not UTF-8
+  text, are passed over.
 
-Everything is read in pieces of about a megabyte, cut at line ends, so a corpus may be larger than memory for its text.
+Everything is read in pieces of about a megabyte, cut at line ends, so a corpus may be larger than
+memory for its text.
 """
 
 from __future__ import annotations
@@ -29,14 +34,17 @@ PIECE = 1 << 20  # characters read at once
 def check_corpus(path: Path) -> None:
     """Raises ConfigError when there is nothing at `path`, or it is an empty file. Reads nothing."""
     if not path.exists():
-        raise ConfigError(f"corpus: there is nothing at '{path}'. Give a text file, a .jsonl file or a folder of them.")
+        raise ConfigError(
+            f"corpus: there is nothing at '{path}'. Give a text file, a .jsonl file or a folder "
+            "of them."
+        )
     if path.is_file() and path.stat().st_size == 0:
         raise ConfigError(f"corpus: '{path}' is empty")
 
 
 def corpus_hash(path: Path, besides: Path) -> str:
-    """SHA-256 of all file contents and of their paths in the folder: another text has another hash. `besides`: no text, if it is
-    there."""
+    """SHA-256 of all file contents and of their paths in the folder: another text has another hash.
+    `besides`: no text, if it is there."""
     total = hashlib.sha256()
     for file in _files(path):
         if file.resolve() == besides.resolve():
@@ -48,7 +56,8 @@ def corpus_hash(path: Path, besides: Path) -> str:
 
 
 def read_documents(path: Path) -> Iterator[Iterator[str]]:
-    """Documents, each as its pieces; exhaust one before the next. Raises ConfigError where a file is not what it should be."""
+    """Documents, each as its pieces; exhaust one before the next. Raises ConfigError where a file
+    is not what it should be."""
     in_folder = path.is_dir()
     for file in _files(path):
         if not _is_text(file):
@@ -65,7 +74,11 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     below = (file for file in path.rglob("*") if file.is_file())
-    return sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    return sorted(
+        file
+        for file in below
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
 
 
 def _is_text(file: Path) -> bool:
@@ -97,7 +110,8 @@ def _json_documents(file: Path) -> Iterator[str]:
                     f"corpus: '{file}' line {number} has no text field, it has: {names}. "
                     f"Known text fields: {', '.join(TEXT_FIELDS)}."
                 )
-            yield "\n".join(_strings(item)).encode(errors="replace").decode()  # no tokenizer takes halves of characters
+            # no tokenizer takes halves of characters
+            yield "\n".join(_strings(item)).encode(errors="replace").decode()
 
 
 def _strings(item: Any) -> Iterator[str]:

@@ -1,11 +1,14 @@
-"""A corpus as a suffix array over the target's tokens: built once, kept in a file when the user names one.
+"""A corpus as a suffix array over the target's tokens: built once, kept in a file when the user
+names one.
 
-The file is an .npz with the tokens, their order, and what they were made from (`VERSION`, hashes of the corpus and of the
-tokenizer). The rule, so that nobody drafts from something else than they asked for:
+The file is an .npz with the tokens, their order, and what they were made from (`VERSION`, hashes of
+the corpus and of the tokenizer). The rule, so that nobody drafts from something else than they
+asked for:
 
 * no file there: the corpus is indexed and the file written;
 * the file is of this corpus and this tokenizer: it is read, the corpus is not tokenized again;
-* the file is an index of ours, but of another corpus, tokenizer or version: indexed anew, and overwritten;
+* the file is an index of ours, but of another corpus, tokenizer or version: indexed anew, and
+  overwritten;
 * the file is damaged or no index of ours: CheckpointError, and it is left alone;
 * no corpus given: the file must be there and of this tokenizer and version, else CheckpointError.
 """
@@ -46,15 +49,21 @@ class Origin:
 
 
 def open_index(corpus: Path | None, index: Path | None, tokenizer: Any) -> SuffixArray:
-    """The index of `corpus`, by the rule above. Raises ConfigError for an unusable corpus, CheckpointError for a file."""
-    wanted = Origin(tokenizer_hash(tokenizer), None if corpus is None or index is None else corpus_hash(corpus, index))
+    """The index of `corpus`, by the rule above. Raises ConfigError for an unusable corpus,
+    CheckpointError for a file."""
+    wanted = Origin(
+        tokenizer_hash(tokenizer),
+        None if corpus is None or index is None else corpus_hash(corpus, index),
+    )
     if index is not None and index.exists():
         found, origin = load_index(index)
         if origin.fits(wanted):
             return found
         if corpus is None:
             reason = "version" if origin.version != VERSION else "tokenizer"
-            raise CheckpointError(f"index '{index}' was made with another {reason}; give the corpus to make it anew")
+            raise CheckpointError(
+                f"index '{index}' was made with another {reason}; give the corpus to make it anew"
+            )
     if corpus is None:
         raise CheckpointError(f"there is no index at '{index}'; give the corpus to make one")
     built = SuffixArray.build(tokenize(corpus, tokenizer))
@@ -64,7 +73,8 @@ def open_index(corpus: Path | None, index: Path | None, tokenizer: Any) -> Suffi
 
 
 def tokenize(corpus: Path, tokenizer: Any) -> np.ndarray:
-    """(n,) uint32: all documents' tokens, `SEPARATOR` after each. Raises ConfigError when there are none, or too many."""
+    """(n,) uint32: all documents' tokens, `SEPARATOR` after each. Raises ConfigError when there are
+    none, or too many."""
     tokens = array("I")
     for document in read_documents(corpus):
         before = len(tokens)
@@ -73,10 +83,13 @@ def tokenize(corpus: Path, tokenizer: Any) -> np.ndarray:
         if len(tokens) > before:
             tokens.append(SEPARATOR)
         if len(tokens) > MAX_TOKENS:
-            raise ConfigError(f"corpus '{corpus}' has more than {MAX_TOKENS} tokens; give a part of it")
+            raise ConfigError(
+                f"corpus '{corpus}' has more than {MAX_TOKENS} tokens; give a part of it"
+            )
     if not tokens:
         raise ConfigError(
-            f"corpus: there is no text in '{corpus}'. Give a text file, a .jsonl file or a folder of them."
+            f"corpus: there is no text in '{corpus}'. Give a text file, a .jsonl file or a folder "
+            "of them."
         )
     return np.frombuffer(tokens, dtype=np.uint32)
 
@@ -92,13 +105,21 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def save_index(path: Path, index: SuffixArray, origin: Origin) -> None:
-    """Written beside and moved into place, so an interrupted run leaves no half file. Raises CheckpointError."""
-    about = {"format": FORMAT, "version": origin.version, "tokenizer": origin.tokenizer, "corpus": origin.corpus}
+    """Written beside and moved into place, so an interrupted run leaves no half file. Raises
+    CheckpointError."""
+    about = {
+        "format": FORMAT,
+        "version": origin.version,
+        "tokenizer": origin.tokenizer,
+        "corpus": origin.corpus,
+    }
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as stream:
-            np.savez(stream, about=np.array(json.dumps(about)), tokens=index.tokens, order=index.order)
+            np.savez(
+                stream, about=np.array(json.dumps(about)), tokens=index.tokens, order=index.order
+            )
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -106,11 +127,13 @@ def save_index(path: Path, index: SuffixArray, origin: Origin) -> None:
 
 
 def load_index(path: Path) -> tuple[SuffixArray, Origin]:
-    """The index in a file and what it was made from. Raises CheckpointError when the file is damaged or something else."""
+    """The index in a file and what it was made from. Raises CheckpointError when the file is
+    damaged or something else."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             about = parsed_json(str(stored["about"]))
-            tokens, order = stored["tokens"], stored["order"]
+            tokens = stored["tokens"]
+            order = stored["order"]
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}")
         origin = Origin(about["tokenizer"], about["corpus"], about["version"])
@@ -118,16 +141,23 @@ def load_index(path: Path) -> tuple[SuffixArray, Origin]:
             _check(tokens, order)
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise CheckpointError(
-            f"'{path}' is no usable index ({error}). Remove it to have it made anew, or name another path."
+            f"'{path}' is no usable index ({error}). Remove it to have it made anew, or name "
+            "another path."
         ) from error
     return SuffixArray(tokens, order), origin
 
 
 def _check(tokens: np.ndarray, order: np.ndarray) -> None:
     """Raises ValueError unless the two arrays are what `SuffixArray` takes."""
-    if tokens.dtype != TOKEN or order.dtype != np.int32 or tokens.ndim != 1 or tokens.shape != order.shape:
+    if (
+        tokens.dtype != TOKEN
+        or order.dtype != np.int32
+        or tokens.ndim != 1
+        or tokens.shape != order.shape
+    ):
         raise ValueError(
-            f"tokens {tokens.dtype} {tokens.shape} and order {order.dtype} {order.shape} are no suffix array"
+            f"tokens {tokens.dtype} {tokens.shape} and order {order.dtype} {order.shape} are no "
+            "suffix array"
         )
     if len(order) == 0 or order.min() < 0 or order.max() >= len(order):
         raise ValueError("its order points outside its tokens")

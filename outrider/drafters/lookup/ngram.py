@@ -1,13 +1,16 @@
 """Prompt lookup: copy what followed the same few tokens when they were written before.
 
-Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. Every earlier position that ends
-with the text's last tokens (`min_ngram` to `max_ngram` of them) votes for what followed it there. A vote weighs more the more
-tokens agree and the more recent the position is, and votes for the same token add up: so length, recency and count decide
-together, at every token of the copy. One occurrence after four equal tokens outweighs a few after two, but not many.
+Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages.
+Every earlier position that ends with the text's last tokens (`min_ngram` to `max_ngram` of them)
+votes for what followed it there. A vote weighs more the more tokens agree and the more recent the
+position is, and votes for the same token add up: so length, recency and count decide together, at
+every token of the copy. One occurrence after four equal tokens outweighs a few after two, but not
+many.
 
-The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the positions disagree. A copy
-that reaches the end of the text goes on with itself. (The original, PLD by Saxena, copies from the first occurrence of the
-longest n-gram and skips short copies.) Only the row's own text is used; docs/algorithms/ngram.md has the numbers.
+The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the
+positions disagree. A copy that reaches the end of the text goes on with itself. (The original, PLD
+by Saxena, copies from the first occurrence of the longest n-gram and skips short copies.) Only the
+row's own text is used; docs/algorithms/ngram.md has the numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
-MAX_OCCURRENCES = 8  # positions per n-gram length that vote, the most recent ones: bounds the cost of a step
+# positions per n-gram length that vote, the most recent ones: bounds the cost of a step
+MAX_OCCURRENCES = 8
 LENGTH_WEIGHT = 4.0  # a position that agrees in one token more weighs so many times as much
 DOUBT = 0.5  # weight of "none of these": what a lone vote of the shortest length is held against
 BRANCHES = 4  # `tree=true`
@@ -39,19 +43,33 @@ class NgramSettings:
     min_ngram: int = setting(1, "shortest n-gram looked up, in tokens")
     max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
     recency: float = setting(
-        0.8, "weight of each occurrence relative to the next one: 1 counts all alike, 0 only the last", at_least=0, at_most=1
+        0.8,
+        "weight of each occurrence relative to the next one: 1 counts all alike, 0 only the last",
+        at_least=0,
+        at_most=1,
     )
-    min_share: float = setting(0.1, "tokens whose path has a smaller share of the votes are not drafted", at_least=0, below=1)
-    tree: int | bool = setting(False, f"draft a tree of several continuations: how many branches, or true for {BRANCHES}")
+    min_share: float = setting(
+        0.1,
+        "tokens whose path has a smaller share of the votes are not drafted",
+        at_least=0,
+        below=1,
+    )
+    tree: int | bool = setting(
+        False, f"draft a tree of several continuations: how many branches, or true for {BRANCHES}"
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "drafter 'ngram'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
-                f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
+                f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and "
+                f"{self.max_ngram}"
             )
         if self.tree is not False and self.tree < 1:
-            raise ConfigError(f"ngram option tree must be true, false or a number of branches from 1, got {self.tree}")
+            raise ConfigError(
+                "ngram option tree must be true, false or a number of branches from 1, got "
+                f"{self.tree}"
+            )
 
     @property
     def branches(self) -> int:
@@ -60,8 +78,8 @@ class NgramSettings:
 
 
 class NgramIndex:
-    """Positions of every n-gram in one growing text: a dictionary holds the last, and each position links to the one
-    before.
+    """Positions of every n-gram in one growing text: a dictionary holds the last, and each position
+    links to the one before.
 
     An occurrence is kept as the position of the token that followed it.
     """
@@ -69,11 +87,13 @@ class NgramIndex:
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._sizes = range(min_ngram, max_ngram + 1)
         self._last: dict[tuple[int, ...], int] = {}  # n-gram (of any size) -> its last position
-        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}  # [size][position] -> earlier position, or -1
+        # [size][position] -> earlier position, or -1
+        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}
         self._indexed = 0  # tokens [0, _indexed) have been entered as followers
 
     def update(self, tokens: list[int]) -> None:
-        """Enter every n-gram that is followed by a token not seen before: one look-up per token and size."""
+        """Enter every n-gram that is followed by a token not seen before: one look-up per token and
+        size."""
         last = self._last
         for size, before in self._before.items():
             for position in range(self._indexed, len(tokens)):
@@ -86,7 +106,8 @@ class NgramIndex:
         self._indexed = len(tokens)
 
     def matches(self, tokens: list[int]) -> dict[int, int]:
-        """Position -> how many tokens before it equal the text's last ones, the most recent position first."""
+        """Position -> how many tokens before it equal the text's last ones, the most recent
+        position first."""
         found: dict[int, int] = {}
         for size in reversed(self._sizes):
             position = self._last.get(tuple(tokens[-size:]), -1) if size <= len(tokens) else -1
@@ -98,22 +119,38 @@ class NgramIndex:
         return dict(sorted(found.items(), reverse=True))
 
 
-def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: int, min_score: float) -> TokenTree:
+def continuations(
+    tokens: list[int], votes: list[Vote], budget: int, branches: int, min_score: float
+) -> TokenTree:
     """The likeliest `budget` nodes that the votes lead to, with at most `branches` leaves.
 
-    A node's score is the share of votes along its path; nodes are taken best first. A second child opens a branch.
+    A node's score is the share of votes along its path; nodes are taken best first. A second child
+    opens a branch.
     """
-    tree, opened, order = TokenTree(), 1, count()
-    waiting: list[tuple[float, int, bool, int, list[int], list[Vote]]] = []  # -score, tie, heaviest child?, parent, path, votes
+    tree = TokenTree()
+    opened = 1
+    order = count()
+    # -score, tie, heaviest child?, parent, path, votes
+    waiting: list[tuple[float, int, bool, int, list[int], list[Vote]]] = []
 
     def offer(parent: int, path: list[int], votes: list[Vote], score: float) -> None:
         by_token = _next_tokens(tokens, path, votes)
         total = DOUBT + sum(weight for _, weight in votes)
-        shares = [(sum(weight for _, weight in agreeing) / total, token) for token, agreeing in by_token.items()]
+        shares = [
+            (sum(weight for _, weight in agreeing) / total, token)
+            for token, agreeing in by_token.items()
+        ]
         for rank, (share, token) in enumerate(sorted(shares, key=lambda item: -item[0])[:branches]):
             if score * share < min_score:
                 break
-            entry = (-score * share, next(order), rank == 0, parent, [*path, token], by_token[token])
+            entry = (
+                -score * share,
+                next(order),
+                rank == 0,
+                parent,
+                [*path, token],
+                by_token[token],
+            )
             heapq.heappush(waiting, entry)
 
     offer(-1, [], votes, 1.0)
@@ -128,7 +165,8 @@ def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: i
 
 
 def _next_tokens(tokens: list[int], path: list[int], votes: list[Vote]) -> dict[int, list[Vote]]:
-    """Votes by the token they read after `path`; beyond the end of the text they read the path itself."""
+    """Votes by the token they read after `path`; beyond the end of the text they read the path
+    itself."""
     found: dict[int, list[Vote]] = {}
     for vote in votes:
         source = vote[0] + len(path)
@@ -168,7 +206,13 @@ class NgramDrafter(Drafter):
 
     def _guess(self, index: NgramIndex, tokens: list[int], budget: int) -> TokenTree:
         index.update(tokens)
-        min_ngram, matches = self._settings.min_ngram, index.matches(tokens).items()
+        min_ngram = self._settings.min_ngram
+        matches = index.matches(tokens).items()
         weights = ((position, LENGTH_WEIGHT ** (size - min_ngram)) for position, size in matches)
-        votes = [(position, weight * self._settings.recency**age) for age, (position, weight) in enumerate(weights)]
-        return continuations(tokens, votes, budget, self._settings.branches, self._settings.min_share)
+        votes = [
+            (position, weight * self._settings.recency**age)
+            for age, (position, weight) in enumerate(weights)
+        ]
+        return continuations(
+            tokens, votes, budget, self._settings.branches, self._settings.min_share
+        )

@@ -1,13 +1,16 @@
-"""n-gram cache: what followed the same few tokens before, in any text this process has seen; it improves over time.
+"""n-gram cache: what followed the same few tokens before, in any text this process has seen; it
+improves over time.
 
-One table for all rows: the last n tokens -> which tokens followed, and how often. Every committed token of every row is
-entered, prompts included. A draft is grown best-first: the likeliest continuation by the counts becomes the next node, until
-the nodes are used up or nothing likely is left. (llama.cpp's lookup decoding keeps such a cache; Stewart et al. 2411.03786
-study drafting from n-gram counts.)
+One table for all rows: the last n tokens -> which tokens followed, and how often. Every committed
+token of every row is entered, prompts included. A draft is grown best-first: the likeliest
+continuation by the counts becomes the next node, until the nodes are used up or nothing likely is
+left. (llama.cpp's lookup decoding keeps such a cache; Stewart et al. 2411.03786 study drafting from
+n-gram counts.)
 
-Prompt lookup (`ngram`) reads one row's own text and copies what came last; this remembers other rows and what comes most
-often. The table is bounded: the n-grams not used for longest go first. What is drafted for a row depends on the texts before
-it, hence `learns`. Costs and limits: docs/algorithms/ngram-cache.md.
+Prompt lookup (`ngram`) reads one row's own text and copies what came last; this remembers other
+rows and what comes most often. The table is bounded: the n-grams not used for longest go first.
+What is drafted for a row depends on the texts before it, hence `learns`. Costs and limits:
+docs/algorithms/ngram-cache.md.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ MAX_FOLLOWERS = 4  # different tokens remembered behind one n-gram
 UNSEEN = 0.5  # counted for all tokens that never followed: one observation alone is no certainty
 
 Context = tuple[int, ...]
-Candidate = tuple[float, int, int, int, Context]  # minus its probability, parent, rank, token, tokens before it
+# minus its probability, parent, rank, token, tokens before it
+Candidate = tuple[float, int, int, int, Context]
 
 
 @dataclass(frozen=True)
@@ -37,29 +41,44 @@ class NgramCacheSettings:
     min_ngram: int = setting(2, "shortest n-gram looked up, in tokens")
     max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
     branches: int = setting(
-        3, f"continuations drafted after one token, at most {MAX_FOLLOWERS}; 1 drafts chains", at_least=1, at_most=MAX_FOLLOWERS
+        3,
+        f"continuations drafted after one token, at most {MAX_FOLLOWERS}; 1 drafts chains",
+        at_least=1,
+        at_most=MAX_FOLLOWERS,
     )
     min_probability: float = setting(
-        0.05, "nodes whose path is less likely than this, by the counts, are not drafted", at_least=0, below=1
+        0.05,
+        "nodes whose path is less likely than this, by the counts, are not drafted",
+        at_least=0,
+        below=1,
     )
-    max_entries: int = setting(200_000, "n-grams kept, about 400 bytes each; the ones unused for longest go first", at_least=1)
-    learn_prompts: bool = setting(True, "also learn from prompts, not only from the model's answers")
+    max_entries: int = setting(
+        200_000,
+        "n-grams kept, about 400 bytes each; the ones unused for longest go first",
+        at_least=1,
+    )
+    learn_prompts: bool = setting(
+        True, "also learn from prompts, not only from the model's answers"
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "drafter 'ngram-cache'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
-                f"ngram-cache: sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
+                "ngram-cache: sizes must satisfy 1 <= min_ngram <= max_ngram, got "
+                f"{self.min_ngram} and {self.max_ngram}"
             )
 
 
 class NgramCache:
-    """n-gram -> counts of the tokens that followed it. n-grams and followers not used for longest are forgotten."""
+    """n-gram -> counts of the tokens that followed it. n-grams and followers not used for longest
+    are forgotten."""
 
     def __init__(self, min_ngram: int, max_ngram: int, max_entries: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._max_entries = max_entries
-        self._counts: OrderedDict[Context, dict[int, int]] = OrderedDict()  # least recently used first
+        # least recently used first
+        self._counts: OrderedDict[Context, dict[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -72,7 +91,8 @@ class NgramCache:
                     self._count(tuple(tokens[position - size : position]), tokens[position])
 
     def after(self, context: Context) -> list[tuple[int, float]]:
-        """(token, estimated probability), likeliest first, behind the longest known end of `context`; newest of equals first."""
+        """(token, estimated probability), likeliest first, behind the longest known end of
+        `context`; newest of equals first."""
         for size in self._sizes:
             counts = self._counts.get(context[-size:]) if size <= len(context) else None
             if counts is not None:
@@ -115,12 +135,17 @@ class NgramCacheDrafter(Drafter):
         return cls(setup.settings)
 
     def start(self, row: Row) -> None:
-        self._num_learned.append(max(row.num_learned, 0 if self._settings.learn_prompts else row.num_prompt))
+        self._num_learned.append(
+            max(row.num_learned, 0 if self._settings.learn_prompts else row.num_prompt)
+        )
         self._learn(len(self._num_learned) - 1, row)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         tail = self._settings.max_ngram
-        trees = [self._grow(tuple(row.tokens[-tail:]), budget) for row, budget in zip(rows, gamma, strict=True)]
+        trees = [
+            self._grow(tuple(row.tokens[-tail:]), budget)
+            for row, budget in zip(rows, gamma, strict=True)
+        ]
         return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -139,12 +164,16 @@ class NgramCacheDrafter(Drafter):
         while waiting and len(tree) < budget:
             minus_probability, parent, _, token, context = heapq.heappop(waiting)
             node = tree.add(parent, token)
-            for candidate in self._candidates(node, (*context, token)[-self._settings.max_ngram :], -minus_probability):
+            for candidate in self._candidates(
+                node, (*context, token)[-self._settings.max_ngram :], -minus_probability
+            ):
                 heapq.heappush(waiting, candidate)
         return tree
 
     def _candidates(self, parent: int, context: Context, probability: float) -> Iterator[Candidate]:
         """The likely continuations of one node, `probability` being that of the path to it."""
-        for rank, (token, share) in enumerate(self._cache.after(context)[: self._settings.branches]):
+        for rank, (token, share) in enumerate(
+            self._cache.after(context)[: self._settings.branches]
+        ):
             if probability * share >= self._settings.min_probability:
                 yield -probability * share, parent, rank, token, context

@@ -1,15 +1,17 @@
-"""Token recycling: what the target thought last time it saw a token is what it may think again (Luo et al. 2408.08696).
+"""Token recycling: what the target thought last time it saw a token is what it may think again (Luo
+et al. 2408.08696).
 
-A target pass computes the whole distribution behind every draft node, and nearly all of it is thrown away. Recycling keeps the k
-likeliest tokens behind each node, rejected nodes included, in a table: M[x] = the k favourites the last time token x was fed.
-A draft is read off the table: M[pending] follow the pending token, M[x] follow each of those, in one fixed shape that gives
-likelier ranks more room. Only a token's last context is remembered, and only one token of context is looked at: cheap guesses,
-wide trees.
+A target pass computes the whole distribution behind every draft node, and nearly all of it is
+thrown away. Recycling keeps the k likeliest tokens behind each node, rejected nodes included, in a
+table: M[x] = the k favourites the last time token x was fed. A draft is read off the table:
+M[pending] follow the pending token, M[x] follow each of those, in one fixed shape that gives
+likelier ranks more room. Only a token's last context is remembered, and only one token of context
+is looked at: cheap guesses, wide trees.
 
-One table for all rows, so what is drafted for a row depends on other rows: `learns`. A token that was never fed has no
-favourites yet: other branches get its room, and while little is known trees are smaller. Until then a token of a prompt is
-followed by what followed it there.
-Costs and numbers: docs/algorithms/token-recycling.md.
+One table for all rows, so what is drafted for a row depends on other rows: `learns`. A token that
+was never fed has no favourites yet: other branches get its room, and while little is known trees
+are smaller. Until then a token of a prompt is followed by what followed it there. Costs and
+numbers: docs/algorithms/token-recycling.md.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
-# Assumed chance that the favourite of this rank comes next, the same at every depth. Only their proportions matter.
+# Assumed chance that the favourite of this rank comes next, the same at every depth. Only their
+# proportions matter.
 RANK_ACCEPTANCE = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
 SPARE = 4  # nodes in the shape for each node of a tree: they replace those whose token is not known
 UNKNOWN = NONE
@@ -37,24 +40,33 @@ UNKNOWN = NONE
 
 @dataclass(frozen=True)
 class RecyclingSettings:
-    top_k: int = setting(8, f"likeliest next tokens remembered for each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts chains")
+    top_k: int = setting(
+        8,
+        f"likeliest next tokens remembered for each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts "
+        "chains",
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= len(RANK_ACCEPTANCE):
-            raise ConfigError(f"recycling: top_k must be between 1 and {len(RANK_ACCEPTANCE)}, got {self.top_k}")
+            raise ConfigError(
+                f"recycling: top_k must be between 1 and {len(RANK_ACCEPTANCE)}, got {self.top_k}"
+            )
 
 
 class ShapeNode(NamedTuple):
-    """A node of the tree's shape: the favourite of rank `rank` behind its parent (-1: behind the pending token)."""
+    """A node of the tree's shape: the favourite of rank `rank` behind its parent (-1: behind the
+    pending token)."""
 
     parent: int
     rank: int
 
 
 def tree_shape(num_nodes: int, top_k: int) -> list[ShapeNode]:
-    """The `num_nodes` nodes most likely to be accepted, likeliest first, so parents before children.
+    """The `num_nodes` nodes most likely to be accepted, likeliest first, so parents before
+    children.
 
-    A node is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins the one for n + 1.
+    A node is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins
+    the one for n + 1.
     """
     shape: list[ShapeNode] = []
     waiting = [(-chance, -1, rank) for rank, chance in enumerate(RANK_ACCEPTANCE[:top_k])]
@@ -68,16 +80,19 @@ def tree_shape(num_nodes: int, top_k: int) -> list[ShapeNode]:
 
 
 class FollowerTable:
-    """(V, k) int32: the last known favourites behind every token, likeliest first; UNKNOWN where there are none."""
+    """(V, k) int32: the last known favourites behind every token, likeliest first; UNKNOWN where
+    there are none."""
 
     def __init__(self, vocab_size: int, top_k: int) -> None:
         self.favourites = np.full((vocab_size, top_k), UNKNOWN, dtype=np.int32)
 
     def grow(self, pending: int, shape: list[ShapeNode], budget: int) -> TokenTree:
-        """The shape's first `budget` nodes that can be filled. Where a favourite is unknown, all that follows is too."""
+        """The shape's first `budget` nodes that can be filled. Where a favourite is unknown, all
+        that follows is too."""
         tree = TokenTree()
         nodes: list[int | None] = []  # index -> node
-        followers: dict[int, list[int]] = {-1: self.favourites[pending].tolist()}  # node -> its favourites
+        # node -> its favourites
+        followers: dict[int, list[int]] = {-1: self.favourites[pending].tolist()}
         for parent_index, rank in shape:
             if len(tree) >= budget:
                 break
@@ -92,12 +107,14 @@ class FollowerTable:
         return tree
 
     def update(self, tokens: list[int], favourites: np.ndarray) -> None:
-        """`favourites` (n, k) stand behind `tokens`; where a token comes twice, the later one counts."""
+        """`favourites` (n, k) stand behind `tokens`; where a token comes twice, the later one
+        counts."""
         self.favourites[tokens] = favourites
 
     def read(self, text: list[int]) -> None:
         """Let tokens that were never fed be followed by what follows them in this text."""
-        token, follower = np.array(text[:-1], dtype=np.int64), np.array(text[1:], dtype=np.int32)
+        token = np.array(text[:-1], dtype=np.int64)
+        follower = np.array(text[1:], dtype=np.int32)
         new = self.favourites[token, 0] == UNKNOWN
         self.favourites[token[new], 0] = follower[new]
 
@@ -111,12 +128,17 @@ class RecyclingDrafter(Drafter):
     Settings = RecyclingSettings
 
     def __init__(
-        self, vocab_size: int, num_nodes: int, settings: RecyclingSettings, top_tokens: TopTokens | None = None
+        self,
+        vocab_size: int,
+        num_nodes: int,
+        settings: RecyclingSettings,
+        top_tokens: TopTokens | None = None,
     ) -> None:
         self._top_tokens = top_tokens or TopTokens()
         self._table = FollowerTable(vocab_size, settings.top_k)
         self._shape = tree_shape(SPARE * num_nodes, settings.top_k)
-        self._num_tokens = PerRow[int]()  # per row, when it was last drafted for: the pending token was its last
+        # per row, when it was last drafted for: the pending token was its last
+        self._num_tokens = PerRow[int]()
 
     @classmethod
     def requirements(cls, settings: RecyclingSettings) -> Requirements:
@@ -127,7 +149,9 @@ class RecyclingDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:
         lm = setup.target.lm
-        return cls(lm.shape.vocab_size, setup.num_draft_tokens, setup.settings, TopTokens(lm.kernels))
+        return cls(
+            lm.shape.vocab_size, setup.num_draft_tokens, setup.settings, TopTokens(lm.kernels)
+        )
 
     def start(self, row: Row) -> None:
         self._table.read(row.tokens)
@@ -135,13 +159,16 @@ class RecyclingDrafter(Drafter):
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         trees = [
-            self._table.grow(row.tokens[-1], self._shape, budget) for row, budget in zip(rows, gamma, strict=True)
+            self._table.grow(row.tokens[-1], self._shape, budget)
+            for row, budget in zip(rows, gamma, strict=True)
         ]
         return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        top_k, width = self._table.favourites.shape[1], draft.num_nodes + 1
-        paths, counts = verdict.lists.path, verdict.lists.num_accepted
+        top_k = self._table.favourites.shape[1]
+        width = draft.num_nodes + 1
+        paths = verdict.lists.path
+        counts = verdict.lists.num_accepted
         fed: list[int] = []
         outputs: list[int] = []
         for index, (row, tokens, length) in enumerate(zip(rows, *draft.lists, strict=True)):

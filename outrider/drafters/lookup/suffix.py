@@ -1,11 +1,14 @@
-"""Suffix decoding: continue as this text, or any earlier answer, went on after the same words (arXiv 2411.04975).
+"""Suffix decoding: continue as this text, or any earlier answer, went on after the same words
+(arXiv 2411.04975).
 
-Prompt lookup with counts, any match length, and a memory. Two suffix trees are asked: one of the row's own prompt and output,
-one of the outputs of rows that have left. In each, every match length of the text's end is a point to read on from, scored
-by the number of tokens expected to be accepted; the best guess of both is drafted. Where nothing is likely, nothing is
-proposed and the step is plain decoding. Made for repetitive work: agents, rewriting, code, the same questions again.
+Prompt lookup with counts, any match length, and a memory. Two suffix trees are asked: one of the
+row's own prompt and output, one of the outputs of rows that have left. In each, every match length
+of the text's end is a point to read on from, scored by the number of tokens expected to be
+accepted; the best guess of both is drafted. Where nothing is likely, nothing is proposed and the
+step is plain decoding. Made for repetitive work: agents, rewriting, code, the same questions again.
 
-`suffix_tree.py` is the data structure, `suffix_search.py` the search, `suffix_memory.py` the bounded memory and its file.
+`suffix_tree.py` is the data structure, `suffix_search.py` the search, `suffix_memory.py` the
+bounded memory and its file.
 """
 
 from __future__ import annotations
@@ -34,25 +37,46 @@ TREE_WIDTH = 4  # children followed per node of a tree
 class SuffixSettings:
     """Options of drafter 'suffix'."""
 
-    max_depth: int = setting(64, "longest piece of text the trees know, match and continuation together, in tokens", at_least=2)
+    max_depth: int = setting(
+        64,
+        "longest piece of text the trees know, match and continuation together, in tokens",
+        at_least=2,
+    )
     alpha: float = setting(4.0, "after a match of m tokens at most alpha * m + beta are drafted")
     beta: float = setting(0.0, "see alpha")
-    min_probability: float = setting(0.05, "tokens less likely to be accepted are not drafted", at_least=0, below=1)
+    min_probability: float = setting(
+        0.05, "tokens less likely to be accepted are not drafted", at_least=0, below=1
+    )
     discount: float = setting(
-        0.8, "c of n occurrences after m equal tokens count as (c - discount / sqrt(m)) / n", at_least=0, at_most=1
+        0.8,
+        "c of n occurrences after m equal tokens count as (c - discount / sqrt(m)) / n",
+        at_least=0,
+        at_most=1,
     )
     tree: bool = setting(False, "draft several continuations as a tree")
-    max_tokens: int = setting(200_000, "output tokens remembered across requests, the oldest leave first; 0: none", at_least=0)
-    cache: str = setting("", "file that keeps what is remembered between runs; empty: nothing is kept")
+    max_tokens: int = setting(
+        200_000,
+        "output tokens remembered across requests, the oldest leave first; 0: none",
+        at_least=0,
+    )
+    cache: str = setting(
+        "", "file that keeps what is remembered between runs; empty: nothing is kept"
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "drafter 'suffix'")
-        if not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0):
+        if not (
+            0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0
+        ):
             raise ConfigError(
-                f"suffix options alpha and beta must be at least 0, one of them above, got {self.alpha} and {self.beta}"
+                "suffix options alpha and beta must be at least 0, one of them above, got "
+                f"{self.alpha} and {self.beta}"
             )
         if self.cache and not self.max_tokens:
-            raise ConfigError("suffix option cache keeps what is remembered, and max_tokens=0 remembers nothing: drop one")
+            raise ConfigError(
+                "suffix option cache keeps what is remembered, and max_tokens=0 remembers "
+                "nothing: drop one"
+            )
 
     @property
     def search(self) -> SearchRule:
@@ -72,7 +96,8 @@ class SuffixDrafter(Drafter):
     """Suffix trees over the row's own text and over past outputs."""
 
     shape = "chain or tree"
-    requires = Requirements(num_draft_tokens=SMALL_TREE)  # a long match costs no more, an unlikely token is not drafted at all
+    # a long match costs no more, an unlikely token is not drafted at all
+    requires = Requirements(num_draft_tokens=SMALL_TREE)
     learns = True
     Settings = SuffixSettings
 
@@ -105,17 +130,23 @@ class SuffixDrafter(Drafter):
         self._known.append(_Known(row, own, Matches(self.memory.tree)))
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        guesses = [self.scored(index, row, count) for index, (row, count) in enumerate(zip(rows, gamma, strict=True))]
+        guesses = [
+            self.scored(index, row, count)
+            for index, (row, count) in enumerate(zip(rows, gamma, strict=True))
+        ]
         # nested but for the rare budget at which another match is the better one
         return to_draft([guess.tree for guess in guesses], rows.device, nested=True)
 
     def scored(self, index: int, row: Row, count: int) -> Guess:
-        """The guess for one row, at most `count` nodes, with each node's estimated probability of being accepted.
+        """The guess for one row, at most `count` nodes, with each node's estimated probability of
+        being accepted.
 
-        For drafters that combine this one with a model: `guess.score` (the sum) and `guess.survival` compare with what
-        the model expects of its own tokens. A row without a useful match gets an empty tree and score 0.
+        For drafters that combine this one with a model: `guess.score` (the sum) and
+        `guess.survival` compare with what the model expects of its own tokens. A row without a
+        useful match gets an empty tree and score 0.
         """
-        known, depth = self._known[index], self._settings.max_depth
+        known = self._known[index]
+        depth = self._settings.max_depth
         known.past.update(row.tokens)
         if not count:
             return Guess(TokenTree(), [])
@@ -128,7 +159,8 @@ class SuffixDrafter(Drafter):
             known.own.extend(row.tokens)
 
     def stop(self, index: int) -> None:
-        """The row's own tree is dropped; its tokens are remembered, whether the row finished or not, unless it comes back."""
+        """The row's own tree is dropped; its tokens are remembered, whether the row finished or
+        not, unless it comes back."""
         row = self._known[index].row
         super().stop(index)
         if not row.num_learned:
@@ -146,4 +178,7 @@ def _check_writable(cache: Path) -> None:
     if cache.is_dir():
         raise ConfigError(f"suffix option cache must name a file, '{cache}' is a folder")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"suffix option cache: the folder '{folder}' does not exist or cannot be written; make it first")
+        raise ConfigError(
+            f"suffix option cache: the folder '{folder}' does not exist or cannot be written; "
+            "make it first"
+        )

@@ -1,13 +1,16 @@
-"""All positions of a large token text where the same few tokens stand, found by binary search: a suffix array of fixed depth.
+"""All positions of a large token text where the same few tokens stand, found by binary search: a
+suffix array of fixed depth.
 
-The positions of the text are sorted by the `DEPTH` tokens that follow them, so every n-gram of up to `DEPTH` tokens owns
-one run of the order. Sorting is prefix doubling (Manber, Myers 1990) in NumPy: ranks by one token, then by 2, 4, ...
-tokens, each from the one before. A lookup never needs more than `DEPTH` tokens, so it stops there.
+The positions of the text are sorted by the `DEPTH` tokens that follow them, so every n-gram of up
+to `DEPTH` tokens owns one run of the order. Sorting is prefix doubling (Manber, Myers 1990) in
+NumPy: ranks by one token, then by 2, 4, ... tokens, each from the one before. A lookup never needs
+more than `DEPTH` tokens, so it stops there.
 
     text     a b c a b d          order of "a b":  positions 0 and 3, then continued by c and by d
 
-Documents are separated by `SEPARATOR`, which no query holds, so no match crosses from one to the next. Kept in memory:
-8 bytes per token (the tokens, and the order, 4 each). Building takes about 40 bytes per token while it runs.
+Documents are separated by `SEPARATOR`, which no query holds, so no match crosses from one to the
+next. Kept in memory: 8 bytes per token (the tokens, and the order, 4 each). Building takes about 40
+bytes per token while it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ DEPTH = 32  # tokens by which positions are sorted; queries may be this long
 SEPARATOR = 0xFFFFFFFF  # stands after each document
 MAX_TOKENS = 2**31 - 1  # positions are int32
 
-TOKEN = np.dtype(">u4")  # big-endian: comparing the bytes of two slices compares their tokens, in one memcmp
+# big-endian: comparing the bytes of two slices compares their tokens, in one memcmp
+TOKEN = np.dtype(">u4")
 
 
 class SuffixArray:
@@ -34,12 +38,15 @@ class SuffixArray:
 
     @classmethod
     def build(cls, tokens: np.ndarray) -> SuffixArray:
-        """From a text (n,) of token ids with `SEPARATOR` after each document; n must not exceed MAX_TOKENS."""
+        """From a text (n,) of token ids with `SEPARATOR` after each document; n must not exceed
+        MAX_TOKENS."""
         return cls(tokens.astype(TOKEN), _sorted_positions(tokens))
 
     def find(self, query: Sequence[int]) -> np.ndarray:
-        """(k,) int32: the positions right behind each occurrence of the query, in the order of what follows them."""
-        wanted, width = np.array(query, dtype=TOKEN).tobytes(), 4 * len(query)
+        """(k,) int32: the positions right behind each occurrence of the query, in the order of what
+        follows them."""
+        wanted = np.array(query, dtype=TOKEN).tobytes()
+        width = 4 * len(query)
         data = self._bytes
 
         def head(position: int) -> bytes:
@@ -51,11 +58,14 @@ class SuffixArray:
         return self.order[first:last] + np.int32(len(query))
 
     def longest_match(self, tail: Sequence[int], shortest: int) -> int:
-        """Length of the longest end of `tail` that occurs in the text; 0 when that is less than `shortest`.
+        """Length of the longest end of `tail` that occurs in the text; 0 when that is less than
+        `shortest`.
 
-        If an end of m tokens occurs, so does every shorter one: the length itself is found by bisection.
+        If an end of m tokens occurs, so does every shorter one: the length itself is found by
+        bisection.
         """
-        known, impossible = shortest - 1, len(tail) + 1
+        known = shortest - 1
+        impossible = len(tail) + 1
         while impossible - known > 1:
             length = (known + impossible) // 2
             if len(self.find(tail[len(tail) - length :])):

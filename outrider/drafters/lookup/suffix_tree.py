@@ -1,16 +1,20 @@
-"""A suffix tree that grows token by token: how often every piece of text occurred, and what followed it.
+"""A suffix tree that grows token by token: how often every piece of text occurred, and what
+followed it.
 
-For suffix decoding (arXiv 2411.04975), over one growing text or over many finished ones. The tree spells every substring of
-up to `max_depth` tokens; edges are compressed (a node's edge is a slice of some text, never copied), so there are at most two
-nodes per token. A node counts how many substrings took the first token of its edge.
+For suffix decoding (arXiv 2411.04975), over one growing text or over many finished ones. The tree
+spells every substring of up to `max_depth` tokens; edges are compressed (a node's edge is a slice
+of some text, never copied), so there are at most two nodes per token. A node counts how many
+substrings took the first token of its edge.
 
-Insertion keeps one point for every current suffix that has occurred before, the longest first. A new token moves each point
-on; where the tree has no such continuation, a leaf takes the rest of the suffix (its edge grows with the text) and the
-point is done. Points hold all lengths 1..L without a gap: whatever is repeated, its ends are repeated too. So one token
-costs at most `max_depth` moves, usually a handful, and the points are at once the matches of the text's end.
+Insertion keeps one point for every current suffix that has occurred before, the longest first. A
+new token moves each point on; where the tree has no such continuation, a leaf takes the rest of the
+suffix (its edge grows with the text) and the point is done. Points hold all lengths 1..L without a
+gap: whatever is repeated, its ends are repeated too. So one token costs at most `max_depth` moves,
+usually a handful, and the points are at once the matches of the text's end.
 
-Texts leave in the order they came (`remove`), and then the tree is as if they had never been in it. That works without
-bookkeeping because a node's slice is always the latest text that passed it: a node that outlives a text does not refer to it.
+Texts leave in the order they came (`remove`), and then the tree is as if they had never been in it.
+That works without bookkeeping because a node's slice is always the latest text that passed it: a
+node that outlives a text does not refer to it.
 """
 
 from __future__ import annotations
@@ -22,22 +26,30 @@ END = -1  # ends every finished text: tells "nothing followed" from "not yet kno
 
 
 class SuffixNode:
-    """One edge, `text[start:end]`, and what lies below it. A leaf's `end` may lie beyond a text that still grows."""
+    """One edge, `text[start:end]`, and what lies below it. A leaf's `end` may lie beyond a text
+    that still grows."""
 
     __slots__ = ("children", "count", "end", "ranked", "start", "text")
 
     def __init__(
-        self, text: Sequence[int], start: int, end: int, count: int, children: dict[int, SuffixNode] | None = None
+        self,
+        text: Sequence[int],
+        start: int,
+        end: int,
+        count: int,
+        children: dict[int, SuffixNode] | None = None,
     ) -> None:
         self.text = text
         self.start = start
         self.end = end
         self.count = count  # substrings that took the first token of this edge
         self.children = children  # by first token; None for a leaf
-        self.ranked: tuple[int, list[SuffixNode]] | None = None  # the count when children were last sorted; see `likeliest`
+        # the count when children were last sorted; see `likeliest`
+        self.ranked: tuple[int, list[SuffixNode]] | None = None
 
 
-Point = tuple[SuffixNode, int]  # a point in the tree: a node and how many tokens of its edge have been passed, at least 1
+# a point in the tree: a node and how many tokens of its edge have been passed, at least 1
+Point = tuple[SuffixNode, int]
 
 WIDE = 16  # from so many children on, their order is kept instead of sorted out every time
 MAX_RANKED = 8
@@ -46,7 +58,8 @@ MAX_RANKED = 8
 def likeliest(node: SuffixNode, width: int) -> list[SuffixNode]:
     """Children by falling count, at most `width` and 8 of them, the end of texts left out.
 
-    Wide nodes are sorted again when they have grown by a quarter, so that a look-up's cost does not grow with the vocabulary.
+    Wide nodes are sorted again when they have grown by a quarter, so that a look-up's cost does not
+    grow with the vocabulary.
     """
     if node.children is None:
         return []
@@ -68,19 +81,22 @@ class SuffixTree:
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.root = SuffixNode((), 0, 0, 0, {})
-        self.points: list[Point] = []  # where the current text's suffixes stand that occurred before; longest first
+        # where the current text's suffixes stand that occurred before; longest first
+        self.points: list[Point] = []
         self.changes = 0  # grows with every change: points kept outside are then out of date
         self._growing: list[int] = []  # the text of `extend`
 
     def extend(self, text: Sequence[int]) -> None:
         """Enter what the tree's one growing text has got since the last call."""
         begin = len(self._growing)
-        self._growing += text[begin:]  # a copy: edges are slices of it, so it must never be another list
+        # a copy: edges are slices of it, so it must never be another list
+        self._growing += text[begin:]
         for position in range(begin, len(text)):
             self._enter(self._growing, position, sys.maxsize)
 
     def add(self, text: Sequence[int]) -> None:
-        """Enter a whole finished text, which ends with END and has none before. Not to be mixed with `extend`."""
+        """Enter a whole finished text, which ends with END and has none before. Not to be mixed
+        with `extend`."""
         for position in range(len(text)):
             self._enter(text, position, len(text))
         for node, passed in self.points:  # ended as an earlier text did
@@ -96,7 +112,9 @@ class SuffixTree:
     def _enter(self, text: Sequence[int], position: int, length: int) -> None:
         """One more token; `length` is what the text will have in the end."""
         self.changes += 1
-        token, points, done = text[position], self.points, 0
+        token = text[position]
+        points = self.points
+        done = 0
         if token != END:  # nothing follows an end: no suffix begins there
             points.append((self.root, 0))
         for index, (node, passed) in enumerate(points):
@@ -114,7 +132,8 @@ class SuffixTree:
                 child.count += 1
                 points[index] = (child, 1)
                 continue
-            begin = position + 1 - (len(points) - index)  # of this suffix (one more for END, where the text's length decides)
+            # of this suffix (one more for END, where the text's length decides)
+            begin = position + 1 - (len(points) - index)
             children[token] = SuffixNode(text, position, min(begin + self.max_depth, length), 1)
             done += 1
         del points[:done]  # what is new for a suffix is new for every longer one
@@ -123,7 +142,8 @@ class SuffixTree:
             _refer(node, text, position + 1 - passed, position + 1)
 
     def _split(self, node: SuffixNode, passed: int, waiting: int) -> None:
-        """Cut the edge after `passed` tokens. The node keeps the upper part, so points on it stay right.
+        """Cut the edge after `passed` tokens. The node keeps the upper part, so points on it stay
+        right.
 
         `waiting` suffixes on this edge have come no further than the cut.
         """
@@ -134,7 +154,9 @@ class SuffixTree:
         node.ranked = None
 
     def _remove_suffix(self, text: Sequence[int], begin: int) -> None:
-        above, node, position = None, self.root, begin
+        above = None
+        node = self.root
+        position = begin
         while node.children is not None:
             child = node.children[text[position]]
             if child.count == 1:
@@ -145,16 +167,20 @@ class SuffixTree:
                 return
             child.count -= 1
             position += child.end - child.start
-            above, node = node, child
+            above = node
+            node = child
 
 
 def _refer(node: SuffixNode, text: Sequence[int], start: int, end: int) -> None:
     """Makes an edge refer to its occurrence in a later text."""
-    node.text, node.start, node.end = text, start, end
+    node.text = text
+    node.start = start
+    node.end = end
 
 
 def _merge(above: SuffixNode, node: SuffixNode) -> None:
-    """A node with one child left is no fork any more: the child takes its place, with the longer edge."""
+    """A node with one child left is no fork any more: the child takes its place, with the longer
+    edge."""
     assert above.children is not None
     assert node.children is not None
     (child,) = node.children.values()
@@ -164,7 +190,8 @@ def _merge(above: SuffixNode, node: SuffixNode) -> None:
 
 
 class Matches:
-    """Positions of one text's suffixes in a tree that holds other texts; the longest first, like `SuffixTree.points`."""
+    """Positions of one text's suffixes in a tree that holds other texts; the longest first, like
+    `SuffixTree.points`."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self._tree = tree
@@ -173,9 +200,11 @@ class Matches:
         self.points: list[Point] = []
 
     def update(self, text: Sequence[int]) -> None:
-        """Follow the text's new tokens; all of its last `max_depth` ones when the tree has changed meanwhile."""
+        """Follow the text's new tokens; all of its last `max_depth` ones when the tree has changed
+        meanwhile."""
         if self._changes != self._tree.changes:
-            self.points, self._changes = [], self._tree.changes
+            self.points = []
+            self._changes = self._tree.changes
             self._position = max(0, len(text) - self._tree.max_depth)
         for position in range(self._position, len(text)):
             self._follow(text[position])

@@ -1,13 +1,16 @@
-"""A separate, smaller causal LM guesses a chain, token by token: the classic (Leviathan et al. 2211.17192).
+"""A separate, smaller causal LM guesses a chain, token by token: the classic (Leviathan et al.
+2211.17192).
 
-Each draft token is drawn from the draft's own distribution under the row's sampling options, filtered as the target's but for
-large nuclei (`sampling/draft_filters.py`), and that distribution travels with it as `Draft.probs`. Greedy rows need no
-distribution: their tokens are the argmax, a deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners
-of the target's own noise instead.
+Each draft token is drawn from the draft's own distribution under the row's sampling options,
+filtered as the target's but for large nuclei (`sampling/draft_filters.py`), and that distribution
+travels with it as `Draft.probs`. Greedy rows need no distribution: their tokens are the argmax, a
+deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the
+target's own noise instead.
 
-The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
-full acceptance that is two tokens, else one), after a step it forgets what was rejected. A row that nothing is drafted for
-is not read either; beside others a long text is read in chunks (`prepare`, `reading.py`).
+The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the
+cache lacks (after a full acceptance that is two tokens, else one), after a step it forgets what was
+rejected. A row that nothing is drafted for is not read either; beside others a long text is read in
+chunks (`prepare`, `reading.py`).
 """
 
 from __future__ import annotations
@@ -44,16 +47,22 @@ class ModelDrafter(Drafter):
     requires = Requirements(draft=True)
     reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
 
-    def __init__(self, lm: LM, loop: Loop | None = None, confidence: ConfidenceSettings | None = None) -> None:
+    def __init__(
+        self, lm: LM, loop: Loop | None = None, confidence: ConfidenceSettings | None = None
+    ) -> None:
         """Raises CheckpointError when a stop rule's trained head cannot be read."""
         self.lm = lm
         self._loop = loop
         self._confidence = confidence or ConfidenceSettings()
         folder = self._confidence.acceptance_head
-        self._acceptance = AcceptanceHead.load(Path(folder), lm.shape.vocab_size).to(lm.device) if folder else None
+        self._acceptance = (
+            AcceptanceHead.load(Path(folder), lm.shape.vocab_size).to(lm.device) if folder else None
+        )
         self._turns = Turns()
-        self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its results mean nothing
-        self._known: list[int] = []  # the same: positions of the committed text that its cache holds
+        # of the open proposal, per row: its text was not read, its results mean nothing
+        self._idle: list[bool] = []
+        # the same: positions of the committed text that its cache holds
+        self._known: list[int] = []
 
     @property
     def runs_modules(self) -> bool:
@@ -87,22 +96,34 @@ class ModelDrafter(Drafter):
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         if not self.reads_texts:
             return gamma
-        wanted, texts = self._within_context(rows, gamma), [row.tokens for row in rows]
-        self._turns.read(self.lm, texts, [i for i, many in enumerate(self._lags(rows)) if many and wanted[i]], budget)
+        wanted = self._within_context(rows, gamma)
+        texts = [row.tokens for row in rows]
+        self._turns.read(
+            self.lm,
+            texts,
+            [i for i, many in enumerate(self._lags(rows)) if many and wanted[i]],
+            budget,
+        )
         return [0 if many else g for g, many in zip(gamma, self._lags(rows), strict=True)]
 
     def unread(self, rows: Rows) -> list[int]:
         if not self.reads_texts:
             return super().unread(rows)
-        return [max(0, len(row.tokens) - 1 - length) for row, length in zip(rows, self.lm.kv.lengths, strict=True)]
+        return [
+            max(0, len(row.tokens) - 1 - length)
+            for row, length in zip(rows, self.lm.kv.lengths, strict=True)
+        ]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         wanted = self._within_context(rows, gamma)
         steps = max(wanted)
         if steps == 0:
             return Draft.empty(len(rows), rows.device)
-        self._idle = [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
-        pending, held = self._catch_up(rows), list(self.lm.kv.lengths)
+        self._idle = [
+            many and not count for many, count in zip(self._lags(rows), wanted, strict=True)
+        ]
+        pending = self._catch_up(rows)
+        held = list(self.lm.kv.lengths)
         if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
             found = self._loop.draft(rows, pending, steps)
             draft = None if found is None else drafted(rows, *found, wanted)
@@ -115,21 +136,28 @@ class ModelDrafter(Drafter):
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], wanted: list[int]) -> Draft:
         """Token by token: any sampling option, any stop rule, no compiler."""
         rule = self._stop_rule(rows)
-        return draft_chain(rows, wanted, _Passes(self.lm, pending, max(wanted)), None if rule is None else DistributionStop(rule))
+        return draft_chain(
+            rows,
+            wanted,
+            _Passes(self.lm, pending, max(wanted)),
+            None if rule is None else DistributionStop(rule),
+        )
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
         for index, (row, accepted) in enumerate(zip(rows, verdict.lists.num_accepted, strict=True)):
             if index < len(self._known):
                 kv.truncate(index, min(self._known[index] + accepted, len(row.tokens) - 1))
-        self._idle, self._known = [], []
+        self._idle = []
+        self._known = []
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
         super().stop(index)
 
     def _stop_rule(self, rows: Rows) -> StopRule | None:
-        head, settings = self._acceptance, self._confidence
+        head = self._acceptance
+        settings = self._confidence
         if settings.stop == "none":
             return None
         greedy = torch.tensor([row.params.is_greedy for row in rows], device=rows.device)
@@ -141,37 +169,60 @@ class ModelDrafter(Drafter):
     def _within_context(self, rows: Rows, gamma: list[int]) -> list[int]:
         """Nodes per row that the draft model has room for."""
         context = self.lm.shape.context_length
-        return [max(0, min(g, context - len(row.tokens))) for g, row in zip(gamma, rows, strict=True)]
+        return [
+            max(0, min(g, context - len(row.tokens))) for g, row in zip(gamma, rows, strict=True)
+        ]
 
     def _lags(self, rows: Rows) -> list[bool]:
         """Per row, whether its cache lacks more than the first drafting pass can feed."""
-        return [len(row.tokens) - length > MAX_RAGGED for row, length in zip(rows, self.lm.kv.lengths, strict=True)]
+        return [
+            len(row.tokens) - length > MAX_RAGGED
+            for row, length in zip(rows, self.lm.kv.lengths, strict=True)
+        ]
 
     def _catch_up(self, rows: Rows) -> list[list[int]]:
-        """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance. An idle row
-        gets a token that is not kept."""
-        kv, idle = self.lm.kv, self._idle
+        """What each row's cache still lacks after any long catch-up: one token, or two after a full
+        acceptance. An idle row gets a token that is not kept."""
+        kv = self.lm.kv
+        idle = self._idle
         if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
             held = list(kv.lengths)
-            texts = [row.tokens[: n + 1] if skip else row.tokens for row, n, skip in zip(rows, held, idle, strict=True)]
+            texts = [
+                row.tokens[: n + 1] if skip else row.tokens
+                for row, n, skip in zip(rows, held, idle, strict=True)
+            ]
             read_together(self.lm, texts, range(len(texts)))
             self.lm.catch_up(texts)
-        self._known = [n if skip else len(row.tokens) for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
-        return [row.tokens[-1:] if skip else row.tokens[n:] for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
+        self._known = [
+            n if skip else len(row.tokens)
+            for row, n, skip in zip(rows, kv.lengths, idle, strict=True)
+        ]
+        return [
+            row.tokens[-1:] if skip else row.tokens[n:]
+            for row, n, skip in zip(rows, kv.lengths, idle, strict=True)
+        ]
 
 
 class _Passes:
-    """`Guesses` of a model that runs a pass for every token, behind texts whose last tokens its caches lack."""
+    """`Guesses` of a model that runs a pass for every token, behind texts whose last tokens its
+    caches lack."""
 
     def __init__(self, lm: LM, pending: list[list[int]], num_levels: int) -> None:
         self.num_levels = num_levels
-        self._lm, self._pending = lm, pending
+        self._lm = lm
+        self._pending = pending
 
     def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         """(B, 1, V), the caches fed with `parents` (B, 1), or first with all that they lack."""
         lines = [[0]] * len(parents) if level else self._pending
         width = max(map(len, lines))
-        fed = parents if level else torch.tensor([line + [0] * (width - len(line)) for line in lines], device=self._lm.device)
+        fed = (
+            parents
+            if level
+            else torch.tensor(
+                [line + [0] * (width - len(line)) for line in lines], device=self._lm.device
+            )
+        )
         logits = self._lm.forward(fed).logits
         for index, line in enumerate(lines):
             self._lm.kv.advance(index, len(line))
@@ -180,10 +231,16 @@ class _Passes:
 
 
 def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:
-    """The model given with --draft. Raises ConfigError when there is none, or when it speaks another vocabulary."""
+    """The model given with --draft. Raises ConfigError when there is none, or when it speaks
+    another vocabulary."""
     if setup.draft is None:
-        raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
-    target, draft = setup.target, setup.draft
+        raise ConfigError(
+            "drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)"
+        )
+    target = setup.target
+    draft = setup.draft
     if target.tokenizer is not None and draft.tokenizer is not None:
-        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.label, draft.label, may_lack=True)
+        check_same_vocabulary(
+            target.tokenizer, draft.tokenizer, target.label, draft.label, may_lack=True
+        )
     return draft.lm, loop_of(draft, target.lm.shape.vocab_size)

@@ -1,7 +1,8 @@
 """The target's own weights in 4 or 8 bits as the draft model: no second checkpoint, no training.
 
-It drafts on the target's own keys and values (`self_speculation.py`); the weights are `models/derived/quantise.py`.
-Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al. 2502.10424), ML-SpecQD (Georganas et al. 2503.13565).
+It drafts on the target's own keys and values (`self_speculation.py`); the weights are
+`models/derived/quantise.py`. Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al.
+2502.10424), ML-SpecQD (Georganas et al. 2503.13565).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from outrider.runtime.run import NativeRun
 from outrider.settings import setting
 
 MIB = 1 << 20
-NUM_DRAFT_TOKENS = 8  # by default: nearly all are kept, so a step's fixed costs want many to share them
+# by default: nearly all are kept, so a step's fixed costs want many to share them
+NUM_DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,24 @@ class QuantisedSettings:
     """What is kept of the weights."""
 
     bits: int = setting(4, "bits per weight, 4 or 8")
-    group_size: int | None = setting(None, "4 bits only: inputs that share a scale, 32 (the default), 64 or 128")
-    quantise_head: bool = setting(True, "the output layer, too; false: the target's own, more exact and more bytes to read")
+    group_size: int | None = setting(
+        None, "4 bits only: inputs that share a scale, 32 (the default), 64 or 128"
+    )
+    quantise_head: bool = setting(
+        True, "the output layer, too; false: the target's own, more exact and more bytes to read"
+    )
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise ConfigError(f"drafter 'quantised': bits must be 4 or 8, got {self.bits}")
         if self.group_size is not None and self.bits == 8:
-            raise ConfigError("drafter 'quantised': group_size is for bits=4; 8 bits have one scale per output")
+            raise ConfigError(
+                "drafter 'quantised': group_size is for bits=4; 8 bits have one scale per output"
+            )
         if self.group_size is not None and self.group_size not in GROUP_SIZES:
-            raise ConfigError(f"drafter 'quantised': group_size must be 32, 64 or 128, got {self.group_size}")
+            raise ConfigError(
+                f"drafter 'quantised': group_size must be 32, 64 or 128, got {self.group_size}"
+            )
 
 
 class QuantisedDrafter(SelfDrafter):
@@ -64,7 +74,10 @@ class QuantisedDrafter(SelfDrafter):
     def __init__(self, lm: LM, setup: DraftSetup, num_bytes: int, notes: list[str]) -> None:
         self.bits = setup.settings.bits
         self.added_bytes = num_bytes  # weights alone; keys and values are the target's
-        self._notes = [f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB beside the target", *notes]
+        self._notes = [
+            f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB beside the target",
+            *notes,
+        ]
         super().__init__(lm, setup.target.lm)
 
     @property
@@ -74,23 +87,36 @@ class QuantisedDrafter(SelfDrafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> QuantisedDrafter:
-        target, settings = setup.target, setup.settings
+        target = setup.target
+        settings = setup.settings
         check_kernels(target.lm.device)
         module = own_module(target.module, "quantised")
         group_size = settings.group_size or GROUP_SIZES[0]
-        _check_memory(estimated_bytes(module, settings.bits, group_size, head=settings.quantise_head), target.lm, settings)
+        _check_memory(
+            estimated_bytes(module, settings.bits, group_size, head=settings.quantise_head),
+            target.lm,
+            settings,
+        )
         notes: list[str] = []
         lm, num_bytes = _draft_of(module, target, settings, notes)
         return cls(lm, setup, num_bytes, notes)
 
 
-def _draft_of(module: Any, target: LoadedModel, settings: QuantisedSettings, notes: list[str]) -> tuple[LM, int]:
+def _draft_of(
+    module: Any, target: LoadedModel, settings: QuantisedSettings, notes: list[str]
+) -> tuple[LM, int]:
     """The copy, and the bytes that it takes. Our own kernels serve bf16, torch's all else."""
-    name, group_size = f"the int{settings.bits} copy of '{target.label}'", settings.group_size or GROUP_SIZES[0]
+    name = f"the int{settings.bits} copy of '{target.label}'"
+    group_size = settings.group_size or GROUP_SIZES[0]
 
     def copy(*, native: bool) -> nn.Module:
         return quantised_copy(
-            module, settings.bits, group_size, head=settings.quantise_head, native=native, name=target.label
+            module,
+            settings.bits,
+            group_size,
+            head=settings.quantise_head,
+            native=native,
+            name=target.label,
         )
 
     if isinstance(target.lm.run, NativeRun):
@@ -111,6 +137,8 @@ def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:
     if needed > available:
         smaller = "bits=4, " if settings.bits == 8 else ""
         raise CapabilityError(
-            f"not enough memory for the int{settings.bits} draft: {needed / MIB:.0f} MiB needed beside the target, "
-            f"{available / MIB:.0f} available; try {smaller}--drafter early-exit, which shares all weights, or ngram."
+            f"not enough memory for the int{settings.bits} draft: {needed / MIB:.0f} MiB needed "
+            "beside the target, "
+            f"{available / MIB:.0f} available; try {smaller}--drafter early-exit, which shares "
+            "all weights, or ngram."
         )

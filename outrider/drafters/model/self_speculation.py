@@ -1,11 +1,13 @@
-"""Drafting with the target's own weights, some of them left out or rounded, on the target's own keys and values.
+"""Drafting with the target's own weights, some of them left out or rounded, on the target's own
+keys and values.
 
-The committed prefix is already there, for every layer the draft runs and better than the draft would have written it: nothing
-is fed but the pending token, no prompt is read, no memory taken. What a draft writes for its tokens lies behind the target's
-length (`kv/view.py`), where the target's pass over them writes again before it reads. Drafting itself is that of any draft model.
+The committed prefix is already there, for every layer the draft runs and better than the draft
+would have written it: nothing is fed but the pending token, no prompt is read, no memory taken.
+What a draft writes for its tokens lies behind the target's length (`kv/view.py`), where the
+target's pass over them writes again before it reads. Drafting itself is that of any draft model.
 
-Self-speculative decoding: Draft & Verify (Zhang et al. 2309.08168), LayerSkip (Elhoushi et al. 2404.16710), QuantSpec (Tiwari et
-al. 2502.10424).
+Self-speculative decoding: Draft & Verify (Zhang et al. 2309.08168), LayerSkip (Elhoushi et al.
+2404.16710), QuantSpec (Tiwari et al. 2502.10424).
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ class SelfDrafter(ModelDrafter):
     def __init__(self, lm: LM, target: LM) -> None:
         """`lm`: as `own_lm` made it, its cache about to be replaced."""
         lm.kv = self._view = KVView(target.kv)
-        super().__init__(lm, ChainLoop(lm, lm.run, target.shape.vocab_size) if isinstance(lm.run, NativeRun) else None)
+        super().__init__(
+            lm,
+            ChainLoop(lm, lm.run, target.shape.vocab_size)
+            if isinstance(lm.run, NativeRun)
+            else None,
+        )
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self._view.follow()
@@ -46,7 +53,8 @@ class SelfDrafter(ModelDrafter):
 
 
 def own_lm(module: Any, target: LM, name: str, notes: list[str]) -> LM:
-    """An `LM` around a module derived from the target's, on the native runtime where the target is; a note says why it is not."""
+    """An `LM` around a module derived from the target's, on the native runtime where the target is;
+    a note says why it is not."""
     if isinstance(target.run, NativeRun):
         try:
             return native_derived_lm(module, target, name)

@@ -1,17 +1,21 @@
-"""A draft model with ANOTHER tokenizer than the target's: any small causal LM can draft for any target.
+"""A draft model with ANOTHER tokenizer than the target's: any small causal LM can draft for any
+target.
 
-The committed text is kept in the draft's tokens (`models/tokens/alignment.py`), the draft model goes on from there, and what it
-says comes back as target tokens in one of two ways (Timor et al. 2502.05202; the first is what transformers calls
-universal assisted generation):
+The committed text is kept in the draft's tokens (`models/tokens/alignment.py`), the draft model
+goes on from there, and what it says comes back as target tokens in one of two ways (Timor et al.
+2502.05202; the first is what transformers calls universal assisted generation):
 
-* `reencode`: the draft continues greedily in its own tokens, and their text is encoded with the target's tokenizer: a
+* `reencode`: the draft continues greedily in its own tokens, and their text is encoded with the
+  target's tokenizer: a
   deterministic chain. Works for any two tokenizers.
-* `shared`: token by token, the draft's logits are moved to the target's ids of the tokens that both have, the others get
-  no mass, and the row's sampling options apply as they do to the target: an honest distribution over the target's vocabulary, so
-  sampled drafts are accepted as often as those distributions agree. Works as well as the vocabularies overlap.
+* `shared`: token by token, the draft's logits are moved to the target's ids of the tokens that both
+  have, the others get
+  no mass, and the row's sampling options apply as they do to the target: an honest distribution
+  over the target's vocabulary, so sampled drafts are accepted as often as those distributions
+  agree. Works as well as the vocabularies overlap.
 
-The draft's cache follows its own tokens: what a new translation no longer shares with the cached one is forgotten, the
-rest is fed. docs/algorithms/universal.md.
+The draft's cache follows its own tokens: what a new translation no longer shares with the cached
+one is forgotten, the rest is fed. docs/algorithms/universal.md.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
-# Share of the draft's vocabulary that "auto" wants shared: what a text is mostly made of, the frequent tokens, is shared first
+# Share of the draft's vocabulary that "auto" wants shared: what a text is mostly made of, the
+# frequent tokens, is shared first
 MIN_COVERAGE = 0.5
 MAX_STRETCH = 4  # draft tokens drafted at most for each target token asked for
 MAX_RAGGED = 8  # tokens a row may lag behind and still catch up inside the first drafting pass
@@ -52,7 +57,8 @@ class UniversalSettings:
 
     method: Literal["auto", "shared", "reencode"] = setting(
         "auto",
-        f"shared: tokens both vocabularies have; reencode: text; auto: shared from {MIN_COVERAGE:.0%} overlap on",
+        "shared: tokens both vocabularies have; reencode: text; auto: shared from "
+        f"{MIN_COVERAGE:.0%} overlap on",
     )
 
 
@@ -73,19 +79,26 @@ class UniversalDrafter(Drafter):
     Settings = UniversalSettings
 
     def __init__(self, lm: LM, pair: TokenizerPair, vocab_size: int, method: str) -> None:
-        """`vocab_size` is the target's. Raises CapabilityError when the method is `shared` and nothing is."""
+        """`vocab_size` is the target's. Raises CapabilityError when the method is `shared` and
+        nothing is."""
         if method == "shared" and not pair.to_draft:
             raise CapabilityError("the two tokenizers have no token in common: use method=reencode")
         if method == "auto":
             method = "shared" if pair.coverage >= MIN_COVERAGE else "reencode"
-        self.lm, self.pair, self.method = lm, pair, method
-        draft_id = torch.tensor([pair.to_draft.get(token, -1) for token in range(vocab_size)], device=lm.device)
+        self.lm = lm
+        self.pair = pair
+        self.method = method
+        draft_id = torch.tensor(
+            [pair.to_draft.get(token, -1) for token in range(vocab_size)], device=lm.device
+        )
         self._shared = Vocabulary(vocab_size, draft_id, float("-inf"), feeds_sources=True)
-        self._draft_id = draft_id.clamp(min=0)  # (V,) int64: the draft's id of each target token, where it has one
+        # (V,) int64: the draft's id of each target token, where it has one
+        self._draft_id = draft_id.clamp(min=0)
         self._is_foreign = draft_id < 0  # (V,) bool: where it has none
         named = torch.zeros(lm.shape.vocab_size, dtype=torch.bool, device=lm.device)
         named[[token for token in pair.draft.keys if token < len(named)]] = True
-        self._is_unnamed = ~named  # (V',) bool: rows of the draft's embedding that stand for no token
+        # (V',) bool: rows of the draft's embedding that stand for no token
+        self._is_unnamed = ~named
         own = torch.arange(len(named), device=lm.device).where(named, -1)
         self._own = Vocabulary(len(named), own, float("-inf"))
         self._rows = PerRow[_RowState]()
@@ -94,12 +107,19 @@ class UniversalDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> UniversalDrafter:
         if setup.draft is None:
-            raise ConfigError("drafter 'universal' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
+            raise ConfigError(
+                "drafter 'universal' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)"
+            )
         for model in (setup.target, setup.draft):
             if model.tokenizer is None:
-                raise ConfigError(f"drafter 'universal' translates between tokenizers, but '{model.label}' has none")
+                raise ConfigError(
+                    f"drafter 'universal' translates between tokenizers, but '{model.label}' has "
+                    "none"
+                )
         size = setup.target.lm.shape.vocab_size
-        pair = TokenizerPair(setup.target.tokenizer, setup.draft.tokenizer, size, setup.draft.lm.shape.vocab_size)
+        pair = TokenizerPair(
+            setup.target.tokenizer, setup.draft.tokenizer, size, setup.draft.lm.shape.vocab_size
+        )
         return cls(setup.draft.lm, pair, size, setup.settings.method)
 
     @property
@@ -125,8 +145,13 @@ class UniversalDrafter(Drafter):
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         self._align(rows)
-        context_tokens, room = [state.context.tokens for state in self._rows], self.lm.shape.context_length
-        wanted = [index for index, g in enumerate(gamma) if g and self._lags(index) and len(context_tokens[index]) < room]
+        context_tokens = [state.context.tokens for state in self._rows]
+        room = self.lm.shape.context_length
+        wanted = [
+            index
+            for index, g in enumerate(gamma)
+            if g and self._lags(index) and len(context_tokens[index]) < room
+        ]
         if self._turns.read(self.lm, context_tokens, wanted, budget):
             self._note_cached()
         return [0 if self._lags(index) else g for index, g in enumerate(gamma)]
@@ -134,20 +159,28 @@ class UniversalDrafter(Drafter):
     def unread(self, rows: Rows) -> list[int]:
         self._align(rows)
         lengths = self.lm.kv.lengths
-        return [max(0, len(state.context.tokens) - 1 - n) for state, n in zip(self._rows, lengths, strict=True)]
+        return [
+            max(0, len(state.context.tokens) - 1 - n)
+            for state, n in zip(self._rows, lengths, strict=True)
+        ]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         self._align(rows)
         choose = self._num_shared if self.method == "shared" else self._num_own
         steps = [
             min(choose(state, row, count), self.lm.shape.context_length - len(state.context.tokens))
-            if count and state.context.tokens else 0
+            if count and state.context.tokens
+            else 0
             for state, row, count in zip(self._rows, rows, gamma, strict=True)
-        ]  # fmt: skip
+        ]
         steps = [max(0, count) for count in steps]
         if not any(steps):
             return Draft.empty(len(rows), rows.device)
-        return self._draft_shared(rows, steps) if self.method == "shared" else self._draft_text(rows, steps, gamma)
+        return (
+            self._draft_shared(rows, steps)
+            if self.method == "shared"
+            else self._draft_text(rows, steps, gamma)
+        )
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self._align(rows)
@@ -157,7 +190,8 @@ class UniversalDrafter(Drafter):
         super().stop(index)
 
     def _align(self, rows: Rows) -> None:
-        """Translate what is new, and remove what no longer fits: rejected tokens, and words that now split differently."""
+        """Translate what is new, and remove what no longer fits: rejected tokens, and words that
+        now split differently."""
         for index, (row, state) in enumerate(zip(rows, self._rows, strict=True)):
             state.context.update(row.tokens)
             context_tokens = state.context.tokens
@@ -165,14 +199,17 @@ class UniversalDrafter(Drafter):
             kept = min(_num_common(context_tokens, state.cached), max(0, len(context_tokens) - 1))
             del state.cached[kept:]
             self.lm.kv.truncate(index, kept)
-            del state.cached[self.lm.kv.lengths[index] :]  # a model with running states may have gone back further
+            # a model with running states may have gone back further
+            del state.cached[self.lm.kv.lengths[index] :]
 
     def _num_shared(self, state: _RowState, row: Row, count: int) -> int:
-        """Draft passes for `count` nodes: one each; none behind a character's first bytes, if the draft has no such tokens."""
+        """Draft passes for `count` nodes: one each; none behind a character's first bytes, if the
+        draft has no such tokens."""
         return count if state.can_draw and state.context.is_complete else 0
 
     def _num_own(self, state: _RowState, row: Row, count: int) -> int:
-        """Draft passes for text of about `count` target tokens, by the row's own ratio of draft to target tokens."""
+        """Draft passes for text of about `count` target tokens, by the row's own ratio of draft to
+        target tokens."""
         context = state.context
         wanted = -(-count * (context.whole - context.prefix) // max(1, context.covered))
         if not context.is_complete:
@@ -180,16 +217,19 @@ class UniversalDrafter(Drafter):
         return max(1, min(wanted, MAX_STRETCH * count))
 
     def _draft_shared(self, rows: Rows, steps: list[int]) -> Draft:
-        """A node per pass, drawn from the draft's distribution over shared tokens; whole chains from one call where possible."""
+        """A node per pass, drawn from the draft's distribution over shared tokens; whole chains
+        from one call where possible."""
         if isinstance(self.lm.run, NativeRun) and programs_serve(rows):
-            pending, count = self._pending(steps), max(steps)
+            pending = self._pending(steps)
+            count = max(steps)
             found = self._chains(self.lm.run, Picks.of(rows, count), pending, count, self._shared)
             draft = None if found is None else drafted(rows, *found, steps)
             if draft is not None and not bans_bite(rows, draft):
                 self._hold(pending, [self._draft_id[line].tolist() for line in draft.tokens], steps)
                 return draft
         lengths = torch.tensor(steps, device=rows.device)
-        idle = (lengths == 0)[:, None]  # (B, 1): whatever distribution they get, nothing is drafted from it
+        # (B, 1): whatever distribution they get, nothing is drafted from it
+        idle = (lengths == 0)[:, None]
         plain = rows.sampling.is_plain_greedy
         tokens: list[Tensor] = []  # each (B,)
         node_probs: list[Tensor] = []  # each (B, V)
@@ -198,7 +238,11 @@ class UniversalDrafter(Drafter):
         for node in range(max(steps)):
             if node:
                 logits = self._feed([[token] for token in self._draft_id[tokens[-1]].tolist()])
-            scores = logits[:, self._draft_id].masked_fill(self._is_foreign, float("-inf")).masked_fill(idle, 0.0)
+            scores = (
+                logits[:, self._draft_id]
+                .masked_fill(self._is_foreign, float("-inf"))
+                .masked_fill(idle, 0.0)
+            )
             if plain:
                 tokens.append(scores.argmax(dim=-1))
                 continue
@@ -207,13 +251,20 @@ class UniversalDrafter(Drafter):
                 lengths = torch.where(stuck, lengths.clamp(max=node), lengths)
                 idle = idle | stuck[:, None]
                 scores = scores.masked_fill(idle, 0.0)
-            probs = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
+            probs = distribution(
+                scores[:, None], rows.sampling, rows.history, so_far, first_node=node, drafting=True
+            )[:, 0]
             node_probs.append(probs)
             tokens.append(choose(probs, rows, start, node))
-        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, node_probs, lengths, rows)
+        return (
+            Draft(torch.stack(tokens, dim=1), lengths)
+            if plain
+            else chosen_chain(tokens, node_probs, lengths, rows)
+        )
 
     def _stuck(self, rows: Rows, so_far: Draft | None, node: int) -> Tensor | None:
-        """(B,) bool: rows whose grammar asks for a token here that the draft does not have; None where there is no grammar."""
+        """(B,) bool: rows whose grammar asks for a token here that the draft does not have; None
+        where there is no grammar."""
         constraints = rows.sampling.constraints
         if constraints is None:
             return None
@@ -226,17 +277,24 @@ class UniversalDrafter(Drafter):
         """The draft's own greedy continuation, in the target's tokens."""
         guesses = self._guesses(len(rows), steps)
         trees = []
-        for row, state, tokens, count, max_tokens in zip(rows, self._rows, guesses, steps, gamma, strict=True):
+        for row, state, tokens, count, max_tokens in zip(
+            rows, self._rows, guesses, steps, gamma, strict=True
+        ):
             trees.append(TokenTree())
             if count:
-                trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), max_tokens)
+                trees[-1].add_path(
+                    self.pair.continuation(row.tokens, state.context, tokens[:count]), max_tokens
+                )
         return to_draft(trees, rows.device)
 
     def _guesses(self, num_rows: int, steps: list[int]) -> list[list[int]]:
         """What the draft says next, in its own tokens; of each row at least `steps`."""
-        count, pending = max(steps), self._pending(steps)
+        count = max(steps)
+        pending = self._pending(steps)
         if isinstance(self.lm.run, NativeRun):
-            found = self._chains(self.lm.run, Picks.likeliest(num_rows, count), pending, count, self._own)
+            found = self._chains(
+                self.lm.run, Picks.likeliest(num_rows, count), pending, count, self._own
+            )
             if found is not None:
                 chains: list[list[int]] = found[0].tolist()
                 self._hold(pending, chains, steps)
@@ -252,26 +310,41 @@ class UniversalDrafter(Drafter):
         return guesses
 
     def _chains(
-        self, run: NativeRun, picks: Picks, pending: list[list[int]], count: int, vocabulary: Vocabulary
+        self,
+        run: NativeRun,
+        picks: Picks,
+        pending: list[list[int]],
+        count: int,
+        vocabulary: Vocabulary,
     ) -> tuple[Tensor, Tensor] | None:
-        return chains_behind(self.lm, run, picks, [tokens or [0] for tokens in pending], count, vocabulary)
+        return chains_behind(
+            self.lm, run, picks, [tokens or [0] for tokens in pending], count, vocabulary
+        )
 
     def _hold(self, pending: list[list[int]], chains: list[list[int]], steps: list[int]) -> None:
-        """Commit what a whole chain fed of each row: what it lacked, and its draft tokens but the last."""
-        for index, (state, tokens, chain, count) in enumerate(zip(self._rows, pending, chains, steps, strict=True)):
+        """Commit what a whole chain fed of each row: what it lacked, and its draft tokens but the
+        last."""
+        for index, (state, tokens, chain, count) in enumerate(
+            zip(self._rows, pending, chains, steps, strict=True)
+        ):
             fed = [*tokens, *chain[: max(0, count - 1)]]
             self.lm.kv.advance(index, len(fed))
             state.cached += fed
 
     def _pending(self, steps: list[int]) -> list[list[int]]:
-        """What each row's cache still lacks, the last draft token included, once long texts are read. A long text that nothing is
-        drafted for is not read: it lacks nothing."""
+        """What each row's cache still lacks, the last draft token included, once long texts are
+        read. A long text that nothing is drafted for is not read: it lacks nothing."""
         kv = self.lm.kv
         context_tokens = [
-            state.context.tokens if count or not self._lags(index) else state.context.tokens[: kv.lengths[index]]
+            state.context.tokens
+            if count or not self._lags(index)
+            else state.context.tokens[: kv.lengths[index]]
             for index, (state, count) in enumerate(zip(self._rows, steps, strict=True))
         ]
-        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(context_tokens, kv.lengths, strict=True)):
+        if any(
+            len(tokens) - length > MAX_RAGGED
+            for tokens, length in zip(context_tokens, kv.lengths, strict=True)
+        ):
             self.lm.catch_up(context_tokens)
             self._note_cached()
         return [tokens[length:] for tokens, length in zip(context_tokens, kv.lengths, strict=True)]
@@ -288,7 +361,9 @@ class UniversalDrafter(Drafter):
     def _feed(self, tokens: list[list[int]]) -> Tensor:
         """Feed and commit some tokens of every row; logits (B, V') after each row's last one."""
         width = max(1, *map(len, tokens))
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=self.lm.device)
+        padded = torch.tensor(
+            [row + [0] * (width - len(row)) for row in tokens], device=self.lm.device
+        )
         last = torch.tensor([max(0, len(row) - 1) for row in tokens], device=self.lm.device)
         logits = self.lm.forward(padded).logits
         for index, (state, row) in enumerate(zip(self._rows, tokens, strict=True)):
@@ -298,9 +373,13 @@ class UniversalDrafter(Drafter):
 
 
 def _num_common(left: list[int], right: list[int]) -> int:
-    """Length of the common beginning; whole blocks at a time, for it is long and nearly all of both."""
-    at, block = 0, 256
-    while at + block <= min(len(left), len(right)) and left[at : at + block] == right[at : at + block]:
+    """Length of the common beginning; whole blocks at a time, for it is long and nearly all of
+    both."""
+    at = 0
+    block = 256
+    while (
+        at + block <= min(len(left), len(right)) and left[at : at + block] == right[at : at + block]
+    ):
         at += block
     while at < min(len(left), len(right)) and left[at] == right[at]:
         at += 1

@@ -1,7 +1,9 @@
-"""What stands where SGLang's n-gram worker has its table of n-grams: the same calls, answered by one of our drafters.
+"""What stands where SGLang's n-gram worker has its table of n-grams: the same calls, answered by
+one of our drafters.
 
-The worker asks with the ends of all texts and their lengths, and gets for each text a fixed number of tokens to verify: the last
-one of the text, then the draft. Texts have names (request ids). Drafts follow from the calls alone, so all ranks get the same.
+The worker asks with the ends of all texts and their lengths, and gets for each text a fixed number
+of tokens to verify: the last one of the text, then the draft. Texts have names (request ids).
+Drafts follow from the calls alone, so all ranks get the same.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Lookups:
     """A drafter behind the interface of SGLang's `NgramCorpus` (0.5.19)."""
 
     def __init__(self, drafting: BatchDrafter, num_tokens: int, context_length: int) -> None:
-        """`num_tokens`: to verify for each text, its last one included (--speculative-num-draft-tokens)."""
+        """`num_tokens`: to verify for each text, its last one included
+        (--speculative-num-draft-tokens)."""
         self._drafting = drafting
         self._num_tokens = num_tokens
         self._context = context_length
@@ -29,16 +32,22 @@ class Lookups:
         self._lengths: dict[str, int] = {}  # of the texts of the last step
 
     def see(self, requests: Sequence[Any]) -> None:
-        """SGLang's requests of the step that is asked for next; each has `rid`, `origin_input_ids` and `output_ids`."""
+        """SGLang's requests of the step that is asked for next; each has `rid`, `origin_input_ids`
+        and `output_ids`."""
         self._requests = {request.rid: request for request in requests}
 
     def batch_get(
-        self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
+        self,
+        req_ids: Sequence[str],
+        batch_tokens: Sequence[Sequence[int]],
+        total_lens: Sequence[int],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens to verify (B x n,) int64, and the attention mask (B x n x n,) int64 of 0 and 1, for chains.
+        """Tokens to verify (B x n,) int64, and the attention mask (B x n x n,) int64 of 0 and 1,
+        for chains.
 
-        batch_tokens: the ends of the texts, longer than what a step can add. total_lens: their lengths. What a draft leaves free
-        repeats the text's last token; such a token is verified like any other.
+        batch_tokens: the ends of the texts, longer than what a step can add. total_lens: their
+        lengths. What a draft leaves free repeats the text's last token; such a token is verified
+        like any other.
         """
         asks = [self._ask(*row) for row in zip(req_ids, batch_tokens, total_lens, strict=True)]
         drafts = self._drafting.step(asks)
@@ -51,18 +60,22 @@ class Lookups:
         return tokens.reshape(-1), np.broadcast_to(sees, (len(asks), *sees.shape)).reshape(-1)
 
     def _ask(self, name: str, end: Sequence[int], length: int) -> Ask:
-        new = length - self._lengths.get(name, length - 1)  # of an unknown text one, as of any that begins
+        # of an unknown text one, as of any that begins
+        new = length - self._lengths.get(name, length - 1)
         emitted = list(end[-new:]) if 0 < new <= len(end) else list(end[-1:])
         room = min(self._num_tokens - 1, self._context - length - 1)
         return Ask(name, length, emitted, lambda: self._text(name, end, length), max(0, room))
 
     def _text(self, name: str, end: Sequence[int], length: int) -> list[int]:
-        """All tokens. What the last step added may not be in the request yet, where SGLang overlaps steps: it is in `end`."""
+        """All tokens. What the last step added may not be in the request yet, where SGLang overlaps
+        steps: it is in `end`."""
         request = self._requests[name]
         tokens = [*request.origin_input_ids, *request.output_ids]
         missing = length - len(tokens)
         if missing > len(end):
-            raise CapabilityError(f"SGLang shows {len(tokens)} tokens of request '{name}' and counts {length}")
+            raise CapabilityError(
+                f"SGLang shows {len(tokens)} tokens of request '{name}' and counts {length}"
+            )
         return [*tokens, *end[len(end) - missing :]] if missing > 0 else tokens[:length]
 
     # ---------------------------------------------------------------- the rest of NgramCorpus
@@ -77,9 +90,11 @@ class Lookups:
         """Texts that a step does not ask about are forgotten there."""
 
     def reset(self) -> None:
-        """SGLang has emptied its caches and dropped its texts; what was learned from them stays valid."""
+        """SGLang has emptied its caches and dropped its texts; what was learned from them stays
+        valid."""
         self._drafting.step([])
-        self._lengths, self._requests = {}, {}
+        self._lengths = {}
+        self._requests = {}
 
     @property
     def remaining_token_budget(self) -> int:

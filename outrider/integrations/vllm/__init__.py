@@ -1,9 +1,12 @@
-"""Outrider's look-up drafters inside vLLM: `Proposer` for its method `custom_class`, `plugin.register` for its plug-in loader.
+"""Outrider's look-up drafters inside vLLM: `Proposer` for its method `custom_class`,
+`plugin.register` for its plug-in loader.
 
     vllm serve MODEL --speculative-config
-        '{"method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 8}'
+        '{"method": "custom_class", "model": "outrider.integrations.vllm.Proposer",
+        "num_speculative_tokens": 8}'
 
-vLLM loads plug-ins in every process, so nothing is imported here until `Proposer` is asked for. docs/vllm.md is for operators.
+vLLM loads plug-ins in every process, so nothing is imported here until `Proposer` is asked for.
+docs/vllm.md is for operators.
 """
 
 from __future__ import annotations

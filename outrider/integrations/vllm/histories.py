@@ -1,9 +1,11 @@
-"""Which row of vLLM's batch is which text: by the text itself, for vLLM gives its custom drafters no request ids.
+"""Which row of vLLM's batch is which text: by the text itself, for vLLM gives its custom drafters
+no request ids.
 
-Between two steps rows change their order, leave, and new ones take theirs. A text is found again by its tokens: what it had after
-the last step must be exactly what a row has now without the tokens it was just given. So it does not matter which of two equal
-texts a row gets. A text that no row shows is forgotten at once. A request that was preempted comes back as a new text: its
-tokens are all there, and reading them again costs far less than the pass that vLLM makes over them.
+Between two steps rows change their order, leave, and new ones take theirs. A text is found again by
+its tokens: what it had after the last step must be exactly what a row has now without the tokens it
+was just given. So it does not matter which of two equal texts a row gets. A text that no row shows
+is forgotten at once. A request that was preempted comes back as a new text: its tokens are all
+there, and reading them again costs far less than the pass that vLLM makes over them.
 """
 
 from __future__ import annotations
@@ -30,13 +32,19 @@ class _History:
     def append(self, tokens: Sequence[int]) -> None:
         end = self.length + len(tokens)
         if end > len(self.tokens):
-            self.tokens = np.concatenate([self.tokens[: self.length], np.zeros(len(tokens) + self.length // 2 + SPARE, np.int32)])
+            self.tokens = np.concatenate(
+                [
+                    self.tokens[: self.length],
+                    np.zeros(len(tokens) + self.length // 2 + SPARE, np.int32),
+                ]
+            )
         self.tokens[self.length : end] = tokens
         self.length = end
 
 
 class Histories:
-    """Texts of the last step, each under a number that it keeps as long as some row shows it in every step."""
+    """Texts of the last step, each under a number that it keeps as long as some row shows it in
+    every step."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -47,8 +55,8 @@ class Histories:
         return len(self._texts)
 
     def follow(self, rows: Sequence[tuple[np.ndarray, Sequence[int]]]) -> list[int]:
-        """The number of each row's text. A row is its tokens (n,) before this step and the tokens it got in it; texts of no row
-        are forgotten, rows without a known text get a new number."""
+        """The number of each row's text. A row is its tokens (n,) before this step and the tokens
+        it got in it; texts of no row are forgotten, rows without a known text get a new number."""
         free = dict(self._texts)
         numbers: list[int] = []
         by_length: dict[int, list[int]] | None = None
@@ -62,7 +70,9 @@ class Histories:
                     for known, text in self._texts.items():
                         by_length.setdefault(text.length, []).append(known)
                 candidates = by_length.get(len(before), ())
-                number = next((one for one in candidates if one in free and free[one].equals(before)), -1)
+                number = next(
+                    (one for one in candidates if one in free and free[one].equals(before)), -1
+                )
             if number < 0:
                 number = next(self._numbers)
                 self._texts[number] = _History(before.astype(np.int32), len(before))

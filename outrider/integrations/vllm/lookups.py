@@ -1,8 +1,9 @@
 """Turns a drafter's name into a drafter that can work in vLLM, or into the reason why it cannot.
 
-vLLM shows a drafter token ids and nothing else, and verifies one chain a row. So what is left are the drafters that look texts up
-(`ngram`, `suffix`, `ngram-cache`, `retrieval`, a `composite` of them), and those of others that need no more, like a client of a
-draft service. Options that make trees by default make chains here.
+vLLM shows a drafter token ids and nothing else, and verifies one chain a row. So what is left are
+the drafters that look texts up (`ngram`, `suffix`, `ngram-cache`, `retrieval`, a `composite` of
+them), and those of others that need no more, like a client of a draft service. Options that make
+trees by default make chains here.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class LookupPlan:
     def choose(cls, chosen: Chosen) -> LookupPlan:
         """The drafter that vLLM's settings name.
 
-        Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs more than token
-        ids.
+        Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs
+        more than token ids.
         """
         name = chosen.drafter
         if name == "none":
-            raise ConfigError("drafter 'none' drafts nothing: leave --speculative-config out instead")
+            raise ConfigError(
+                "drafter 'none' drafts nothing: leave --speculative-config out instead"
+            )
         kind: type[Drafter] = DRAFTERS.load(name)
         settings = _settings(name, kind, chosen.options)
         parts = tuple(_parts(name, kind, settings))
@@ -64,8 +67,8 @@ class LookupPlan:
         return all(kind.repeatable for _, kind, _ in self.parts)
 
     def build(self, target: TextOnly, num_draft_tokens: int) -> Drafter:
-        """The drafter, for at most `num_draft_tokens` a row. Raises what drafters raise, and CapabilityError for one that turns
-        out to want hidden states."""
+        """The drafter, for at most `num_draft_tokens` a row. Raises what drafters raise, and
+        CapabilityError for one that turns out to want hidden states."""
         loaded = target.load(tokenizer=any(kind.requires.tokenizer for _, kind, _ in self.parts))
         drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings))
         drafter.name = self.name
@@ -95,12 +98,15 @@ def _with_chains(settings: CompositeSettings) -> CompositeSettings:
 
 
 def _parts(name: str, kind: type[Drafter], settings: Any) -> Iterator[Part]:
-    """The drafter itself, or the parts of a composite. Raises ConfigError for a composite that shares a tree."""
+    """The drafter itself, or the parts of a composite. Raises ConfigError for a composite that
+    shares a tree."""
     if not isinstance(settings, CompositeSettings):
         yield name, kind, settings
         return
     if settings.mode != "best":
-        raise ConfigError(f"composite mode={settings.mode} makes trees, and vLLM verifies chains: use mode=best")
+        raise ConfigError(
+            f"composite mode={settings.mode} makes trees, and vLLM verifies chains: use mode=best"
+        )
     for part, (part_kind, part_settings) in CompositeDrafter.part_classes(settings).items():
         yield part, part_kind, part_settings
 
@@ -111,9 +117,15 @@ def _check(name: str, kind: type[Drafter], settings: Any) -> None:
         if getattr(required, requirement):
             raise CapabilityError(_refusal(name, what))
     if required.trees:
-        raise CapabilityError(f"drafter '{name}' drafts trees with these options, and vLLM verifies chains: take chains")
+        raise CapabilityError(
+            f"drafter '{name}' drafts trees with these options, and vLLM verifies chains: take "
+            "chains"
+        )
     if getattr(settings, "cache", ""):
-        raise CapabilityError(f"drafter '{name}' writes cache=FILE at a program's end, which vLLM does not announce: drop it")
+        raise CapabilityError(
+            f"drafter '{name}' writes cache=FILE at a program's end, which vLLM does not "
+            "announce: drop it"
+        )
 
 
 def usable() -> list[str]:

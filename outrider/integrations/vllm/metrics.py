@@ -1,11 +1,14 @@
-"""Our counters on vLLM's /metrics page, although they are counted in another process than the one that answers it.
+"""Our counters on vLLM's /metrics page, although they are counted in another process than the one
+that answers it.
 
-vLLM's engine works in a process of its own, and its page is made in the server's. So counters are written into memory-mapped
-files of prometheus-client's own format, one file for each kind of metric and process:
+vLLM's engine works in a process of its own, and its page is made in the server's. So counters are
+written into memory-mapped files of prometheus-client's own format, one file for each kind of metric
+and process:
 
     several API servers    vLLM sets PROMETHEUS_MULTIPROC_DIR, and its page is made from all files there: ours go there, too
     one                    `announce` makes a folder in the server's process, registers a reader of it in vLLM's registry, and
-                           hands its name to the processes that are started later, by the environment
+                           hands its name to the processes that are started later, by the
+                           environment
 """
 
 from __future__ import annotations
@@ -36,13 +39,16 @@ HELP = {
 
 
 def announce() -> None:
-    """Make vLLM's /metrics page of this process show what drafters in other processes count. Once a process tree."""
+    """Make vLLM's /metrics page of this process show what drafters in other processes count. Once a
+    process tree."""
     if os.environ.get(FOLDER) or os.environ.get(SHARED):
         return
     folder = tempfile.mkdtemp(prefix="outrider-vllm-")
     os.environ[FOLDER] = folder
     owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    atexit.register(
+        lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None
+    )
     multiprocess.MultiProcessCollector(REGISTRY, path=folder)
 
 
@@ -59,7 +65,8 @@ class Meter:
 
     @classmethod
     def find(cls, drafter: str) -> Meter | None:
-        """The counters of this process; None where nobody would read them (vLLM's plug-ins were not loaded)."""
+        """The counters of this process; None where nobody would read them (vLLM's plug-ins were not
+        loaded)."""
         folder = os.environ.get(SHARED) or os.environ.get(FOLDER)
         return cls(drafter, Path(folder)) if folder and os.path.isdir(folder) else None
 
@@ -90,7 +97,8 @@ class Meter:
         return self._key(SECONDS, "_bucket", le=floatToGoString(bound))
 
     def _key(self, metric: str, suffix: str, **labels: str) -> str:
-        name, labels = PREFIX + metric, {"drafter": self._drafter, **labels}
+        name = PREFIX + metric
+        labels = {"drafter": self._drafter, **labels}
         return mmap_key(name, name + suffix, list(labels), list(labels.values()), HELP[metric])
 
     def _add(self, file: MmapedDict, key: str, amount: float) -> None:

@@ -1,8 +1,9 @@
-"""`Proposer`: what vLLM's speculative method `custom_class` builds and asks, in its old model runner.
+"""`Proposer`: what vLLM's speculative method `custom_class` builds and asks, in its old model
+runner.
 
-vLLM calls `propose` after each step, with the tokens it accepted and all rows' tokens (read in vLLM 0.32: v1/spec_decode/
-custom_class_proposer.py, v1/worker/gpu_model_runner.py). Rows without new tokens are still reading their prompts. Rows carry no
-names; `histories.py` tells them apart.
+vLLM calls `propose` after each step, with the tokens it accepted and all rows' tokens (read in vLLM
+0.32: v1/spec_decode/ custom_class_proposer.py, v1/worker/gpu_model_runner.py). Rows without new
+tokens are still reading their prompts. Rows carry no names; `histories.py` tells them apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from outrider.integrations.vllm.versions import log, warn_if_untested
 
 
 class Proposer:
-    """Look-up drafters of Outrider for one vLLM worker. Every rank has one, and all get the same calls."""
+    """Look-up drafters of Outrider for one vLLM worker. Every rank has one, and all get the same
+    calls."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Build the drafter that vLLM's VllmConfig asks for.
@@ -36,25 +38,38 @@ class Proposer:
         """
         warn_if_untested(_version())
         self._limits = ProposalLimits(vllm_config)
-        plan = LookupPlan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
+        plan = LookupPlan.choose(
+            read_options(getattr(vllm_config, "additional_config", None), os.environ)
+        )
         self._ranks = Ranks(vllm_config.parallel_config, repeatable=plan.repeatable)
         if self._ranks.drafts_here:
             self._drafting, self._meter = build(plan, vllm_config, counts=self._ranks.leads)
         self._histories = Histories()
 
     def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: np.ndarray, token_ids_cpu: np.ndarray,
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
-    ) -> list[list[int]]:  # fmt: skip
-        """Draft tokens of each row: [] for rows without new tokens, and where nothing is worth a guess.
+    ) -> list[list[int]]:
+        """Draft tokens of each row: [] for rows without new tokens, and where nothing is worth a
+        guess.
 
-        sampled_token_ids: tokens each row got in this step. num_tokens_no_spec (rows,): tokens of its text, those included.
-        token_ids_cpu (rows, max_model_len): the texts. slot_mappings belong to drafters with caches. Raises ConfigError where
-        vLLM gives something else.
+        sampled_token_ids: tokens each row got in this step. num_tokens_no_spec (rows,): tokens of
+        its text, those included. token_ids_cpu (rows, max_model_len): the texts. slot_mappings
+        belong to drafters with caches. Raises ConfigError where vLLM gives something else.
         """
-        return self._ranks.agreed(lambda: self._draft(sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
+        return self._ranks.agreed(
+            lambda: self._draft(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        )
 
-    def _draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any) -> list[list[int]]:
+    def _draft(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+    ) -> list[list[int]]:
         began = time.perf_counter()
         rows = [index for index, emitted in enumerate(sampled_token_ids) if emitted]
         self._check(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -62,10 +77,14 @@ class Proposer:
         seen = []
         for index in rows:
             emitted = sampled_token_ids[index]
-            seen.append((token_ids_cpu[index, : int(num_tokens_no_spec[index]) - len(emitted)], emitted))
+            seen.append(
+                (token_ids_cpu[index, : int(num_tokens_no_spec[index]) - len(emitted)], emitted)
+            )
         asks = [
             self._ask(key, emitted, token_ids_cpu[index], int(num_tokens_no_spec[index]), max_nodes)
-            for key, index, (_, emitted) in zip(self._histories.follow(seen), rows, seen, strict=True)
+            for key, index, (_, emitted) in zip(
+                self._histories.follow(seen), rows, seen, strict=True
+            )
         ]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         for index, draft in zip(rows, self._drafting.step(asks), strict=True):
@@ -77,25 +96,40 @@ class Proposer:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter to load its weights; these have none."""
 
-    def _ask(self, key: int, emitted: Sequence[int], tokens: np.ndarray, length: int, max_nodes: int) -> Ask:
-        return Ask(key, length, emitted, lambda: tokens[:length].tolist(), self._limits.room(length, max_nodes))
+    def _ask(
+        self, key: int, emitted: Sequence[int], tokens: np.ndarray, length: int, max_nodes: int
+    ) -> Ask:
+        return Ask(
+            key,
+            length,
+            emitted,
+            lambda: tokens[:length].tolist(),
+            self._limits.room(length, max_nodes),
+        )
 
-    def _check(self, rows: list[int], emitted: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> None:
+    def _check(
+        self, rows: list[int], emitted: Sequence[Sequence[int]], lengths: Any, tokens: Any
+    ) -> None:
         """Arrays as this interface has had them since it exists: another vLLM might give others."""
         fits = getattr(tokens, "ndim", 0) == 2 and getattr(lengths, "ndim", 0) == 1
         if fits and min(len(tokens), len(lengths)) >= len(emitted):
-            fits = all(len(emitted[index]) <= int(lengths[index]) <= tokens.shape[1] for index in rows)
+            fits = all(
+                len(emitted[index]) <= int(lengths[index]) <= tokens.shape[1] for index in rows
+            )
         else:
             fits = not emitted
         if not fits:
             raise ConfigError(
-                f"vLLM {_version()} calls its custom drafters otherwise than 0.32 does: expected token counts (rows,) and "
-                f"tokens (rows, max_model_len) for {len(emitted)} rows, got shapes {np.shape(lengths)} and {np.shape(tokens)}"
+                f"vLLM {_version()} calls its custom drafters otherwise than 0.32 does: expected "
+                "token counts (rows,) and "
+                f"tokens (rows, max_model_len) for {len(emitted)} rows, got shapes "
+                f"{np.shape(lengths)} and {np.shape(tokens)}"
             )
 
 
 class ProposalLimits:
-    """How many tokens may be drafted: `num_speculative_tokens`, fewer by vLLM's table for large batches, and the context."""
+    """How many tokens may be drafted: `num_speculative_tokens`, fewer by vLLM's table for large
+    batches, and the context."""
 
     def __init__(self, vllm_config: Any) -> None:
         speculative = vllm_config.speculative_config
@@ -105,7 +139,8 @@ class ProposalLimits:
         self._by_rows = sorted((int(first), int(tokens)) for first, _, tokens in table)
 
     def max_nodes(self, num_rows: int) -> int:
-        """For a batch of so many rows. Between two lines of the table, and behind the last, the earlier one goes on."""
+        """For a batch of so many rows. Between two lines of the table, and behind the last, the
+        earlier one goes on."""
         if not self._by_rows:
             return self.num_tokens
         fitting = [tokens for first, tokens in self._by_rows if first <= num_rows]
@@ -117,7 +152,8 @@ class ProposalLimits:
 
 
 def build(plan: LookupPlan, vllm_config: Any, *, counts: bool) -> tuple[BatchDrafter, Meter | None]:
-    """The drafter for vLLM's model, and who counts, where one `counts` (one rank of each tensor-parallel group)."""
+    """The drafter for vLLM's model, and who counts, where one `counts` (one rank of each
+    tensor-parallel group)."""
     target = TextOnly.of(vllm_config.model_config)
     drafter = plan.build(target, int(vllm_config.speculative_config.num_speculative_tokens))
     meter = Meter.find(plan.name) if counts else None

@@ -31,24 +31,35 @@ class TextOnly:
     def of(cls, model_config: Any) -> TextOnly:
         """Read the target's names and sizes from vLLM's ModelConfig."""
         return cls(
-            model_config.model, model_config.get_vocab_size(), model_config.max_model_len, model_config.tokenizer,
-            model_config.tokenizer_revision, bool(model_config.trust_remote_code),
-        )  # fmt: skip
+            model_config.model,
+            model_config.get_vocab_size(),
+            model_config.max_model_len,
+            model_config.tokenizer,
+            model_config.tokenizer_revision,
+            bool(model_config.trust_remote_code),
+        )
 
     def load(self, *, tokenizer: bool) -> LoadedModel:
-        """A model that cannot be run, with its tokenizer where one is asked for. Raises CheckpointError where that is missing."""
+        """A model that cannot be run, with its tokenizer where one is asked for. Raises
+        CheckpointError where that is missing."""
         shape = LMShape(self.vocab_size, self.context_length, (), None, 0)
         lm = LM(_NoWeights(self.name), shape, torch.float32, torch.device("cpu"))
         card = unknown_card(self.vocab_size)
-        return LoadedModel(self.name, lm, card, self._load_tokenizer() if tokenizer else None, frozenset())
+        return LoadedModel(
+            self.name, lm, card, self._load_tokenizer() if tokenizer else None, frozenset()
+        )
 
     def _load_tokenizer(self) -> Any:
         try:
             return AutoTokenizer.from_pretrained(
-                self.tokenizer, revision=self.tokenizer_revision, trust_remote_code=self.trust_remote_code
+                self.tokenizer,
+                revision=self.tokenizer_revision,
+                trust_remote_code=self.trust_remote_code,
             )
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"the tokenizer '{self.tokenizer}' cannot be loaded: {error}") from error
+            raise CheckpointError(
+                f"the tokenizer '{self.tokenizer}' cannot be loaded: {error}"
+            ) from error
 
 
 class _NoWeights:
@@ -61,9 +72,16 @@ class _NoWeights:
         self._refuse()
 
     def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        plan: PassPlan,
+        columns: Tensor,
+        layers: tuple[int, ...],
     ) -> tuple[Tensor, list[Tensor]]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise CapabilityError(f"'{self._name}' is run by vLLM: a drafter in there cannot run it, too")
+        raise CapabilityError(
+            f"'{self._name}' is run by vLLM: a drafter in there cannot run it, too"
+        )

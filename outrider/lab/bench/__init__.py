@@ -1,4 +1,5 @@
-"""Plain against speculative decoding on the same prompts, in turn, until the answer is certain or the time is spent.
+"""Plain against speculative decoding on the same prompts, in turn, until the answer is certain or
+the time is spent.
 
     plan.py         what is measured, and when to stop; from a workload to the token ids of every cell, in groups
     stages.py       the rounds through all cells: journal, budget, who is still uncertain, busy neighbours: once more

@@ -1,6 +1,8 @@
-"""What a bench run found: cells, in each of them every configuration, and the single runs they were computed from.
+"""What a bench run found: cells, in each of them every configuration, and the single runs they were
+computed from.
 
-Counts are stored and ratios derived from them; docs/bench.md, "What the numbers are", has the formulas.
+Counts are stored and ratios derived from them; docs/bench.md, "What the numbers are", has the
+formulas.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ ENDINGS: dict[Ending, str] = {
 
 
 class Percentiles(Record):
-    """Percentiles of `n` values, linear between neighbours. With fewer than 100 values p99 is close to the largest."""
+    """Percentiles of `n` values, linear between neighbours. With fewer than 100 values p99 is close
+    to the largest."""
 
     n: int
     p50: float
@@ -45,13 +48,18 @@ class DepthAcceptance(Record):
     """Draft tokens by depth, from 1: index 0 is the first draft token."""
 
     num_steps: int  # that had a draft
-    reached: list[int] = Field(default_factory=list)  # steps whose draft went on at this depth, everything before it kept
-    kept: list[int] = Field(default_factory=list)  # of those, the ones where a token of this depth was kept
+    # steps whose draft went on at this depth, everything before it kept
+    reached: list[int] = Field(default_factory=list)
+    # of those, the ones where a token of this depth was kept
+    kept: list[int] = Field(default_factory=list)
 
     @property
     def conditional(self) -> list[float | None]:
         """P(token at this depth kept | everything before it kept) = kept / reached."""
-        return [kept / reached if reached else None for kept, reached in zip(self.kept, self.reached, strict=True)]
+        return [
+            kept / reached if reached else None
+            for kept, reached in zip(self.kept, self.reached, strict=True)
+        ]
 
     @property
     def per_position(self) -> list[float]:
@@ -60,9 +68,10 @@ class DepthAcceptance(Record):
 
     @property
     def survival(self) -> list[float]:
-        """S(i) = c_1 ... c_i, the product-limit estimate (Kaplan & Meier 1958): drafts of different lengths count as far as
-        they go."""
-        product, curve = 1.0, []
+        """S(i) = c_1 ... c_i, the product-limit estimate (Kaplan & Meier 1958): drafts of different
+        lengths count as far as they go."""
+        product = 1.0
+        curve = []
         for share in self.conditional:
             product *= share or 0.0
             curve.append(product)
@@ -97,10 +106,12 @@ class Accuracy(Record):
     """Answers that are right, over the prompts whose answers were complete on both sides."""
 
     num_graded: int
-    num_incomplete: int  # prompts with a right answer whose text was cut off on either side: not graded
+    # prompts with a right answer whose text was cut off on either side: not graded
+    num_incomplete: int
     num_right: int
     num_plain_right: int
-    p_value: float | None = None  # McNemar's exact test on the prompts that only one side answered rightly
+    # McNemar's exact test on the prompts that only one side answered rightly
+    p_value: float | None = None
 
 
 class Measured(Record):
@@ -114,18 +125,24 @@ class Measured(Record):
     tested: int
     accepted: int
     num_disturbed: int  # runs beside busy neighbours, the repeats included
-    other_cpu: float | None = None  # mean share of the processors that others used during its runs; None: not recorded
+    # mean share of the processors that others used during its runs; None: not recorded
+    other_cpu: float | None = None
     speedup: Interval | None = None  # decode phase; None: plain, or nothing to compare
     end_to_end: Interval | None = None  # prompt and queue included
-    tokens_per_s: Interval | None  # of one row's decode phase: tokens / seconds, behind its first step
+    # of one row's decode phase: tokens / seconds, behind its first step
+    tokens_per_s: Interval | None
     throughput_tokens_per_s: float  # all rows together, prompts included
     ttft_s: Percentiles | None = None
     tpot_s: Percentiles | None = None  # per run: seconds behind the first step / tokens behind it
-    chunk_s: Percentiles | None = None  # from one step of a row to its next: how long a reader waits for more
-    time_s: dict[str, float] = Field(default_factory=dict)  # by phase; the sum is the wall time of all runs
+    # from one step of a row to its next: how long a reader waits for more
+    chunk_s: Percentiles | None = None
+    # by phase; the sum is the wall time of all runs
+    time_s: dict[str, float] = Field(default_factory=dict)
     acceptance: DepthAcceptance | None = None  # None: nothing was drafted
-    roof: float | None = None  # tokens per second / those of a plain pass that reads its bytes at full bandwidth
-    step_s: dict[int, float] = Field(default_factory=dict)  # draft nodes of the widest row -> median seconds, all rows running
+    # tokens per second / those of a plain pass that reads its bytes at full bandwidth
+    roof: float | None = None
+    # draft nodes of the widest row -> median seconds, all rows running
+    step_s: dict[int, float] = Field(default_factory=dict)
     identity: Identity | None = None  # None: sampled texts, which differ by design
     accuracy: Accuracy | None = None
 
@@ -199,14 +216,16 @@ class Cell(Record):
     task: str
     temperature: float
     batch_size: int
-    context: int | None  # tokens that every prompt was filled up or cut to; None: prompts as they are
+    # tokens that every prompt was filled up or cut to; None: prompts as they are
+    context: int | None
     prompt_ids: list[str]
     mean_prompt_tokens: float
     max_new_tokens: int
     rounds: int  # begun
     ended_by: Ending
     seconds: float  # spent on it
-    failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
+    # configurations that could not run here, and why
+    failures: dict[str, str] = Field(default_factory=dict)
     others: OtherProcesses | None = None  # None: nothing ran
     configurations: list[Measured]
     runs: list[RunLine]
@@ -217,7 +236,9 @@ class Cell(Record):
 
     def measured(self, configuration: int) -> Measured | None:
         """What was measured for one configuration; None where it could not run."""
-        return next((one for one in self.configurations if one.configuration == configuration), None)
+        return next(
+            (one for one in self.configurations if one.configuration == configuration), None
+        )
 
 
 class ConfigurationInfo(Record):
@@ -227,9 +248,11 @@ class ConfigurationInfo(Record):
     arguments: dict[str, Any]  # of outrider.LLM
     resolved: dict[str, Any] = Field(default_factory=dict)  # the same with every default filled in
     baseline: int  # the plain configuration that it is compared with: itself, where it is plain
-    learns: bool = False  # from texts, or lengths follow the clock: a fresh start in every cell and round, no run twice
+    # from texts, or lengths follow the clock: a fresh start in every cell and round, no run twice
+    learns: bool = False
     lossless: bool = True
-    exact: bool = True  # greedy texts are the plain ones to the bit on this machine, else up to rounding
+    # greedy texts are the plain ones to the bit on this machine, else up to rounding
+    exact: bool = True
     added_weights_bytes: int | None = None  # beside the target; None: not known
     added_kv_bytes_per_token: int | None = None
     notes: list[str] = Field(default_factory=list)
@@ -262,7 +285,9 @@ class WorkloadInfo(Record):
 
     @classmethod
     def of(cls, workload: Workload) -> WorkloadInfo:
-        return cls(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped))
+        return cls(
+            name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)
+        )
 
 
 class SpeculationCounts(Record):
@@ -272,7 +297,8 @@ class SpeculationCounts(Record):
     num_tokens: int  # that these passes emitted, correction or bonus token included
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
-    accepted_per_position: list[int] = Field(default_factory=list)  # steps in which draft token i + 1 was accepted
+    # steps in which draft token i + 1 was accepted
+    accepted_per_position: list[int] = Field(default_factory=list)
 
     @property
     def tau(self) -> float | None:
@@ -288,13 +314,15 @@ class SpeculationCounts(Record):
 
 
 class MeasuredAnswer(Record):
-    """One request that a server answered to its end. Times are the client's, from just before it is sent."""
+    """One request that a server answered to its end. Times are the client's, from just before it is
+    sent."""
 
     id: str
     task: str = "other"
     seconds: float  # until the end of the text
     ttft_s: float | None  # to the first chunk with text; None for an answer without any
-    num_chunks: int  # events of the stream that carry text: under speculation often several tokens each
+    # events of the stream that carry text: under speculation often several tokens each
+    num_chunks: int
     num_tokens: int | None  # as the server counts them; None where it does not say
     text: str  # reasoning and content as they came
 
@@ -312,7 +340,8 @@ class ServerComparison(Record):
     baseline: str  # its label
     num_pairs: int
     speedup: Interval | None  # tokens/s of a request, here / there: sums over the pairs
-    differing: list[str] | None = None  # ids of the greedy answers that differ; None when texts were sampled
+    # ids of the greedy answers that differ; None when texts were sampled
+    differing: list[str] | None = None
 
 
 class ServerMeasurement(Record):
@@ -326,7 +355,8 @@ class ServerMeasurement(Record):
     num_requests: int  # asked for: answered, failed, or never sent
     answers: list[MeasuredAnswer]
     failures: list[str] = Field(default_factory=list)  # "request: what went wrong"
-    tokens_per_s: float | None  # tokens of all answers / seconds in which requests ran; None where they are not counted
+    # tokens of all answers / seconds in which requests ran; None where they are not counted
+    tokens_per_s: float | None
     request_s: Percentiles | None
     ttft_s: Percentiles | None
     tpot_s: Percentiles | None
@@ -353,14 +383,19 @@ class BenchResult(Result):
     seconds: float = Field(ge=0)  # of measuring, loading not included
 
     def comparable(self) -> list[Comparable]:
-        """Speeds and speedups of every cell and configuration, and what greedy decoding must repeat exactly."""
+        """Speeds and speedups of every cell and configuration, and what greedy decoding must repeat
+        exactly."""
         return [
             found
             for cell in self.cells
             for one in cell.configurations
-            for found in _comparables(f"{cell.label}: {self.configurations[one.configuration].label}", one)
+            for found in _comparables(
+                f"{cell.label}: {self.configurations[one.configuration].label}", one
+            )
         ] + [
-            Comparable(f"{server.label}: tokens/s", Interval.unknown(server.tokens_per_s), True, "tokens/s")
+            Comparable(
+                f"{server.label}: tokens/s", Interval.unknown(server.tokens_per_s), True, "tokens/s"
+            )
             for server in self.servers
             if server.tokens_per_s is not None
         ]

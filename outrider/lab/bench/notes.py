@@ -39,7 +39,8 @@ class RunNote(RunLine):
     decode_tokens: int
     wall_s: float  # of the whole group, prompts included
     gaps_s: list[float]  # from step to step
-    widths: list[int | None]  # draft nodes of the step's widest row, for each gap; None: a row of the group was missing
+    # draft nodes of the step's widest row, for each gap; None: a row of the group was missing
+    widths: list[int | None]
     time_s: dict[str, float]  # this row's share of wall_s: prompt, draft, target, verify, other
     num_drafts: int  # steps that had a draft
     reached: list[int]
@@ -51,29 +52,53 @@ class RunNote(RunLine):
 
 
 def notes_of(
-    traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0,
+    traces: Sequence[Trace],
+    configuration: int,
+    prompts: Sequence[int],
+    turn: int,
+    attempts: int,
+    group: int = 0,
     plain: Sequence[Trace] | None = None,
-) -> list[RunNote]:  # fmt: skip
-    """Notes of a group that was decoded together, in order. `plain`: the traces that it is compared with."""
+) -> list[RunNote]:
+    """Notes of a group that was decoded together, in order. `plain`: the traces that it is compared
+    with."""
     widths = _widths(traces)
     wall_s = max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
-    times, notes = _times(traces, wall_s), []
+    times = _times(traces, wall_s)
+    notes = []
     for row, trace in enumerate(traces):
-        stats, ends = trace.stats, [step.at_s for step in trace.steps]
+        stats = trace.stats
+        ends = [step.at_s for step in trace.steps]
         reached, kept, num_drafts = depth_counts(trace)
         notes.append(
             RunNote(
-                configuration=configuration, prompt=prompts[row], round=turn, group=group, prompt_tokens=trace.num_prompt,
-                tokens=stats.emitted, steps=stats.steps, drafted=stats.drafted, tested=stats.tested, accepted=stats.accepted,
-                ttft_s=trace.ttft_s, decode_s=ends[-1] - ends[0], decode_tokens=trace.decode_tokens(), wall_s=wall_s,
+                configuration=configuration,
+                prompt=prompts[row],
+                round=turn,
+                group=group,
+                prompt_tokens=trace.num_prompt,
+                tokens=stats.emitted,
+                steps=stats.steps,
+                drafted=stats.drafted,
+                tested=stats.tested,
+                accepted=stats.accepted,
+                ttft_s=trace.ttft_s,
+                decode_s=ends[-1] - ends[0],
+                decode_tokens=trace.decode_tokens(),
+                wall_s=wall_s,
                 gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
                 widths=[widths.get(at_s) for at_s in ends[1:]],
-                time_s=times, num_drafts=num_drafts, reached=reached, kept=kept,
-                shared=any(step.rows > 1 for step in trace.steps[1:]), other_cpu=trace.other_cpu, attempts=attempts,
+                time_s=times,
+                num_drafts=num_drafts,
+                reached=reached,
+                kept=kept,
+                shared=any(step.rows > 1 for step in trace.steps[1:]),
+                other_cpu=trace.other_cpu,
+                attempts=attempts,
                 complete=trace.completion.finish_reason == "stop",
                 pairing=None if plain is None else pair(plain[row], trace),
             )
-        )  # fmt: skip
+        )
     return notes
 
 
@@ -85,16 +110,21 @@ def pair(plain: Trace, own: Trace) -> Pairing:
     seconds = [trace.seconds_to(last) - trace.seconds_to(first) for trace in (plain, own)]
     wholes = [trace.ttft_s + trace.seconds_to(min(map(len, texts))) for trace in (plain, own)]
     return Pairing(
-        tokens=last - first, plain_s=seconds[0], own_s=seconds[1], plain_all_s=wholes[0], own_all_s=wholes[1],
+        tokens=last - first,
+        plain_s=seconds[0],
+        own_s=seconds[1],
+        plain_all_s=wholes[0],
+        own_all_s=wholes[1],
         parting=_parting(*texts),
-    )  # fmt: skip
+    )
 
 
 def depth_counts(trace: Trace) -> tuple[list[int], list[int], int]:
     """(reached, kept) by depth, and the number of steps that had a draft."""
     drafts = [step for step in trace.steps if step.tokens]
     deepest = max((len(step.path) + (not step.complete) for step in drafts), default=0)
-    reached, kept = [0] * deepest, [0] * deepest
+    reached = [0] * deepest
+    kept = [0] * deepest
     for step in drafts:
         for depth in range(len(step.path)):
             reached[depth] += 1
@@ -105,7 +135,8 @@ def depth_counts(trace: Trace) -> tuple[list[int], list[int], int]:
 
 
 def _widths(traces: Sequence[Trace]) -> dict[float, int]:
-    """Draft nodes of the widest row, by the end of the step; steps in which a row of the group is missing are left out."""
+    """Draft nodes of the widest row, by the end of the step; steps in which a row of the group is
+    missing are left out."""
     widths: dict[float, int] = {}
     for trace in traces:
         for step in trace.steps:
@@ -115,8 +146,8 @@ def _widths(traces: Sequence[Trace]) -> dict[float, int]:
 
 
 def _times(traces: Sequence[Trace], wall_s: float) -> dict[str, float]:
-    """A row's share of the group's wall time by phase. Feeding the prompts is the target's work of the first step; what lies
-    between steps counts as other."""
+    """A row's share of the group's wall time by phase. Feeding the prompts is the target's work of
+    the first step; what lies between steps counts as other."""
     total = {phase: sum(trace.stats.time_s[phase] for trace in traces) for phase in PHASES}
     prompt = traces[0].ttft_s - traces[0].steps[0].seconds
     total |= {"prompt": prompt, "target": total["target"] - prompt}
@@ -129,4 +160,8 @@ def _parting(plain: Sequence[int], own: Sequence[int]) -> Parting | None:
         return None
     both = enumerate(zip(plain, own, strict=False))
     index = next((at for at, (a, b) in both if a != b), min(len(plain), len(own)))
-    return Parting(position=index, plain=list(plain[index : index + SHOWN]), own=list(own[index : index + SHOWN]))
+    return Parting(
+        position=index,
+        plain=list(plain[index : index + SHOWN]),
+        own=list(own[index : index + SHOWN]),
+    )

@@ -1,4 +1,5 @@
-"""What is measured, and when it is enough; from a workload to what is decoded, in groups of a batch size.
+"""What is measured, and when it is enough; from a workload to what is decoded, in groups of a batch
+size.
 
 *Filling up* to L tokens: before the prompt come the other prompts of its task, of which the end is kept (docs/bench.md, "Cells").
 """
@@ -20,7 +21,8 @@ from outrider.lab.workload.prompts import PreparedPrompt, prepare
 from outrider.lab.workload.types import OnBad, Workload
 from outrider.sampling.params import SamplingParams, usable_temperature
 
-COUPLED = "gumbel"  # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
+# the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
+COUPLED = "gumbel"
 GOES_ON_BY = ("rounds", "budget_s")  # what a resumed run may change
 
 
@@ -33,7 +35,8 @@ class Plan:
     batch_sizes: tuple[int, ...] = (1,)
     context_lengths: tuple[int, ...] = ()  # tokens per prompt, with the first batch size
     prompts: int = 16  # per task
-    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))  # temperature and seed aside
+    # temperature and seed aside
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))
     seed: int = 0
     rounds: int = 2  # over the prompts, budget permitting
     budget_s: float = 1200.0
@@ -64,16 +67,29 @@ class Plan:
         everyone = [*sorted(baselines, key=lambda one: one.label), *wanted]
         return [one for number, one in enumerate(everyone) if one not in everyone[:number]]
 
-    def params(self, temperature: float, prompt: int, turn: int, max_tokens: int | None = None) -> SamplingParams:
+    def params(
+        self, temperature: float, prompt: int, turn: int, max_tokens: int | None = None
+    ) -> SamplingParams:
         """Sampling parameters of one prompt in one round: the same for every configuration."""
         seed = int(np.random.SeedSequence([self.seed, prompt, turn]).generate_state(1)[0])
-        return replace(self.sampling, temperature=temperature, seed=seed, max_tokens=max_tokens or self.sampling.max_tokens)
+        return replace(
+            self.sampling,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens or self.sampling.max_tokens,
+        )
 
     def cell_keys(self, tasks: Sequence[str]) -> list[CellKey]:
-        """All cells: every batch size with the prompts as they are, every context length at the first batch size."""
+        """All cells: every batch size with the prompts as they are, every context length at the
+        first batch size."""
         shapes: list[tuple[int, int | None]] = [(size, None) for size in self.batch_sizes]
         shapes += [(self.batch_sizes[0], length) for length in self.context_lengths]
-        found = [CellKey(task, t, size, length) for task in tasks for t in self.temperatures for size, length in shapes]
+        found = [
+            CellKey(task, t, size, length)
+            for task in tasks
+            for t in self.temperatures
+            for size, length in shapes
+        ]
         return list(dict.fromkeys(found))
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,7 +103,11 @@ class Plan:
 
 def baseline_of(configuration: Configuration) -> Configuration:
     """The plain decoding that a configuration is compared with."""
-    return Configuration(PLAIN, verifier=COUPLED) if configuration.verifier == COUPLED else Configuration()
+    return (
+        Configuration(PLAIN, verifier=COUPLED)
+        if configuration.verifier == COUPLED
+        else Configuration()
+    )
 
 
 def default_configurations(has_draft: bool) -> list[Configuration]:
@@ -111,49 +131,74 @@ class Material:
 
     def prompts(self, key: CellKey) -> list[PreparedPrompt]:
         """The prompts of a cell."""
-        own, length = self.by_task[key.task], key.context
-        return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
+        own = self.by_task[key.task]
+        length = key.context
+        return (
+            own
+            if length is None
+            else [filled(own, number, length, self.first_token) for number in range(len(own))]
+        )
 
 
 def gather(
-    workload: Workload, tokenizer: Any, plan: Plan, context: int, *, on_bad: OnBad = "refuse", chat_template: bool = True
+    workload: Workload,
+    tokenizer: Any,
+    plan: Plan,
+    context: int,
+    *,
+    on_bad: OnBad = "refuse",
+    chat_template: bool = True,
 ) -> Material:
     """The first `plan.prompts` requests of every task, as token ids.
 
-    Raises ConfigError where one of them does not fit into `context` together with its answer (with `on_bad="skip"`: where none
-    does; later ones then take its place), and for context lengths that the model does not hold.
+    Raises ConfigError where one of them does not fit into `context` together with its answer (with
+    `on_bad="skip"`: where none does; later ones then take its place), and for context lengths that
+    the model does not hold.
     """
     max_tokens = plan.sampling.required_max_tokens
     if plan.context_lengths and max(plan.context_lengths) + max_tokens > context:
         raise ConfigError(
-            f"context length {max(plan.context_lengths)} and {max_tokens} new tokens are more than the {context} tokens that the "
+            f"context length {max(plan.context_lengths)} and {max_tokens} new tokens are more "
+            f"than the {context} tokens that the "
             f"model holds: --context-lengths up to {context - max_tokens}, or fewer --max-tokens"
         )
     prepared = prepare(
-        workload, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template,
+        workload,
+        tokenizer,
+        context=context,
+        max_tokens=max_tokens,
+        on_bad=on_bad,
+        chat_template=chat_template,
         per_task=plan.prompts,
-    )  # fmt: skip
+    )
     by_task: dict[str, list[PreparedPrompt]] = {}
     for one in prepared.prompts:
         by_task.setdefault(one.request.task, []).append(one)
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(prepared.notes))
 
 
-def filled(prompts: Sequence[PreparedPrompt], number: int, length: int, first_token: int | None) -> PreparedPrompt:
+def filled(
+    prompts: Sequence[PreparedPrompt], number: int, length: int, first_token: int | None
+) -> PreparedPrompt:
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
     own = prompts[number]
     head = own.tokens[:1] if own.tokens[0] == first_token else []
     bodies = [one.tokens[1:] if one.tokens[0] == first_token else one.tokens for one in prompts]
-    body, room = bodies[number], length - len(head)
-    others = [token for step in range(len(bodies), 1, -1) for token in bodies[(number - step + 1) % len(bodies)]] or body
+    body = bodies[number]
+    room = length - len(head)
+    others = [
+        token
+        for step in range(len(bodies), 1, -1)
+        for token in bodies[(number - step + 1) % len(bodies)]
+    ] or body
     missing = max(room - len(body), 0)
     filler = (others * (missing // len(others) + 1))[-missing:] if missing else []
     return replace(own, tokens=[*head, *filler, *body[-room:]])
 
 
 def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[str]]:
-    """Cells with enough prompts for their batch size, and a note for each task that has too few. Raises ConfigError where none
-    has enough."""
+    """Cells with enough prompts for their batch size, and a note for each task that has too few.
+    Raises ConfigError where none has enough."""
     keys = plan.cell_keys(list(material.by_task))
     able = [key for key in keys if key.batch_size <= len(material.by_task[key.task])]
     notes = [
@@ -162,17 +207,25 @@ def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[
         if key not in able
     ]
     if not able:
-        raise ConfigError(f"{notes[0].removesuffix('; left out')}: raise --limit, or take a smaller --batch-size")
+        raise ConfigError(
+            f"{notes[0].removesuffix('; left out')}: raise --limit, or take a smaller --batch-size"
+        )
     return able, list(dict.fromkeys(notes))
 
 
-def groups(prompts: Sequence[PreparedPrompt], batch_size: int, turn: int, seed: int) -> list[list[PreparedPrompt]]:
-    """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by lot anew in every round, so
-    that no prompt always has the same neighbours; what is left over takes part in another round."""
+def groups(
+    prompts: Sequence[PreparedPrompt], batch_size: int, turn: int, seed: int
+) -> list[list[PreparedPrompt]]:
+    """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by
+    lot anew in every round, so that no prompt always has the same neighbours; what is left over
+    takes part in another round."""
     order = list(prompts)
     if batch_size > 1:
         random.Random(f"{seed} {turn}").shuffle(order)
-    return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
+    return [
+        order[start : start + batch_size]
+        for start in range(0, len(order) - batch_size + 1, batch_size)
+    ]
 
 
 def digest(workload: Workload) -> str:

@@ -31,18 +31,28 @@ ENOUGH_PROMPTS = 8  # below it an interval is rough
 
 
 def run_bench(
-    options: Options, plan: Plan, workload: Workload, journal_path: Path, *, resume: bool = False, on_bad: OnBad = "refuse",
-    chat_template: bool = True, progress: Progress = QUIET,
-) -> tuple[BenchResult, Journal]:  # fmt: skip
-    """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
-    After Ctrl-C the result is what was known by then (`interrupted`): keep the journal, a resumed run goes on.
+    options: Options,
+    plan: Plan,
+    workload: Workload,
+    journal_path: Path,
+    *,
+    resume: bool = False,
+    on_bad: OnBad = "refuse",
+    chat_template: bool = True,
+    progress: Progress = QUIET,
+) -> tuple[BenchResult, Journal]:
+    """`options`: of models and machine; what they say about drafting plays no part. Close the
+    journal when the result is safe. After Ctrl-C the result is what was known by then
+    (`interrupted`): keep the journal, a resumed run goes on.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
     identity = plan_identity(options, plan, workload, chat_template=chat_template)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     runner = Runner(options, plan.all_configurations, progress.say)
-    material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
+    material = gather(
+        workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template
+    )
     keys, notes = runnable_cells(plan, material)
     field, failures = Contenders.open(runner, plan.all_configurations)
     progress.say("measuring the memory's bandwidth")
@@ -64,17 +74,29 @@ def run_bench(
         cells=cells,
         seconds=rounds.spent_s,
         interrupted=any(cell.ended_by == "interrupted" for cell in cells),
-        notes=[*runner.models.notes, *material.notes, *notes, *_unreached(keys, states), *_remarks(cells, plan, material)],
+        notes=[
+            *runner.models.notes,
+            *material.notes,
+            *notes,
+            *_unreached(keys, states),
+            *_remarks(cells, plan, material),
+        ],
     )
     return result, journal
 
 
-def plan_identity(options: Options, plan: Plan, workload: Workload, *, chat_template: bool) -> dict[str, Any]:
+def plan_identity(
+    options: Options, plan: Plan, workload: Workload, *, chat_template: bool
+) -> dict[str, Any]:
     """What an interrupted run must have in common with the one that goes on."""
     return {
-        "verb": "bench", **plan.identity(), "models": asdict(options), "chat template": chat_template,
-        "workload": digest(workload), "versions": versions(),
-    }  # fmt: skip
+        "verb": "bench",
+        **plan.identity(),
+        "models": asdict(options),
+        "chat template": chat_template,
+        "workload": digest(workload),
+        "versions": versions(),
+    }
 
 
 def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
@@ -88,35 +110,53 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         baseline = rounds.baselines[number]
         found.append(
             measured(
-                own, None if baseline == number else state.of(baseline), target=target, rows=key.batch_size,
-                max_other_cpu=plan.max_other_cpu, ids=ids, tokenizer=tokenizer,
+                own,
+                None if baseline == number else state.of(baseline),
+                target=target,
+                rows=key.batch_size,
+                max_other_cpu=plan.max_other_cpu,
+                ids=ids,
+                tokenizer=tokenizer,
                 same_text=key.temperature == 0 or configuration.verifier == COUPLED,
             )
-        )  # fmt: skip
+        )
     assert state.ended_by is not None
     return Cell(
-        task=key.task, temperature=key.temperature, batch_size=key.batch_size, context=key.context, prompt_ids=ids,
+        task=key.task,
+        temperature=key.temperature,
+        batch_size=key.batch_size,
+        context=key.context,
+        prompt_ids=ids,
         mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids),
         max_new_tokens=plan.sampling.required_max_tokens,
-        rounds=state.rounds, ended_by=state.ended_by, seconds=state.seconds,
+        rounds=state.rounds,
+        ended_by=state.ended_by,
+        seconds=state.seconds,
         failures={labels[number]: reason for number, reason in state.failures.items()},
         others=others_during(state.notes, plan.max_other_cpu),
-        configurations=found, runs=[run_line(note) for note in state.notes],
-    )  # fmt: skip
+        configurations=found,
+        runs=[run_line(note) for note in state.notes],
+    )
 
 
-def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> Iterator[ConfigurationInfo]:
+def _describe(
+    rounds: Rounds, field: Contenders, failures: dict[int, str]
+) -> Iterator[ConfigurationInfo]:
     for number, configuration in enumerate(rounds.configurations):
         info = ConfigurationInfo(
-            label=configuration.label, arguments=configuration.as_dict(), baseline=rounds.baselines[number],
+            label=configuration.label,
+            arguments=configuration.as_dict(),
+            baseline=rounds.baselines[number],
             failure=failures.get(number),
-        )  # fmt: skip
+        )
         if number in field.numbers:
             contender = field[number]
             config = contender.config
             names = ("num_draft_tokens", "drafter_options", "verifier", "verifier_options")
-            info.resolved, info.learns = {name: config[name] for name in names}, contender.keeps_learning
-            info.lossless, info.exact = config["lossless"], config["exact"]
+            info.resolved = {name: config[name] for name in names}
+            info.learns = contender.keeps_learning
+            info.lossless = config["lossless"]
+            info.exact = config["exact"]
             info.added_weights_bytes, info.added_kv_bytes_per_token = added_memory(contender)
             info.notes = contender.built.decoder.drafter.notes
         yield info
@@ -125,12 +165,18 @@ def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> It
 def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
     """Cells that an interrupted run has not begun."""
     reached = [state.cell_key for state in states]
-    return [f"{key.label}: not measured, the run was stopped before" for key in keys if key not in reached]
+    return [
+        f"{key.label}: not measured, the run was stopped before"
+        for key in keys
+        if key not in reached
+    ]
 
 
 def _remarks(cells: list[Cell], plan: Plan, material: Material) -> Iterator[str]:
     """What a reader must know before believing a number."""
-    if any(cell.temperature > 0 for cell in cells) and any(one.verifier != COUPLED for one in plan.all_configurations):
+    if any(cell.temperature > 0 for cell in cells) and any(
+        one.verifier != COUPLED for one in plan.all_configurations
+    ):
         yield (
             "T above 0: sampled texts differ between configurations by design (not with verifier=gumbel); both sides draw with "
             "the same seed per prompt and round, and are compared over the same number of tokens"

@@ -1,8 +1,9 @@
-"""The rounds: each goes through all cells, so a bench that is cut short knows something of every cell.
+"""The rounds: each goes through all cells, so a bench that is cut short knows something of every
+cell.
 
-docs/bench.md, "How it is measured", says what a group goes through, in which order, and how the budget is shared. Every
-finished group is in the journal. A resumed run reads those and goes on behind them; configurations that learn first go through
-the finished groups of the round again.
+docs/bench.md, "How it is measured", says what a group goes through, in which order, and how the
+budget is shared. Every finished group is in the journal. A resumed run reads those and goes on
+behind them; configurations that learn first go through the finished groups of the round again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ WARMUP_TOKENS = 32  # so that every draft length has run once, nearly always
 
 
 class Contenders:
-    """The configurations of a bench, ready to run, by number. Those that learn are opened afresh for every round."""
+    """The configurations of a bench, ready to run, by number. Those that learn are opened afresh
+    for every round."""
 
     def __init__(self, runner: Runner, kept: Mapping[int, Contender]) -> None:
         self._runner = runner
@@ -40,9 +42,11 @@ class Contenders:
         self._now = dict(kept)
 
     @classmethod
-    def open(cls, runner: Runner, configurations: Sequence[Configuration]) -> tuple[Contenders, dict[int, str]]:
-        """Everyone who can be built, and why the others cannot. Raises what a plain one raises, and the first error where none
-        but plain ones are left."""
+    def open(
+        cls, runner: Runner, configurations: Sequence[Configuration]
+    ) -> tuple[Contenders, dict[int, str]]:
+        """Everyone who can be built, and why the others cannot. Raises what a plain one raises, and
+        the first error where none but plain ones are left."""
         kept: dict[int, Contender] = {}
         errors: dict[int, OutriderError] = {}
         for number, configuration in enumerate(configurations):
@@ -105,16 +109,29 @@ class CellState:
 
     def of(self, number: int) -> list[RunNote]:
         """Runs of one configuration; none of one that failed later, whose sample would be a choice."""
-        return [] if number in self.failures else [note for note in self.notes if note.configuration == number]
+        return (
+            []
+            if number in self.failures
+            else [note for note in self.notes if note.configuration == number]
+        )
 
 
 class Rounds:
     """Measures configurations in rounds, until all are run or the time is spent."""
 
     def __init__(
-        self, field: Contenders, plan: Plan, material: Material, keys: list[CellKey], journal: Journal, progress: Progress
+        self,
+        field: Contenders,
+        plan: Plan,
+        material: Material,
+        keys: list[CellKey],
+        journal: Journal,
+        progress: Progress,
     ) -> None:
-        self._field, self._plan, self._journal, self._progress = field, plan, journal, progress
+        self._field = field
+        self._plan = plan
+        self._journal = journal
+        self._progress = progress
         self.configurations = plan.all_configurations
         self.baselines = {
             number: number if one.is_plain else self.configurations.index(baseline_of(one))
@@ -132,9 +149,16 @@ class Rounds:
     def run(self) -> list[CellState]:
         """All rounds, or as many as the budget allows."""
         for turn in range(self._plan.rounds):
-            waiting = [cell for cell in self.cells if not turn or self.spent_s < self._plan.budget_s]
-            runs = sum(len(cell.prompts) // cell.cell_key.batch_size * len(self._running(cell)) for cell in waiting)
-            self._progress.stage(f"round {turn + 1}", runs, max(self._plan.budget_s - self.spent_s, 0.0))
+            waiting = [
+                cell for cell in self.cells if not turn or self.spent_s < self._plan.budget_s
+            ]
+            runs = sum(
+                len(cell.prompts) // cell.cell_key.batch_size * len(self._running(cell))
+                for cell in waiting
+            )
+            self._progress.stage(
+                f"round {turn + 1}", runs, max(self._plan.budget_s - self.spent_s, 0.0)
+            )
             for index, cell in enumerate(waiting):
                 left = (self._plan.budget_s - self.spent_s) / (len(waiting) - index)
                 self._round(cell, turn, left)
@@ -152,7 +176,8 @@ class Rounds:
     # ---------------------------------------------------------------- one round of a cell
 
     def _round(self, cell: CellState, turn: int, left: float) -> None:
-        until, untaught = cell.seconds + left, []
+        until = cell.seconds + left
+        untaught = []
         with self._counted(cell):
             self._warm_up(cell)
             self._field.restart()
@@ -171,7 +196,8 @@ class Rounds:
             cell.rounds = turn + 1
 
     def _warm_up(self, cell: CellState) -> None:
-        """Once in each process: touches all memory. Those that learn do it on a copy, for they must not know the prompts."""
+        """Once in each process: touches all memory. Those that learn do it on a copy, for they must
+        not know the prompts."""
         if cell.cell_key.key not in self._warm:
             for number in self._running(cell):
                 self._short_run(number, cell)
@@ -184,8 +210,17 @@ class Rounds:
         yield
         cell.seconds += time.perf_counter() - start
 
-    def _group(self, cell: CellState, key: str, group: list[PreparedPrompt], number: int, turn: int, until: float) -> None:
-        """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
+    def _group(
+        self,
+        cell: CellState,
+        key: str,
+        group: list[PreparedPrompt],
+        number: int,
+        turn: int,
+        until: float,
+    ) -> None:
+        """From the journal, or measured and written there; nothing is repeated once the cell has
+        used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
             self._progress.skip(len(self._running(cell)))
@@ -194,22 +229,28 @@ class Rounds:
         self._repeats.deadline_s = start + until - cell.seconds
         notes, failures = self._measured(cell, group, number, turn)
         unit = {
-            "notes": [note.model_dump() for note in notes], "failures": failures, "seconds": time.perf_counter() - start,
-        }  # fmt: skip
+            "notes": [note.model_dump() for note in notes],
+            "failures": failures,
+            "seconds": time.perf_counter() - start,
+        }
         self._journal.add(key, unit)
         cell.take(unit)
 
     def _measured(
         self, cell: CellState, group: list[PreparedPrompt], number: int, turn: int
     ) -> tuple[list[RunNote], dict[int, str]]:
-        """Notes of every configuration, one after the other, and why those that failed have none; a plain one raises."""
+        """Notes of every configuration, one after the other, and why those that failed have none; a
+        plain one raises."""
         traces: dict[int, list[Trace]] = {}
         attempts: dict[int, int] = {}
         failures: dict[int, str] = {}
         for who in order_of(self._running(cell), number, turn):
             try:
-                run, max_repeats = self._run(cell, group, turn, who), 0 if self._field[who].keeps_learning else REPEATS
-                traces[who], attempts[who] = self._repeats.calmest(run, lambda found: found[0].other_cpu, max_repeats)
+                run = self._run(cell, group, turn, who)
+                max_repeats = 0 if self._field[who].keeps_learning else REPEATS
+                traces[who], attempts[who] = self._repeats.calmest(
+                    run, lambda found: found[0].other_cpu, max_repeats
+                )
             except OutriderError as error:
                 if self.baselines[who] == who:
                     raise
@@ -218,19 +259,27 @@ class Rounds:
         notes: list[RunNote] = []
         for who, of_group in sorted(traces.items()):
             base = None if self.baselines[who] == who else traces[self.baselines[who]]
-            found = notes_of(of_group, who, [one.number for one in group], turn, attempts[who], number, base)
+            found = notes_of(
+                of_group, who, [one.number for one in group], turn, attempts[who], number, base
+            )
             for note, trace, prompt in zip(found, of_group, group, strict=True):
                 note.right = prompt.request.is_right(trace.completion.text)
             notes += found
         return notes, failures
 
-    def _run(self, cell: CellState, group: Sequence[PreparedPrompt], turn: int, who: int) -> Callable[[], list[Trace]]:
+    def _run(
+        self, cell: CellState, group: Sequence[PreparedPrompt], turn: int, who: int
+    ) -> Callable[[], list[Trace]]:
         """A run of one configuration on a group, to be called."""
         key = cell.cell_key
-        params = [self._plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
+        params = [
+            self._plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group
+        ]
         return partial(self._field[who].run, [one.tokens for one in group], params, key.batch_size)
 
-    def _teach(self, cell: CellState, groups: Sequence[Sequence[PreparedPrompt]], turn: int) -> None:
+    def _teach(
+        self, cell: CellState, groups: Sequence[Sequence[PreparedPrompt]], turn: int
+    ) -> None:
         """Groups that an interrupted run had finished, for those who must have seen them."""
         for group in groups:
             for who in self._running(cell):
@@ -253,6 +302,9 @@ class Rounds:
         """How the cell stands."""
         words = []
         for number in self._running(cell):
-            if self.baselines[number] != number and (found := speedup(samples(cell.of(number)))) is not None:
+            if (
+                self.baselines[number] != number
+                and (found := speedup(samples(cell.of(number)))) is not None
+            ):
                 words.append(f"{self.configurations[number].label} {found.words('x')}")
         return f"{cell.cell_key.label}: {', '.join(words) or 'no speedup to tell'}"

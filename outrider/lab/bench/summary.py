@@ -1,9 +1,9 @@
 """From the runs of a cell to its numbers: how much faster, and how sure.
 
-Different prompts say how much the text matters, a prompt's runs in several rounds how steady the clock is;
-the interval holds both (bootstrap over prompts). Prompts that were decoded together share their clock: they
-are no independent witnesses. So with batches of several, groups are resampled too, and the interval reaches
-as far as the wider of the two.
+Different prompts say how much the text matters, a prompt's runs in several rounds how steady the
+clock is; the interval holds both (bootstrap over prompts). Prompts that were decoded together share
+their clock: they are no independent witnesses. So with batches of several, groups are resampled
+too, and the interval reaches as far as the wider of the two.
 """
 
 from __future__ import annotations
@@ -37,13 +37,23 @@ MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
 
 
 def measured(
-    own: Sequence[RunNote], plain: Sequence[RunNote] | None, *, target: TargetInfo, rows: int, max_other_cpu: float,
-    same_text: bool, ids: Sequence[str], tokenizer: Any,
-) -> Measured:  # fmt: skip
-    """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None where it is its own. `same_text`:
-    texts must be the plain ones. `ids`: of requests, by number of the prompt."""
+    own: Sequence[RunNote],
+    plain: Sequence[RunNote] | None,
+    *,
+    target: TargetInfo,
+    rows: int,
+    max_other_cpu: float,
+    same_text: bool,
+    ids: Sequence[str],
+    tokenizer: Any,
+) -> Measured:
+    """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None
+    where it is its own. `same_text`: texts must be the plain ones. `ids`: of requests, by number of
+    the prompt."""
     rate = _tokens_per_s(own)
-    roof = roof_tokens_per_s(target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in own]))
+    roof = roof_tokens_per_s(
+        target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in own])
+    )
     found = Measured(
         configuration=own[0].configuration,
         num_runs=len(own),
@@ -55,9 +65,12 @@ def measured(
         num_disturbed=sum(note.other_cpu > max_other_cpu for note in own),
         other_cpu=_mean([note.other_cpu for note in own]),
         tokens_per_s=rate,
-        throughput_tokens_per_s=sum(note.tokens for note in own) / sum(note.wall_s / rows for note in own),
+        throughput_tokens_per_s=sum(note.tokens for note in own)
+        / sum(note.wall_s / rows for note in own),
         ttft_s=Percentiles.of(note.ttft_s for note in own),
-        tpot_s=Percentiles.of(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
+        tpot_s=Percentiles.of(
+            note.decode_s / note.decode_tokens for note in own if note.decode_tokens
+        ),
         chunk_s=Percentiles.of(gap for note in own for gap in note.gaps_s),
         time_s={phase: sum(note.time_s[phase] for note in own) for phase in own[0].time_s},
         acceptance=acceptance(own),
@@ -65,7 +78,8 @@ def measured(
         accuracy=accuracy(own, plain),
     )
     if plain is not None:
-        found.speedup, found.end_to_end = speedup(samples(own)), speedup(samples(own, end_to_end=True))
+        found.speedup = speedup(samples(own))
+        found.end_to_end = speedup(samples(own, end_to_end=True))
         found.step_s = {**step_seconds(own), **step_seconds(plain)}
         found.identity = identity(own, ids, tokenizer) if same_text else None
     return found
@@ -78,17 +92,21 @@ def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Iden
     found = Identity(num_compared=len(partings), num_identical=len(partings) - len(parted))
     for prompt, parting in parted[:1]:
         found.first = Divergence(
-            **parting.model_dump(), prompt=ids[prompt], plain_text=decode(tokenizer, parting.plain, special=True),
+            **parting.model_dump(),
+            prompt=ids[prompt],
+            plain_text=decode(tokenizer, parting.plain, special=True),
             own_text=decode(tokenizer, parting.own, special=True),
-        )  # fmt: skip
+        )
     return found
 
 
 def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
-    """Accuracy in the first round, so that every prompt counts once; None where nothing can be graded. Without `plain`: its
-    own."""
+    """Accuracy in the first round, so that every prompt counts once; None where nothing can be
+    graded. Without `plain`: its own."""
     theirs = {note.prompt: note for note in plain or own if note.round == 0}
-    pairs = [(note, theirs[note.prompt]) for note in own if note.round == 0 and note.prompt in theirs]
+    pairs = [
+        (note, theirs[note.prompt]) for note in own if note.round == 0 and note.prompt in theirs
+    ]
     graded = [(a, b) for a, b in pairs if a.right is not None and b.right is not None]
     if not graded:
         return None
@@ -110,9 +128,13 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
     if not shares:
         return None
     return OtherProcesses(
-        mean=_mean(shares), highest=max(shares), allowed=max_other_cpu, num_runs=len(shares),
-        num_disturbed=sum(share > max_other_cpu for share in shares), num_repeated=sum(note.attempts > 1 for note in notes),
-    )  # fmt: skip
+        mean=_mean(shares),
+        highest=max(shares),
+        allowed=max_other_cpu,
+        num_runs=len(shares),
+        num_disturbed=sum(share > max_other_cpu for share in shares),
+        num_repeated=sum(note.attempts > 1 for note in notes),
+    )
 
 
 def run_line(note: RunNote) -> RunLine:
@@ -122,25 +144,35 @@ def run_line(note: RunNote) -> RunLine:
 
 
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
-    """Median seconds of a step by draft nodes of its widest row, where MIN_STEPS or more were that wide."""
+    """Median seconds of a step by draft nodes of its widest row, where MIN_STEPS or more were that
+    wide."""
     found: dict[int, list[float]] = {}
     for note in notes:
         for width, gap_s in zip(note.widths, note.gaps_s, strict=True):
             if width is not None:
                 found.setdefault(width, []).append(gap_s)
-    return {width: median(found[width]) for width in sorted(found) if len(found[width]) >= MIN_STEPS}
+    return {
+        width: median(found[width]) for width in sorted(found) if len(found[width]) >= MIN_STEPS
+    }
 
 
 def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
-    """Tokens per second of a row's decode phase, prompts resampled; an open interval where there was one prompt."""
+    """Tokens per second of a row's decode phase, prompts resampled; an open interval where there
+    was one prompt."""
     by_prompt: dict[int, list[RunNote]] = {}
     for note in own:
         if note.decode_tokens:
             by_prompt.setdefault(note.prompt, []).append(note)
     if not by_prompt:
         return None
-    tokens = [sum(note.decode_tokens for note in of_prompt) / len(of_prompt) for of_prompt in by_prompt.values()]
-    seconds = [sum(note.decode_s for note in of_prompt) / len(of_prompt) for of_prompt in by_prompt.values()]
+    tokens = [
+        sum(note.decode_tokens for note in of_prompt) / len(of_prompt)
+        for of_prompt in by_prompt.values()
+    ]
+    seconds = [
+        sum(note.decode_s for note in of_prompt) / len(of_prompt)
+        for of_prompt in by_prompt.values()
+    ]
     return ratio_of_sums(tokens, seconds)
 
 
@@ -154,7 +186,9 @@ def acceptance(notes: Sequence[RunNote]) -> DepthAcceptance | None:
     if not num_steps:
         return None
     return DepthAcceptance(
-        num_steps=num_steps, reached=_sums(note.reached for note in notes), kept=_sums(note.kept for note in notes)
+        num_steps=num_steps,
+        reached=_sums(note.reached for note in notes),
+        kept=_sums(note.kept for note in notes),
     )
 
 
@@ -169,18 +203,28 @@ class TimedPair:
     prompt: int
     plain_s: float
     own_s: float
-    group: tuple[int, int] | None = None  # round and number, where several prompts were decoded together
+    # round and number, where several prompts were decoded together
+    group: tuple[int, int] | None = None
 
 
 def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[TimedPair]:
-    """Samples of one configuration; pairs without common tokens behind their first steps say nothing about decoding."""
+    """Samples of one configuration; pairs without common tokens behind their first steps say
+    nothing about decoding."""
     found = []
     for note in notes:
         if (pairing := note.pairing) is None:
             continue
-        plain_s, own_s = (pairing.plain_all_s, pairing.own_all_s) if end_to_end else (pairing.plain_s, pairing.own_s)
+        plain_s, own_s = (
+            (pairing.plain_all_s, pairing.own_all_s)
+            if end_to_end
+            else (pairing.plain_s, pairing.own_s)
+        )
         if (end_to_end or pairing.tokens) and plain_s > 0 and own_s > 0:
-            found.append(TimedPair(note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None))
+            found.append(
+                TimedPair(
+                    note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None
+                )
+            )
     return found
 
 
@@ -202,8 +246,12 @@ def speedup(found: Sequence[TimedPair]) -> Interval | None:
 
 def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Interval:
     """The interval, widened as far as the groups' own interval."""
-    other = ratio_of_sums([sum(s.plain_s for s in group) for group in groups], [sum(s.own_s for s in group) for group in groups])
-    low, high = min(interval.low, other.low), max(interval.high, other.high)
+    other = ratio_of_sums(
+        [sum(s.plain_s for s in group) for group in groups],
+        [sum(s.own_s for s in group) for group in groups],
+    )
+    low = min(interval.low, other.low)
+    high = max(interval.high, other.high)
     return interval.model_copy(update={"low": low, "high": high})
 
 

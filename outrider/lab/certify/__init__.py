@@ -1,4 +1,5 @@
-"""A certificate of losslessness for one pair of models with its settings: what is proved, what is tested and with which power."""
+"""A certificate of losslessness for one pair of models with its settings: what is proved, what is
+tested and with which power."""
 
 from outrider.extras import check_lab
 

@@ -1,6 +1,7 @@
 """`certify`: all sections, then the verdict (docs/certify.md).
 
-What was finished before an interruption comes from the journal, which is checked against `identity`.
+What was finished before an interruption comes from the journal, which is checked against
+`identity`.
 """
 
 from __future__ import annotations
@@ -54,11 +55,18 @@ class CertifyPlan:
 
 
 def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[list[int]]:
-    """Prompts as the target reads them. Raises ConfigError where one does not fit the context together with its answer."""
+    """Prompts as the target reads them. Raises ConfigError where one does not fit the context
+    together with its answer."""
     tokenizer = subject.built.target.tokenizer
     has_template = bool(getattr(tokenizer, "chat_template", None))
     max_tokens = plan.sampling.required_max_tokens
-    prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=max_tokens, chat_template=has_template)
+    prepared = prepare(
+        workload,
+        tokenizer,
+        context=subject.built.context,
+        max_tokens=max_tokens,
+        chat_template=has_template,
+    )
     return [prompt.tokens for prompt in prepared.prompts]
 
 
@@ -83,7 +91,11 @@ def settings_of(subject: Subject) -> dict[str, Any]:
 
 @laws_checked()
 def certify(
-    subject: Subject, workload: Workload, prompts: Sequence[list[int]], plan: CertifyPlan, units: Units
+    subject: Subject,
+    workload: Workload,
+    prompts: Sequence[list[int]],
+    plan: CertifyPlan,
+    units: Units,
 ) -> CertifyResult:
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()

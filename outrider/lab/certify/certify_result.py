@@ -1,4 +1,5 @@
-"""What a certificate says. Every section has a status, the reason for it in one line, and its numbers.
+"""What a certificate says. Every section has a status, the reason for it in one line, and its
+numbers.
 
     passed          what the section claims was found to hold
     failed          it was found not to hold
@@ -77,8 +78,8 @@ class DistributionTest(Record):
     """One G-test of drawn tokens against the distributions they should come from.
 
     Emitted tokens against the target's teacher-forced conditionals (gtest.py), drafted ones against
-    what the drafter reports of them (drafted.py). G = 2 sum O ln(O / E) over cells expected at least
-    5 times. docs/certify.md names the views.
+    what the drafter reports of them (drafted.py). G = 2 sum O ln(O / E) over cells expected at
+    least 5 times. docs/certify.md names the views.
     """
 
     part: Part
@@ -153,7 +154,8 @@ class CertifyResult(Result):
 
 
 def verdict_of(sections: dict[str, Section], *, lossless: bool) -> tuple[Verdict, list[str]]:
-    """The verdict that the worst section decides, and its reasons; `lossless`: what the parts say of themselves."""
+    """The verdict that the worst section decides, and its reasons; `lossless`: what the parts say
+    of themselves."""
     if not lossless:
         measured = [
             f"{title}: {section.why}"

@@ -1,11 +1,12 @@
 """The distributions that a drafter reports, against the tokens that it drew from them.
 
 A verifier takes `Draft.probs` at its word. Where the drafter draws from another distribution,
-emitted tokens show it late: a report of q^0.9 in place of q, by a tenth of what drafted tokens show.
+emitted tokens show it late: a report of q^0.9 in place of q, by a tenth of what drafted tokens
+show.
 
-A token's rank in its distribution is uniform on [0, 1), as in `gtest.py`. Ranks are counted in cells,
-tokens in two orders: the likeliest first (another temperature, another filter; cells halve towards 1,
-where unlikely tokens are), and by id (a faulty way to draw).
+A token's rank in its distribution is uniform on [0, 1), as in `gtest.py`. Ranks are counted in
+cells, tokens in two orders: the likeliest first (another temperature, another filter; cells halve
+towards 1, where unlikely tokens are), and by id (a faulty way to draw).
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class DraftedRanks:
 
 
 def merged(observed: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbouring cells added up until each is expected often enough; what is left joins the last one."""
+    """Neighbouring cells added up until each is expected often enough; what is left joins the last
+    one."""
     starts = [0]
     total = 0.0
     for index, value in enumerate(expected.tolist()):

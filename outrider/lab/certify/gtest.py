@@ -1,15 +1,17 @@
-"""Counted tokens against the distributions they should have been drawn from: G-tests over many distributions at once, and what
-they can see (docs/certify.md, "Power").
+"""Counted tokens against the distributions they should have been drawn from: G-tests over many
+distributions at once, and what they can see (docs/certify.md, "Power").
 
 Two views of the same draws, each with its cells:
 
 * **tokens**: a group is one beginning of the text, cells are the tokens that followed it. Where too few would be expected for two
-  cells (a beginning drawn too rarely, or a distribution with one likely token) the draw goes by its *rank*.
+  cells (a beginning drawn too rarely, or a distribution with one likely token) the draw goes by its
+  *rank*.
 * **preference**: the ranks of all draws, tokens in the order in which the draft prefers them to the target (q / p).
 
-A token's rank in its own distribution is the probability of the tokens before it, plus a random share of its own: uniform on
-[0, 1) when the distribution is right, whichever distribution it was. So draws from many distributions make one group of cells.
-G is chi-squared with cells minus groups degrees of freedom, given how often each beginning was drawn.
+A token's rank in its own distribution is the probability of the tokens before it, plus a random
+share of its own: uniform on [0, 1) when the distribution is right, whichever distribution it was.
+So draws from many distributions make one group of cells. G is chi-squared with cells minus groups
+degrees of freedom, given how often each beginning was drawn.
 """
 
 from __future__ import annotations
@@ -32,10 +34,18 @@ class PositionTable:
     num_draws: int = 0
     impossible: int = 0  # tokens of probability 0
     _quantiles: list[float] = field(default_factory=list)  # of draws without a group
-    _preferred: list[float] = field(default_factory=list)  # of all draws, in the order of the draft's preference
+    # of all draws, in the order of the draft's preference
+    _preferred: list[float] = field(default_factory=list)
 
-    def add(self, probs: np.ndarray, drawn: Sequence[int], rng: np.random.Generator, draft: np.ndarray | None = None) -> None:
-        """Tokens `drawn` from `probs` (V,) fp64, which sums to 1; `draft` (V,) fp64, the drafter's own distribution there."""
+    def add(
+        self,
+        probs: np.ndarray,
+        drawn: Sequence[int],
+        rng: np.random.Generator,
+        draft: np.ndarray | None = None,
+    ) -> None:
+        """Tokens `drawn` from `probs` (V,) fp64, which sums to 1; `draft` (V,) fp64, the drafter's
+        own distribution there."""
         tokens = np.asarray(drawn)
         self.num_draws += len(tokens)
         self.impossible += int((probs[tokens] <= 0).sum())
@@ -49,7 +59,8 @@ class PositionTable:
             self._preferred += quantiles(probs, tokens, rng, ratio)
 
     def tokens(self, tolerated: float = 0.0) -> GStatistic:
-        """The test of single tokens. `tolerated`: share of impossible tokens that does not end the matter."""
+        """The test of single tokens. `tolerated`: share of impossible tokens that does not end the
+        matter."""
         groups = [*self.groups, *_uniform(self._quantiles, _halving(len(self._quantiles)))]
         return statistic(groups, self.num_draws, self.impossible, tolerated)
 
@@ -67,7 +78,8 @@ class GStatistic:
     """One finished G-test."""
 
     num_draws: int
-    num_uncertain: int  # of those, from distributions that leave a choice: all others can only be right or impossible
+    # of those, from distributions that leave a choice: all others can only be right or impossible
+    num_uncertain: int
     num_cells: int
     g: float
     df: int
@@ -76,11 +88,16 @@ class GStatistic:
 
 
 def statistic(
-    groups: Sequence[tuple[np.ndarray, np.ndarray]], num_draws: int, impossible: int, tolerated: float = 0.0
+    groups: Sequence[tuple[np.ndarray, np.ndarray]],
+    num_draws: int,
+    impossible: int,
+    tolerated: float = 0.0,
 ) -> GStatistic:
-    """The test of (observed, expected) groups of cells. `tolerated`: share of impossible tokens that does not end the matter."""
+    """The test of (observed, expected) groups of cells. `tolerated`: share of impossible tokens
+    that does not end the matter."""
     num_cells = sum(len(observed) for observed, _ in groups)
-    g, df = float(sum(_corrected(*group) for group in groups)), num_cells - len(groups)
+    g = float(sum(_corrected(*group) for group in groups))
+    df = num_cells - len(groups)
     num_uncertain = int(sum(observed.sum() for observed, _ in groups))
     p_value = float(stats.chi2.sf(g, df)) if df else 1.0
     if impossible > tolerated * num_draws:
@@ -97,7 +114,8 @@ def cells(probs: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray
     observed = np.bincount(tokens, minlength=len(probs))[order]
     alone = int((expected >= MIN_EXPECTED).sum())
     ends = [*range(1, alone + 1), *_ends_of_rare(expected[alone:], alone)]
-    if not ends or expected[ends[-1] :].sum() > 0 or observed[ends[-1] :].any():  # too little is left for a cell
+    # too little is left for a cell
+    if not ends or expected[ends[-1] :].sum() > 0 or observed[ends[-1] :].any():
         ends = [*ends[:-1], len(probs)]
     starts = [0, *ends[:-1]]
     return np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
@@ -105,7 +123,8 @@ def cells(probs: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
     """The ends of cells of rare tokens; what is left over belongs to none."""
-    ends, total = [], 0.0
+    ends = []
+    total = 0.0
     for index, value in enumerate(expected.tolist()):
         total += value
         if total >= MIN_EXPECTED:
@@ -114,15 +133,19 @@ def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
     return ends
 
 
-def quantiles(probs: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
-    """Positions of tokens in their distribution, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
+def quantiles(
+    probs: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray
+) -> list[float]:
+    """Positions of tokens in their distribution, ordered by falling `score` (V,): uniform numbers
+    in [0, 1)."""
     before = {token: probs[_ahead(score, token)].sum() for token in set(tokens.tolist())}
     starts = np.array([before[token] for token in tokens.tolist()])
     return np.clip(starts + rng.random(len(tokens)) * probs[tokens], 0, np.nextafter(1, 0)).tolist()
 
 
 def _ahead(score: np.ndarray, token: int) -> np.ndarray:
-    """(V,) bool: the tokens of higher score, among equals those of lower id. No sorting: mostly few tokens are asked for."""
+    """(V,) bool: the tokens of higher score, among equals those of lower id. No sorting: mostly few
+    tokens are asked for."""
     ahead = score > score[token]
     ahead[:token] |= score[:token] == score[token]
     return ahead
@@ -136,21 +159,25 @@ def _uniform(found: list[float], edges: np.ndarray) -> list[tuple[np.ndarray, np
 
 
 def _halving(num: int) -> np.ndarray:
-    """0, 1/2, 3/4, ... 1: cells halve towards 1, where the unlikely tokens are, while they are expected often enough."""
+    """0, 1/2, 3/4, ... 1: cells halve towards 1, where the unlikely tokens are, while they are
+    expected often enough."""
     num_cuts = int(np.log2(max(1.0, num / MIN_EXPECTED)))
     return np.array([*(1 - 0.5**cut for cut in range(num_cuts + 1)), 1.0])
 
 
 def _corrected(observed: np.ndarray, expected: np.ndarray) -> float:
-    """G of one group over Williams' factor (1976): cells expected few times make G a little too large."""
-    num, num_cells = observed.sum(), len(observed)
+    """G of one group over Williams' factor (1976): cells expected few times make G a little too
+    large."""
+    num = observed.sum()
+    num_cells = len(observed)
     expected = expected * (num / expected.sum())  # the same total to the last bit, as scipy asks
     factor = 1 + (num * (1 / expected).sum() - 1) / (6 * num * (num_cells - 1))
     return stats.power_divergence(observed, expected, lambda_="log-likelihood").statistic / factor
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which hypotheses Holm's step-down procedure rejects, the chance of any false rejection being at most `level`."""
+    """Which hypotheses Holm's step-down procedure rejects, the chance of any false rejection being
+    at most `level`."""
     rejected = [False] * len(p_values)
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         if p_values[index] > level / (len(p_values) - rank):
@@ -160,7 +187,8 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 
 
 def detectable(found: GStatistic, level: float, power: float) -> float | None:
-    """The smallest total variation, on average over the draws, that this test at `level` finds with probability `power`.
+    """The smallest total variation, on average over the draws, that this test at `level` finds with
+    probability `power`.
 
     Where distributions leave no choice one wrong token is enough. None: nothing was drawn.
     """
@@ -168,13 +196,16 @@ def detectable(found: GStatistic, level: float, power: float) -> float | None:
         return None
     if found.df == 0:
         return float(1 - (1 - power) ** (1 / found.num_draws))
-    among_uncertain = float(np.sqrt(noncentrality(found.df, level, power) / (4 * found.num_uncertain)))
+    among_uncertain = float(
+        np.sqrt(noncentrality(found.df, level, power) / (4 * found.num_uncertain))
+    )
     return min(1.0, among_uncertain) * found.num_uncertain / found.num_draws
 
 
 def noncentrality(df: int, level: float, power: float) -> float:
     """The noncentrality of G at which a test at `level` rejects with probability `power`."""
-    threshold, top = stats.chi2.isf(level, df), 1.0
+    threshold = stats.chi2.isf(level, df)
+    top = 1.0
     while stats.ncx2.sf(threshold, df, top) < power:
         top *= 2
     return float(optimize.brentq(lambda x: stats.ncx2.sf(threshold, df, x) - power, 0, top))

@@ -1,7 +1,9 @@
-"""Sampled texts of up to LATEST tokens, or to the end of the context: the distribution at late positions.
+"""Sampled texts of up to LATEST tokens, or to the end of the context: the distribution at late
+positions.
 
-Every token is one draw from its own conditional, which a teacher-forced pass along the text gives; the
-ranks of all tokens in a band of positions make one test (`gtest.py`). An end token ends no such text.
+Every token is one draw from its own conditional, which a teacher-forced pass along the text gives;
+the ranks of all tokens in a band of positions make one test (`gtest.py`). An end token ends no such
+text.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ class Band:
 
 
 def enough_prompts(prompts: Sequence[list[int]], context: int, num_draws: int) -> list[list[int]]:
-    """The prompts in turn, again and again, until their texts have `num_draws` tokens for every band.
+    """The prompts in turn, again and again, until their texts have `num_draws` tokens for every
+    band.
 
-    A band ends between two positions, at which every text has a token: it may lack one draw of each.
+    A band ends between two positions, at which every text has a token: it may lack one draw of
+    each.
     """
     rooms = [max(1, _room(prompt, context) - BANDS) for prompt in prompts]
     num_rounds = -(-BANDS * num_draws // sum(rooms))
@@ -57,7 +61,8 @@ def long_texts(
     seed: int,
     units: Units,
 ) -> tuple[list[Band], list[dict[str, Any]]]:
-    """The draws of one sampler's texts, one for each prompt, and the ranks of what was drafted for them.
+    """The draws of one sampler's texts, one for each prompt, and the ranks of what was drafted for
+    them.
 
     Bands have at least `num_draws` draws: there are fewer of them where a grammar ends texts early.
     """

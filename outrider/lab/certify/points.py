@@ -1,8 +1,9 @@
-"""Chooses positions at which distributions are tested: in the middle of the target's own answers, at tokens of which it was
-unsure.
+"""Chooses positions at which distributions are tested: in the middle of the target's own answers,
+at tokens of which it was unsure.
 
-At a place where one token has all the probability every sampler looks right; where thousands share it, few draws say little
-about each. So those are taken whose entropy is nearest to WANTED, among those where the drafter proposes something.
+At a place where one token has all the probability every sampler looks right; where thousands share
+it, few draws say little about each. So those are taken whose entropy is nearest to WANTED, among
+those where the drafter proposes something.
 """
 
 from __future__ import annotations
@@ -46,26 +47,38 @@ class Spot:
         return [*self.prompt, *self.output]
 
     def as_record(self) -> TestPoint:
-        return TestPoint(prompt=self.prompt_number, num_output_tokens=len(self.output), entropy_nats=self.entropy)
+        return TestPoint(
+            prompt=self.prompt_number, num_output_tokens=len(self.output), entropy_nats=self.entropy
+        )
 
 
 def find_spots(
-    subject: Subject, prompts: Sequence[list[int]], answers: Sequence[list[int]], params: SamplingParams, count: int,
+    subject: Subject,
+    prompts: Sequence[list[int]],
+    answers: Sequence[list[int]],
+    params: SamplingParams,
+    count: int,
     progress: Progress,
-) -> list[Spot]:  # fmt: skip
+) -> list[Spot]:
     """At most `count`, the answers sharing them as evenly as they can."""
     progress.stage("positions to test", count)
     candidates = [
         Spot(number, prompt, answer[:position], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        for position, entropy in enumerate(map(_entropy, probs_along(subject, subject.target, prompt, answer, params)))
+        for position, entropy in enumerate(
+            map(_entropy, probs_along(subject, subject.target, prompt, answer, params))
+        )
     ]
     candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
     max_of_answer = -(-count // len(prompts)) + 1  # of one answer
     chosen: list[Spot] = []
     for spot in candidates[: TRIES * count]:
         num_of_answer = sum(one.prompt_number == spot.prompt_number for one in chosen)
-        if len(chosen) < count and num_of_answer < max_of_answer and first_draft(subject, spot, params) is not None:
+        if (
+            len(chosen) < count
+            and num_of_answer < max_of_answer
+            and first_draft(subject, spot, params) is not None
+        ):
             chosen.append(spot)
             progress.advance()
     return chosen or candidates[:count]
@@ -80,7 +93,9 @@ def _entropy(probs: np.ndarray) -> float:
 def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | None:
     """What a first step at the test point sees; None where the drafter proposes nothing."""
     decoder = subject.drafting
-    decoder.add(subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=subject.max_drafted + 1))
+    decoder.add(
+        subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=subject.max_drafted + 1)
+    )
     try:
         with decoder.watched():
             decoder.step()
@@ -93,7 +108,8 @@ def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | 
 def probs_along(
     subject: Subject, lm: LM, prompt: list[int], answer: list[int], params: SamplingParams
 ) -> Iterator[np.ndarray]:
-    """The distribution before every token of an answer, (V,) fp64 each. Teacher-forced; `lm` as in `conditionals`."""
+    """The distribution before every token of an answer, (V,) fp64 each. Teacher-forced; `lm` as in
+    `conditionals`."""
     if not answer:
         return
     vocab_size = subject.target.shape.vocab_size
@@ -102,10 +118,17 @@ def probs_along(
         lm.catch_up([prompt])
         for start in range(0, len(answer), CHUNK):
             piece = answer[start : start + CHUNK]
-            fed = torch.tensor([[*prompt[-1:], *answer][start : start + len(piece)]], device=lm.device)
-            logits = fit_width(lm.forward(fed, columns=torch.arange(len(piece), device=lm.device)).logits, vocab_size)
+            fed = torch.tensor(
+                [[*prompt[-1:], *answer][start : start + len(piece)]], device=lm.device
+            )
+            logits = fit_width(
+                lm.forward(fed, columns=torch.arange(len(piece), device=lm.device)).logits,
+                vocab_size,
+            )
             lm.kv.advance(0, len(piece))
-            yield from normalised(_probs(subject, logits, [piece[:-1]], prompt, answer[:start], params)[0].numpy())
+            yield from normalised(
+                _probs(subject, logits, [piece[:-1]], prompt, answer[:start], params)[0].numpy()
+            )
     finally:
         lm.kv.swap_remove(0)
 
@@ -114,10 +137,11 @@ def probs_along(
 def conditionals(
     subject: Subject, lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams
 ) -> Iterator[tuple[Beginning, np.ndarray]]:
-    """The distribution (V,) fp64 after every beginning of every text, the empty one and the text itself included, once each.
+    """The distribution (V,) fp64 after every beginning of every text, the empty one and the text
+    itself included, once each.
 
-    Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `lm`: the target, or a
-    draft, whose logits are brought to the target's width as its drafter does.
+    Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `lm`:
+    the target, or a draft, whose logits are brought to the target's width as its drafter does.
     """
     known: set[Beginning] = set()
     for start in range(0, len(texts), CHUNK):
@@ -135,7 +159,9 @@ def _teacher_forced(
 ) -> Tensor:
     """(B, longest + 1, V)"""
     longest = max(map(len, texts))
-    fed = torch.tensor([[spot.tokens[-1], *text] + [0] * (longest - len(text)) for text in texts], device=lm.device)
+    fed = torch.tensor(
+        [[spot.tokens[-1], *text] + [0] * (longest - len(text)) for text in texts], device=lm.device
+    )
     for _ in texts:
         lm.kv.add_row()
     try:
@@ -148,14 +174,25 @@ def _teacher_forced(
 
 
 def _probs(
-    subject: Subject, logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int],
+    subject: Subject,
+    logits: Tensor,
+    texts: Sequence[Sequence[int]],
+    prompt: list[int],
+    output: list[int],
     params: SamplingParams,
-) -> Tensor:  # fmt: skip
-    """(B, M, V): `texts` follow prompt + output, one row each; penalties, bans and grammar as for committed text."""
+) -> Tensor:
+    """(B, M, V): `texts` follow prompt + output, one row each; penalties, bans and grammar as for
+    committed text."""
     num_rows, width, size = logits.shape
-    tokens = torch.tensor([[*text] + [0] * (width - 1 - len(text)) for text in texts], dtype=torch.int64)
+    tokens = torch.tensor(
+        [[*text] + [0] * (width - 1 - len(text)) for text in texts], dtype=torch.int64
+    )
     draft = Draft(tokens.view(num_rows, width - 1), torch.tensor([len(text) for text in texts]))
-    history = History.start([prompt] * num_rows, [output] * num_rows, size) if params.needs_history else None
+    history = (
+        History.start([prompt] * num_rows, [output] * num_rows, size)
+        if params.needs_history
+        else None
+    )
     constraint = subject.constraint(output, params)
     sampling = BatchSampling.of([params] * num_rows, size, constraints=[constraint] * num_rows)
     return distribution(logits.cpu(), sampling, history, draft)

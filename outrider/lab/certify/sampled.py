@@ -1,9 +1,11 @@
-"""Sampled text against the target's own conditionals: continuations, long texts, and drafted tokens.
+"""Sampled text against the target's own conditionals: continuations, long texts, and drafted
+tokens.
 
-Half of the continuations begin with drafts of full length, half with drafts that end inside the tested
-tokens: so accepted tokens, corrections and bonus tokens are all among those. The conditionals come from
-teacher-forced passes, in which neither drafter nor verifier takes part. Where a test fails, the plain
-sampler goes through the same tests: if it fails them, too, it is the test that is wrong.
+Half of the continuations begin with drafts of full length, half with drafts that end inside the
+tested tokens: so accepted tokens, corrections and bonus tokens are all among those. The
+conditionals come from teacher-forced passes, in which neither drafter nor verifier takes part.
+Where a test fails, the plain sampler goes through the same tests: if it fails them, too, it is the
+test that is wrong.
 """
 
 from __future__ import annotations
@@ -145,7 +147,8 @@ def draw(
     seeds: Sequence[int],
     depth: int,
 ) -> dict[str, Any]:
-    """One continuation per seed: the texts, the origins of their tokens, the ranks of what was drafted."""
+    """One continuation per seed: the texts, the origins of their tokens, the ranks of what was
+    drafted."""
     decoder = subject.sampler(sampler)
     rooms = [depth, max(depth, subject.max_drafted + 1)]  # the first cuts drafts short
     rows = [
@@ -173,7 +176,8 @@ def draw(
 
 
 def _rows_at_once(subject: Subject) -> int:
-    num_bytes = 8 * subject.target.shape.vocab_size * (subject.max_drafted + 1)  # p and q of one row
+    # p and q of one row
+    num_bytes = 8 * subject.target.shape.vocab_size * (subject.max_drafted + 1)
     return max(2, min(MAX_ROWS, MAX_BYTES // num_bytes))
 
 

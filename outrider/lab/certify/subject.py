@@ -1,7 +1,9 @@
-"""What is certified: one decoder as it was configured, and plain decoding on the same loaded target, watched step by step.
+"""What is certified: one decoder as it was configured, and plain decoding on the same loaded
+target, watched step by step.
 
-Plain decoding never uses the configured verifier: it has an empty draft and a built-in rule, which then only draws from the
-target's distribution. The coupled (drafter-invariant) case is the exception: its plain text is defined by its own noise.
+Plain decoding never uses the configured verifier: it has an empty draft and a built-in rule, which
+then only draws from the target's distribution. The coupled (drafter-invariant) case is the
+exception: its plain text is defined by its own noise.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class WatchedDecoder(Decoder):
     @contextmanager
     def observed(self, *observers: StepObserver) -> Iterator[None]:
         """While it lasts, these observers see every step, too."""
-        own, self.observers = self.observers, [*self.observers, *observers]
+        own = self.observers
+        self.observers = [*self.observers, *observers]
         try:
             yield
         finally:
@@ -110,18 +113,27 @@ class Subject:
         built = build(options, status)
         given = built.decoder
         if isinstance(given.drafter, NoDrafter):
-            raise ConfigError("drafter 'none' does not speculate, so there is nothing to certify; name another --drafter")
+            raise ConfigError(
+                "drafter 'none' does not speculate, so there is nothing to certify; name another "
+                "--drafter"
+            )
         if isinstance(given.drafter, PredictionDrafter):
-            raise ConfigError("drafter 'prediction' follows what requests predict, and a workload predicts nothing; name another")
+            raise ConfigError(
+                "drafter 'prediction' follows what requests predict, and a workload predicts "
+                "nothing; name another"
+            )
         plain_rule: Verifier = given.verifier if given.verifier.coupled else TokenVerifier()
         plain = WatchedDecoder(given.target, NoDrafter(), plain_rule, FixedLength(0))
         return cls(options, built, WatchedDecoder.like(given), plain)
 
     @cached_property
     def drafting(self) -> WatchedDecoder:
-        """The speculative decoder, asking for the most nodes in every step: `auto` may find that drafting does not pay here."""
+        """The speculative decoder, asking for the most nodes in every step: `auto` may find that
+        drafting does not pay here."""
         given = self.speculative
-        return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.max_drafted))
+        return WatchedDecoder(
+            given.target, given.drafter, given.verifier, FixedLength(self.max_drafted)
+        )
 
     def sampler(self, name: Sampler) -> WatchedDecoder:
         """The decoder that draws as one of the two samplers."""
@@ -148,24 +160,44 @@ class Subject:
         return int(str(self.built.options.num_draft_tokens).rpartition(":")[2])
 
     def texts(
-        self, decoder: WatchedDecoder, prompts: Sequence[list[int]], params: Sequence[SamplingParams], *, together: int = 1
+        self,
+        decoder: WatchedDecoder,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        *,
+        together: int = 1,
     ) -> list[list[int]]:
-        """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
+        """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at
+        a time."""
         options = replace(self.built.options, max_num_seqs=together)
         llm = LLM.around(replace(self.built, decoder=decoder, options=options))
         done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
         return [completion.token_ids for completion in done]
 
-    def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:
-        """A row in the middle of an answer: `tokens` up to here, `room` tokens still to come. Stop strings do not end it."""
+    def row(
+        self,
+        number: int,
+        tokens: list[int],
+        num_prompt: int,
+        params: SamplingParams,
+        seed: int,
+        room: int,
+    ) -> Row:
+        """A row in the middle of an answer: `tokens` up to here, `room` tokens still to come. Stop
+        strings do not end it."""
         return replace(
-            new_row(self.built, number, tokens, params, with_text=False), num_prompt=num_prompt, seed=seed,
-            max_tokens=min(self.built.context, len(tokens) + room), detokenizer=None, stops=StopStrings([]),
+            new_row(self.built, number, tokens, params, with_text=False),
+            num_prompt=num_prompt,
+            seed=seed,
+            max_tokens=min(self.built.context, len(tokens) + room),
+            detokenizer=None,
+            stops=StopStrings([]),
             constraint=self.constraint(tokens[num_prompt:], params),
-        )  # fmt: skip
+        )
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
-        """The grammar and the bans of `params` after these output tokens; fresh. None where there is neither."""
+        """The grammar and the bans of `params` after these output tokens; fresh. None where there
+        is neither."""
         constraint = constraint_for(self.built, params)
         if constraint is not None:
             constraint.commit(output)
@@ -173,9 +205,10 @@ class Subject:
 
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
-        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a prefix cache would. A drafter
-        that reads hidden states gets them for every row."""
-        drafter, target = decoder.drafter, decoder.target
+        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a
+        prefix cache would. A drafter that reads hidden states gets them for every row."""
+        drafter = decoder.drafter
+        target = decoder.target
         for row in rows:
             decoder.add(row)
 
@@ -183,7 +216,9 @@ class Subject:
             for index in range(len(rows)):
                 drafter.read(index, start, hidden)
 
-        share_prefix(target, rows[0].tokens, len(rows), drafter.signals, read if drafter.signals else None)
+        share_prefix(
+            target, rows[0].tokens, len(rows), drafter.signals, read if drafter.signals else None
+        )
         draft = self.built.draft
         if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
             share_prefix(draft.lm, rows[0].tokens, len(rows))
@@ -191,7 +226,9 @@ class Subject:
 
 def row_seeds(key: Sequence[int], count: int) -> list[int]:
     """Seeds of rows that depend on the key alone."""
-    return [int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)]
+    return [
+        int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)
+    ]
 
 
 def clear(decoder: Decoder) -> None:
@@ -201,9 +238,14 @@ def clear(decoder: Decoder) -> None:
 
 
 def share_prefix(
-    lm: LM, tokens: list[int], num_rows: int, capture: tuple[int, ...] = (), read: Reader | None = None
+    lm: LM,
+    tokens: list[int],
+    num_rows: int,
+    capture: tuple[int, ...] = (),
+    read: Reader | None = None,
 ) -> None:
-    """Feed all of `tokens` but the last one to row 0 and copy what it then holds to rows 1 .. num_rows - 1, which are empty."""
+    """Feed all of `tokens` but the last one to row 0 and copy what it then holds to rows 1 ..
+    num_rows - 1, which are empty."""
     lm.catch_up([tokens], capture, read)
     packed = lm.kv.pack(0)
     for row in range(1, num_rows):

@@ -1,10 +1,12 @@
-"""Token ids of whole texts, compared: each prompt's plain text alone is what every other way must repeat.
+"""Token ids of whole texts, compared: each prompt's plain text alone is what every other way must
+repeat.
 
-Greedy text is decoded alone, in batches, and with a sampled row. Only in the last case the configured
-verifier decides on greedy rows, as point masses: a batch without sampled rows compares token ids.
+Greedy text is decoded alone, in batches, and with a sampled row. Only in the last case the
+configured verifier decides on greedy rows, as point masses: a batch without sampled rows compares
+token ids.
 
-Same seed, same text, whatever drafts, is claimed by verifiers that choose with the target's own keyed
-noise, and tested for them: with every drafter and every draft length, to the last token id.
+Same seed, same text, whatever drafts, is claimed by verifiers that choose with the target's own
+keyed noise, and tested for them: with every drafter and every draft length, to the last token id.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Way:
     name: str
     decoder: WatchedDecoder
     together: int = 1  # prompts at a time
-    with_sampled: bool = False  # a sampled row joins every batch, so greedy rows go through the verifier
+    # a sampled row joins every batch, so greedy rows go through the verifier
+    with_sampled: bool = False
 
 
 @dataclass
@@ -81,9 +84,7 @@ class Texts:
         prompts = [self.prompts[number]]
         return self.subject.texts(self.subject.plain, prompts, [self.params[number]])[0]
 
-    def _batch(
-        self, way: Way, numbers: Sequence[int], expected: list[list[int]]
-    ) -> dict[str, Any]:
+    def _batch(self, way: Way, numbers: Sequence[int], expected: list[list[int]]) -> dict[str, Any]:
         wanted = [expected[number] for number in numbers]
         prompts = [self.prompts[number] for number in numbers]
         params = [self.params[number] for number in numbers]
@@ -114,7 +115,8 @@ def batches(count: int, size: int) -> list[range]:
 
 
 def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tuple[Status, str]:
-    """Identical: passed. Different by rounding alone: no verifier decided it, so inconclusive. Else failed."""
+    """Identical: passed. Different by rounding alone: no verifier decided it, so inconclusive. Else
+    failed."""
     tokens = sum(run.num_tokens for run in runs)
     total = sum(run.num_prompts for run in runs)
     missing = total - sum(run.num_identical for run in runs)
@@ -124,7 +126,10 @@ def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tup
     parted = f"{missing} of {total} texts differ from plain decoding's"
     bad = next((one for one in differences if one.cause != "rounding"), None)
     if bad is None:
-        return "inconclusive", f"{parted}, each at {CAUSES['rounding']}: neither identical nor wrong"
+        return (
+            "inconclusive",
+            f"{parted}, each at {CAUSES['rounding']}: neither identical nor wrong",
+        )
     where = f"{bad.run}, prompt {bad.prompt}, token {bad.position}"
     return "failed", f"{parted}; {where}: {CAUSES[bad.cause]}"
 
@@ -147,7 +152,8 @@ def greedy(
 def invariance(
     subject: Subject, prompts: list[list[int]], params: SamplingParams, seed: int, units: Units
 ) -> SameTexts:
-    """Sampled texts of this drafter, of other lengths of it, and of n-gram lookup, with the plain ones' seeds."""
+    """Sampled texts of this drafter, of other lengths of it, and of n-gram lookup, with the plain
+    ones' seeds."""
     verifier = subject.speculative.verifier
     if not verifier.coupled:
         why = f"'{verifier.name}' keeps the distribution, not the text: seeded texts may depend on the drafter"

@@ -1,8 +1,10 @@
-"""Why two texts part that should be equal: a near-tie that rounding turned over, or something that must not happen.
+"""Why two texts part that should be equal: a near-tie that rounding turned over, or something that
+must not happen.
 
-Three causes (docs/certify.md, "When texts differ") are distinguished by the scores the run itself saw at the first differing
-token, and by the target's scores when it is fed the common text once more, token by token as plain decoding does. Gaps are in
-spacings: the distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp).
+Three causes (docs/certify.md, "When texts differ") are distinguished by the scores the run itself
+saw at the first differing token, and by the target's scores when it is fed the common text once
+more, token by token as plain decoding does. Gaps are in spacings: the distance of neighbouring
+numbers of the model's dtype at the size of those logits (1 ulp).
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import RowStreams, gumbel_choice
 from outrider.step import StepFacts
 
-# Spacings that two correct orders of summation may differ by. Half types round every layer's output; in fp32 sums over
-# thousands of terms err by many spacings of their result.
+# Spacings that two correct orders of summation may differ by. Half types round every layer's
+# output; in fp32 sums over thousands of terms err by many spacings of their result.
 ROUNDING = {torch.bfloat16: 16.0, torch.float16: 16.0, torch.float32: 512.0, torch.float64: 512.0}
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The position at which a run left the expected text, and what it saw there. None: one of the texts had ended."""
+    """The position at which a run left the expected text, and what it saw there. None: one of the
+    texts had ended."""
 
     position: int  # output token, from 0
     expected: int | None
@@ -41,7 +44,8 @@ class Departure:
 
 @dataclass
 class RowComparison:
-    """An observer that compares rows with expected texts while they grow. `partings[request]` is the first difference."""
+    """An observer that compares rows with expected texts while they grow. `partings[request]` is
+    the first difference."""
 
     decoder: WatchedDecoder
     expected: list[list[int]]  # by request
@@ -54,15 +58,25 @@ class RowComparison:
         for index, row in enumerate(facts.rows):
             if row.request >= len(self.expected) or row.request in self.partings:
                 continue
-            begin, self._compared[row.request] = self._compared[row.request], len(row.output)
+            begin = self._compared[row.request]
+            self._compared[row.request] = len(row.output)
             wanted = self.expected[row.request][begin : len(row.output)]
             news = row.output[begin:]
-            position = next((i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None)
+            position = next(
+                (i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None
+            )
             if position is not None:
                 column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][position]
                 logits = seen.logits[index, column].float().cpu()
-                choice = chosen(seen.probs[index, column], row.params, row.seed, row.num_prompt + begin + position)
-                self.partings[row.request] = Departure(begin + position, wanted[position], news[position], logits, choice)
+                choice = chosen(
+                    seen.probs[index, column],
+                    row.params,
+                    row.seed,
+                    row.num_prompt + begin + position,
+                )
+                self.partings[row.request] = Departure(
+                    begin + position, wanted[position], news[position], logits, choice
+                )
 
     def finish(self, texts: list[list[int]]) -> None:
         """Texts of which one is the beginning of the other."""
@@ -77,8 +91,8 @@ def _at(text: list[int], position: int) -> int | None:
 
 
 def chosen(probs: Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    """The token that a distribution (V,) leads to: its largest when greedy, else the winner of the noise at that text
-    position."""
+    """The token that a distribution (V,) leads to: its largest when greedy, else the winner of the
+    noise at that text position."""
     if params.is_greedy:
         return int(probs.argmax())
     return int(gumbel_choice(probs.cpu(), RowStreams(seed).gumbel(position, probs.shape[0])))
@@ -127,7 +141,8 @@ def difference(
 
 @torch.inference_mode()
 def teacher_forced(lm: LM, tokens: list[int], num_prompt: int) -> Tensor:
-    """Logits (V,) fp32 after `tokens`: the prompt, then token by token, as plain decoding feeds them."""
+    """Logits (V,) fp32 after `tokens`: the prompt, then token by token, as plain decoding feeds
+    them."""
     row = lm.kv.add_row()
     lm.catch_up([tokens[:num_prompt]])
     for token in tokens[num_prompt - 1 :]:
@@ -152,7 +167,8 @@ def _gap(
     expected: int,
     found: int,
 ) -> float | None:
-    """The score of `expected` minus that of `found`: penalties, bias and noise included, filters not."""
+    """The score of `expected` minus that of `found`: penalties, bias and noise included, filters
+    not."""
     size = logits.shape[0]
     soft = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     history = History.start([prompt], [common], size)

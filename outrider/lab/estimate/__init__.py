@@ -1,4 +1,5 @@
-"""Speedup without running anything: the formula of `lab/predict.py` as a table, from numbers or from a result of `bench`."""
+"""Speedup without running anything: the formula of `lab/predict.py` as a table, from numbers or
+from a result of `bench`."""
 
 from outrider.extras import check_lab
 

@@ -1,4 +1,5 @@
-"""The calculator: the formula of `lab/predict.py` for all draft lengths, from numbers or from a result of `bench`."""
+"""The calculator: the formula of `lab/predict.py` for all draft lengths, from numbers or from a
+result of `bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from outrider.configuration import Configuration
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.bench.bench_result import BenchResult, Cell, Measured
 from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
-from outrider.lab.predict import CostPoints, StepCosts, break_even, predict, predict_best, survival_of
+from outrider.lab.predict import (
+    CostPoints,
+    StepCosts,
+    break_even,
+    predict,
+    predict_best,
+    survival_of,
+)
 from outrider.lab.result import read_result
 from outrider.models.loading.load import load_config
 from outrider.models.loading.memory import model_memory
@@ -41,7 +49,9 @@ def estimate(
     lengths = []
     for k in range(LONGEST + 1):
         prediction = predict(survival, costs, k)
-        lengths.append(LengthEstimate(**prediction.model_dump(), break_even_alpha=break_even(costs, k)))
+        lengths.append(
+            LengthEstimate(**prediction.model_dump(), break_even_alpha=break_even(costs, k))
+        )
     return EstimateResult(
         source=source,
         acceptance=list(acceptance),
@@ -54,7 +64,8 @@ def estimate(
 
 
 def costs_of(c: float, pass_costs: Mapping[int, float]) -> StepCosts:
-    """Costs in plain passes: `c` of a draft token, and v(n) of passes over n tokens, flat where none are given.
+    """Costs in plain passes: `c` of a draft token, and v(n) of passes over n tokens, flat where
+    none are given.
 
     Raises ConfigError for numbers that cannot be costs.
     """
@@ -63,20 +74,31 @@ def costs_of(c: float, pass_costs: Mapping[int, float]) -> StepCosts:
     for num_tokens, cost in pass_costs.items():
         if num_tokens < 2 or not 1 <= cost < float("inf"):
             raise ConfigError(
-                f"a pass over {num_tokens} tokens cannot cost {cost} passes over one: give 2 or more tokens, and at least 1"
+                f"a pass over {num_tokens} tokens cannot cost {cost} passes over one: give 2 or "
+                "more tokens, and at least 1"
             )
-    return StepCosts(target=CostPoints.of({1: 1.0, **(pass_costs or {LONGEST + 1: 1.0})}), draft_s_per_token=c)
+    return StepCosts(
+        target=CostPoints.of({1: 1.0, **(pass_costs or {LONGEST + 1: 1.0})}), draft_s_per_token=c
+    )
 
 
 def read_bench(path: Path) -> MeasuredChain:
-    """The fastest chain in a result of `bench`; a tree tells nothing about other lengths. Raises ConfigError."""
+    """The fastest chain in a result of `bench`; a tree tells nothing about other lengths. Raises
+    ConfigError."""
     result = read_result(path)
     if not isinstance(result, BenchResult):
-        raise ConfigError(f"{path} is a result of {result.kind}; costs and acceptance are in those of 'outrider bench'")
+        raise ConfigError(
+            f"{path} is a result of {result.kind}; costs and acceptance are in those of 'outrider "
+            "bench'"
+        )
     chains = list(_chains(result))
     if not chains:
-        raise ConfigError(f"{path}: no chain of drafts was timed, with acceptance at more than one length")
-    measured, cell = max(chains, key=lambda chain: chain[0].speedup.value if chain[0].speedup is not None else 0.0)
+        raise ConfigError(
+            f"{path}: no chain of drafts was timed, with acceptance at more than one length"
+        )
+    measured, cell = max(
+        chains, key=lambda chain: chain[0].speedup.value if chain[0].speedup is not None else 0.0
+    )
     assert measured.acceptance is not None
     kept = takewhile(lambda share: share is not None, measured.acceptance.conditional)
     acceptance = [share for share in kept if share is not None]
@@ -93,7 +115,10 @@ def model_size(role: Literal["target", "draft"], name: str) -> ModelSize:
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     memory = model_memory(source, config, dtype)
     return ModelSize(
-        role=role, name=name, weights_bytes=memory.weights_bytes, kv_bytes_per_token=memory.kv_bytes_per_token
+        role=role,
+        name=name,
+        weights_bytes=memory.weights_bytes,
+        kv_bytes_per_token=memory.kv_bytes_per_token,
     )
 
 
@@ -105,13 +130,18 @@ def _speedups(alpha: float, costs: StepCosts) -> list[float]:
 def _chains(result: BenchResult) -> Iterator[tuple[Measured, Cell]]:
     for cell in result.cells:
         for measured in cell.configurations:
-            was_timed = len(measured.step_s) > 1 and measured.acceptance is not None and measured.acceptance.kept
+            was_timed = (
+                len(measured.step_s) > 1
+                and measured.acceptance is not None
+                and measured.acceptance.kept
+            )
             if was_timed and _is_chain(result.configurations[measured.configuration].label):
                 yield measured, cell
 
 
 def _is_chain(label: str) -> bool:
-    """Whether a configuration drafts one line of tokens. One that is not installed here tells nothing."""
+    """Whether a configuration drafts one line of tokens. One that is not installed here tells
+    nothing."""
     try:
         return not Configuration.parse(label).parts().requirements.trees
     except OutriderError:

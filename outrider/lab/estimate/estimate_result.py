@@ -28,7 +28,8 @@ class EstimateResult(Result):
 
     kind: Literal["estimate"] = "estimate"
     source: str  # where the costs come from
-    acceptance: list[float]  # P(token i kept | the ones before it kept); the last one holds for all after it
+    # P(token i kept | the ones before it kept); the last one holds for all after it
+    acceptance: list[float]
     costs: StepCosts  # in seconds, or in plain passes
     lengths: list[LengthEstimate]  # k = 0, 1, ...
     best: int  # the length with the highest speedup; 0: do not speculate

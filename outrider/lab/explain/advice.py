@@ -20,9 +20,17 @@ PLURALS = {"tool call": "tool calls", "number": "numbers", "name": "names", "wor
 def advise(result: ExplainResult) -> list[Advice]:
     """At least one line."""
     rules = (
-        _plain, _length, _shorter, _drafting_costs, _distil, _vocabulary, _stopped, _tree_budget, _branch,
+        _plain,
+        _length,
+        _shorter,
+        _drafting_costs,
+        _distil,
+        _vocabulary,
+        _stopped,
+        _tree_budget,
+        _branch,
         _filters,
-    )  # fmt: skip
+    )
     lines = [line for rule in rules for line in rule(result)]
     if not lines:
         alpha = _alpha(result)
@@ -51,7 +59,8 @@ def _alpha(result: ExplainResult) -> float | None:
 
 
 def _plain(result: ExplainResult) -> Iterator[Advice]:
-    """A step without drafting takes less than the rest of a step with it: that alone decides where drafts lose."""
+    """A step without drafting takes less than the rest of a step with it: that alone decides where
+    drafts lose."""
     times = result.times
     if times is None or result.tau.value * times.rest_s > times.step_s:
         return
@@ -59,7 +68,8 @@ def _plain(result: ExplainResult) -> Iterator[Advice]:
         title="This draft does not pay: decode plainly",
         tone="bad",
         evidence=f"{result.tau.value:.2f} tokens a step take {times.step_s * 1e3:.2f} ms, of which "
-        f"{times.draft_s * 1e3:.2f} ms are drafting: without it a step, which gives one token, takes "
+        f"{times.draft_s * 1e3:.2f} ms are drafting: without it a step, which gives one token, "
+        "takes "
         f"{times.rest_s * 1e3:.2f} ms at most. Confirm with 'outrider bench'.",
     )
 
@@ -71,7 +81,8 @@ def _length(result: ExplainResult) -> Iterator[Advice]:
             title="Longer drafts may pay: more --num-draft-tokens, or auto",
             tone="good",
             evidence=f"where a draft was kept whole, one more token would have brought "
-            f"{_lost(result, 'length'):.0f} tokens ({share:.0%} of those emitted), before its price. "
+            f"{_lost(result, 'length'):.0f} tokens ({share:.0%} of those emitted), before its "
+            "price. "
             "'outrider tune' measures which length is fastest.",
         )
 
@@ -87,8 +98,10 @@ def _shorter(result: ExplainResult) -> Iterator[Advice]:
     if kept * result.times.step_s < result.times.draft_level_s * result.tau.value:
         yield Advice(
             title="Shorter drafts: fewer --num-draft-tokens, or auto",
-            evidence=f"draft token {deepest.level} is kept in {kept:.0%} of the steps, and drafting one "
-            f"takes {result.times.draft_level_s / result.times.step_s:.0%} of a step. 'outrider tune' "
+            evidence=f"draft token {deepest.level} is kept in {kept:.0%} of the steps, and "
+            "drafting one "
+            f"takes {result.times.draft_level_s / result.times.step_s:.0%} of a step. 'outrider "
+            "tune' "
             "measures which length is fastest.",
         )
 
@@ -103,8 +116,10 @@ def _drafting_costs(result: ExplainResult) -> Iterator[Advice]:
         yield Advice(
             title="Acceptance is fine: the cost of drafting is the problem",
             tone="caution",
-            evidence=f"{alpha:.0%} of tested draft tokens are kept, but drafting takes {share:.0%} of a "
-            f"step ({times.draft_level_s * 1e3:.2f} ms a level against {times.rest_s * 1e3:.2f} ms for "
+            evidence=f"{alpha:.0%} of tested draft tokens are kept, but drafting takes "
+            f"{share:.0%} of a "
+            f"step ({times.draft_level_s * 1e3:.2f} ms a level against {times.rest_s * 1e3:.2f} "
+            "ms for "
             "everything else). A smaller or quantised draft, --runtime native, or fewer tokens "
             "help; a better draft does not.",
         )
@@ -137,8 +152,10 @@ def _vocabulary(result: ExplainResult) -> Iterator[Advice]:
         yield Advice(
             title="The draft's vocabulary lacks words that this traffic needs",
             tone="caution",
-            evidence=f"{_lost(result, 'vocabulary'):.0f} tokens were lost to words that the draft can "
-            f"never say ({share:.0%} of those emitted). Use a draft with the target's vocabulary, or "
+            evidence=f"{_lost(result, 'vocabulary'):.0f} tokens were lost to words that the draft "
+            "can "
+            f"never say ({share:.0%} of those emitted). Use a draft with the target's vocabulary, "
+            "or "
             "choose the reduced vocabulary from texts like these.",
         )
 
@@ -158,8 +175,10 @@ def _stopped(result: ExplainResult) -> Iterator[Advice]:
     else:
         yield Advice(
             title="There is often nothing to copy: add a drafter that always has a guess",
-            evidence=f"steps in which less was proposed than asked for lost up to {lost:.0f} tokens "
-            f"({share:.0%} of those emitted): add a draft model (--drafter composite), or look up in "
+            evidence=f"steps in which less was proposed than asked for lost up to {lost:.0f} "
+            "tokens "
+            f"({share:.0%} of those emitted): add a draft model (--drafter composite), or look up "
+            "in "
             "more text (suffix with a memory, retrieval with a corpus).",
         )
 
@@ -169,8 +188,10 @@ def _tree_budget(result: ExplainResult) -> Iterator[Advice]:
     if share >= NOTABLE:
         yield Advice(
             title="A larger tree: more --num-draft-tokens",
-            evidence="the draft's next favourite, or leaves as deep as the deepest, would have kept "
-            f"{_lost(result, 'tree-budget'):.0f} tokens more ({share:.0%} of those emitted), before "
+            evidence="the draft's next favourite, or leaves as deep as the deepest, would have "
+            "kept "
+            f"{_lost(result, 'tree-budget'):.0f} tokens more ({share:.0%} of those emitted), "
+            "before "
             "the price of drafting and scoring them.",
         )
 
@@ -184,8 +205,10 @@ def _branch(result: ExplainResult) -> Iterator[Advice]:
     if near >= NEAR_MISS and _share(result, "draft") >= NOTABLE:
         yield Advice(
             title="Let the draft branch: tree=best-first",
-            evidence=f"in {near:.0%} of the rejections the text's token was the draft's second to eighth "
-            "guess. A tree has room for several; it pays where a wider target pass is cheap. Measure "
+            evidence=f"in {near:.0%} of the rejections the text's token was the draft's second to "
+            "eighth "
+            "guess. A tree has room for several; it pays where a wider target pass is cheap. "
+            "Measure "
             "with 'outrider bench'.",
         )
 
@@ -204,14 +227,17 @@ def _cautions(result: ExplainResult) -> Iterator[Advice]:
         yield Advice(
             title="Doubt the times",
             tone="caution",
-            evidence=f"other programs used up to {result.other_cpu:.0%} of the processors meanwhile, so "
-            "every gain in tokens/s above is rough; tokens a step are not touched by it. Repeat on a "
+            evidence=f"other programs used up to {result.other_cpu:.0%} of the processors "
+            "meanwhile, so "
+            "every gain in tokens/s above is rough; tokens a step are not touched by it. Repeat "
+            "on a "
             "quiet machine.",
         )
     if result.tested < MIN_TESTS:
         yield Advice(
             title="Few tests",
             tone="caution",
-            evidence=f"{result.tested} draft tokens were tested: take the numbers above as hints, and "
+            evidence=f"{result.tested} draft tokens were tested: take the numbers above as hints, "
+            "and "
             "more prompts for decisions.",
         )

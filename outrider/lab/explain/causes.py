@@ -1,12 +1,13 @@
-"""Charges every token that a step could have emitted and did not to a cause. The parts add up exactly.
+"""Charges every token that a step could have emitted and did not to a cause. The parts add up
+exactly.
 
-A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). Along its
-kept path one of three things ends it:
+A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). Along
+its kept path one of three things ends it:
 
     a rejection      all levels from there on are lost. To the vocabulary, if the text has a token that
                      the draft can never say; to the filters, if they cut the text's token from the
-                     draft's distribution or the draft token from the target's; in trees to the budget,
-                     if the text has the draft's next favourite; else to the draft
+                     draft's distribution or the draft token from the target's; in trees to the
+                     budget, if the text has the draft's next favourite; else to the draft
     an early end     the drafter stopped, or the tree has no node there. What an unbroken draft would
                      have brought along the text is lost to that, the rest to the draft
     the whole draft  was kept. What one more token would have brought is lost to the length
@@ -67,7 +68,8 @@ class Account:
 def account(
     steps: Sequence[Step], distributions: Iterable[Distributions], *, is_greedy: bool
 ) -> Account:
-    """The account of a text; `distributions` of its positions in order, of which one step's are held at a time."""
+    """The account of a text; `distributions` of its positions in order, of which one step's are
+    held at a time."""
     stream = iter(distributions)
     draws = not is_greedy and any(any(step.sampled or ()) for step in steps)
     length = sum(step.taken for step in steps)
@@ -100,7 +102,8 @@ def account(
 
 
 def tested_tokens(step: Step) -> list[list[int]]:
-    """At every token that the step took: the draft tokens that were tested there, the kept one first."""
+    """At every token that the step took: the draft tokens that were tested there, the kept one
+    first."""
     tested = []
     for level, node in enumerate([-1, *step.path][: step.taken]):
         children = [child for child, parent in enumerate(step.parent_list) if parent == node]
@@ -131,7 +134,8 @@ def _cause(point: Distributions, tested: Sequence[int], is_tree: bool) -> str:
 
 
 def _kept_along(places: Sequence[Place], levels: int) -> float:
-    """Expected tokens that an unbroken draft of these levels would have kept; all where that is not known."""
+    """Expected tokens that an unbroken draft of these levels would have kept; all where that is not
+    known."""
     if places[0].keeps is None:
         return float(levels)
     chances = np.array([place.keeps or 0.0 for place in places])

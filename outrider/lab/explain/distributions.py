@@ -1,7 +1,8 @@
-"""Both models' distributions at every position of a finished text, from one more pass of each over it.
+"""Both models' distributions at every position of a finished text, from one more pass of each over
+it.
 
-docs/explain.md says why the finished text is enough, and where each drafter's distribution comes from.
-Filters, penalties and biases are the row's own, through `distribution`.
+docs/explain.md says why the finished text is enough, and where each drafter's distribution comes
+from. Filters, penalties and biases are the row's own, through `distribution`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Distributions:
 
 
 @torch.inference_mode()
-def forced_distributions(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[Distributions]:
+def forced_distributions(
+    target: LM, drafter: Drafter, text: FinishedText
+) -> Iterator[Distributions]:
     """One `Distributions` per output token. The models must be idle: no rows in their caches."""
     maker = _Maker(target, text)
     source = _source(target, drafter, text)
@@ -93,9 +96,7 @@ def _source(target: LM, drafter: Drafter, text: FinishedText) -> _Reader | _View
     return _Reader(model, text, target.shape.vocab_size)
 
 
-def _cuts(
-    text: FinishedText, lengths: Sequence[int], target: LM
-) -> Iterator[tuple[int, int]]:
+def _cuts(text: FinishedText, lengths: Sequence[int], target: LM) -> Iterator[tuple[int, int]]:
     """(first, last) of each chunk of the output: of these lengths, else as long as fits."""
     total = len(text.output)
     room = CHUNK_NUMBERS // target.shape.vocab_size
@@ -119,7 +120,8 @@ class _Reader:
         lm.catch_up([list(text.prompt)])
 
     def logits(self, first: int, last: int) -> Tensor | None:
-        """(1, last - first, V) before output tokens first .. last - 1; None beyond a draft's context."""
+        """(1, last - first, V) before output tokens first .. last - 1; None beyond a draft's
+        context."""
         tokens = self._text.fed(first, last)
         end = len(self._text.prompt) + last - 1
         if self._width is not None and end >= self._lm.shape.context_length:
@@ -133,7 +135,8 @@ class _Reader:
 
 
 class _Viewer:
-    """A model on the target's own cache writes after what is committed; the target, which reads next, overwrites."""
+    """A model on the target's own cache writes after what is committed; the target, which reads
+    next, overwrites."""
 
     def __init__(self, lm: LM, text: FinishedText) -> None:
         assert isinstance(lm.kv, KVView)
@@ -155,7 +158,8 @@ class _Viewer:
 
 
 class _Asked:
-    """The drafter itself proposes one token at every position: its log distribution serves as logits."""
+    """The drafter itself proposes one token at every position: its log distribution serves as
+    logits."""
 
     def __init__(self, drafter: Drafter, text: FinishedText, target: LM) -> None:
         self.step_lengths = [1] * len(text.output)
@@ -259,7 +263,8 @@ class _Maker:
         return in_force, in_force if self._open is None else rows(self._open)
 
     def _context(self, first: int, count: int) -> tuple[History | None, Draft]:
-        """What penalties count: the text before the chunk, and the chunk's own tokens as a draft's path."""
+        """What penalties count: the text before the chunk, and the chunk's own tokens as a draft's
+        path."""
         output = self._text.output
         fed = [list(output[first : first + count - 1])]
         tokens = torch.tensor(fed, dtype=torch.int64, device=self._device).view(1, count - 1)

@@ -1,9 +1,9 @@
 """`explain`: run prompts, look at every rejection, say what caused it and what to do about it.
 
-    record      each prompt decoded as a user would, step by step, into a journal
-    read        one more pass of both models over each finished text (`distributions.py`)
-    account     every token lost, by cause (`causes.py`)
-    summarise   by position and kind of text, with advice (`summary.py`)
+record      each prompt decoded as a user would, step by step, into a journal
+read        one more pass of both models over each finished text (`distributions.py`)
+account     every token lost, by cause (`causes.py`)
+summarise   by position and kind of text, with advice (`summary.py`)
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def check(configuration: Configuration, params: SamplingParams, *, lossy: bool =
     verifier = configuration.parts(lossy=lossy).verifier
     if not verifier.lossless:
         raise CapabilityError(
-            f"verifier '{verifier.name}' is lossy: what it keeps does not follow from how far target "
+            f"verifier '{verifier.name}' is lossy: what it keeps does not follow from how far "
+            "target "
             "and draft agree, which is what explain takes apart; use a lossless one"
         )
 

@@ -66,7 +66,8 @@ class Times(Record):
 
 
 class TextColumns(Record):
-    """One text, one entry per output token. `fate`, `kind`, `section` and `cause` have one letter a token."""
+    """One text, one entry per output token. `fate`, `kind`, `section` and `cause` have one letter a
+    token."""
 
     id: str
     task: str

@@ -1,4 +1,5 @@
-"""What kind of text a token is, and in which part of the answer it stands: by rules on characters, no model.
+"""What kind of text a token is, and in which part of the answer it stands: by rules on characters,
+no model.
 
 docs/explain.md, "Kinds of text", has the rules.
 """
@@ -28,7 +29,8 @@ _CODE_STARTS = re.compile(
 )
 _BLOCK_STARTS = re.compile(r"(?:if|elif|while|for|with|except|try|else|finally)\b.*:$")
 _CODE_ENDS = re.compile(r"[=()\[\]].*;$|[)\w]\s*\{$|^[)\]}]+[,;]?$")
-_STATEMENT = re.compile(r"[\w.\[\]]+\s*(?:[-+*/|&%]|//|\*\*)?=[^=]|[\w.]+\(")  # code only where the line is indented
+# code only where the line is indented
+_STATEMENT = re.compile(r"[\w.\[\]]+\s*(?:[-+*/|&%]|//|\*\*)?=[^=]|[\w.]+\(")
 _NUMBER = re.compile(r"[$€£¥]?\d(?:[\d]|[.,:/](?=\d))*%?")
 _WORD = re.compile(r"[^\W\d_](?:[^\W_]|['’-](?=[^\W\d_]))*")
 _SENTENCE_END = re.compile(r"(?:^|[.!?:\n•*#>\"“”(\-])[\s\"“”'(*_#>-]*$")
@@ -40,8 +42,8 @@ _THINK = re.compile(r"<think>|</think>")
 
 
 def token_kinds(prompt_end: str, pieces: Sequence[str]) -> list[str]:
-    """The kind of each token from the text each one added (empty: the character comes with a later one). `prompt_end`: some text
-    before them, which decides what begins a sentence."""
+    """The kind of each token from the text each one added (empty: the character comes with a later
+    one). `prompt_end`: some text before them, which decides what begins a sentence."""
     labels = character_kinds(prompt_end + "".join(pieces))
     starts = [len(prompt_end) + at for at in accumulate(map(len, pieces), initial=0)]
     found: list[str] = []
@@ -55,7 +57,8 @@ def token_kinds(prompt_end: str, pieces: Sequence[str]) -> list[str]:
 
 
 def token_sections(prompt_end: str, pieces: Sequence[str]) -> list[str]:
-    """The section of each token; an opened <think> may stand in `prompt_end`. Marks belong to the section they open."""
+    """The section of each token; an opened <think> may stand in `prompt_end`. Marks belong to the
+    section they open."""
     text = prompt_end + "".join(pieces)
     cuts = section_starts(text, len(prompt_end))
     boundaries = [at for at, _ in cuts]
@@ -70,7 +73,9 @@ def character_kinds(text: str) -> list[str]:
     for found in _WORD.finditer(text):
         _fill(labels, found.span(), "name" if _is_name(found[0], text, found.start()) else "word")
     for found in _NUMBER.finditer(text):
-        if found.start() == 0 or not (text[found.start() - 1].isalnum() and text[found.start()].isdigit()):
+        if found.start() == 0 or not (
+            text[found.start() - 1].isalnum() and text[found.start()].isdigit()
+        ):
             _fill(labels, found.span(), "number")
     quoted = (found.span() for pattern in (_QUOTED, _FENCE) for found in pattern.finditer(text))
     for span in (*_code_lines(text), *quoted):
@@ -81,12 +86,15 @@ def character_kinds(text: str) -> list[str]:
 
 
 def section_starts(text: str, answer_from: int = 0) -> list[tuple[int, str]]:
-    """(first character, section), the first of them at 0. Words that mark an answer count from `answer_from` on: "Answer:" at the
-    end of a prompt asks for one."""
+    """(first character, section), the first of them at 0. Words that mark an answer count from
+    `answer_from` on: "Answer:" at the end of a prompt asks for one."""
     marks = list(_THINK.finditer(text))
     if marks:
         first = "thinking" if marks[0][0] == "</think>" else "text"
-        return [(0, first), *((mark.start(), "thinking" if mark[0] == "<think>" else "answer") for mark in marks)]
+        return [
+            (0, first),
+            *((mark.start(), "thinking" if mark[0] == "<think>" else "answer") for mark in marks),
+        ]
     answers = [mark.start() for mark in _MARK.finditer(text) if mark.start() >= answer_from]
     return [(0, "thinking"), (answers[-1], "answer")] if answers else [(0, "text")]
 
@@ -96,7 +104,8 @@ def _fill(labels: list[str], span: tuple[int, int], kind: str) -> None:
 
 
 def _code_lines(text: str) -> Iterator[tuple[int, int]]:
-    """Lines that read like a program. A lone statement counts where it is indented: "total = 5 * 3" may be arithmetic."""
+    """Lines that read like a program. A lone statement counts where it is indented: "total = 5 * 3"
+    may be arithmetic."""
     start = 0
     for line in text.splitlines(keepends=True):
         words = line.strip()
@@ -116,10 +125,14 @@ def _is_name(word: str, text: str, start: int) -> bool:
 
 
 def _json_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Objects and arrays whose first key is quoted, up to the bracket that closes them, or the end of the text."""
+    """Objects and arrays whose first key is quoted, up to the bracket that closes them, or the end
+    of the text."""
     end = 0
     for found in _JSON_START.finditer(text):
         if found.start() >= end:
-            start, brackets = found.start(), Brackets()
-            end = next((at + 1 for at in range(start, len(text)) if brackets.closes(text[at])), len(text))
+            start = found.start()
+            brackets = Brackets()
+            end = next(
+                (at + 1 for at in range(start, len(text)) if brackets.closes(text[at])), len(text)
+            )
             yield start, end

@@ -1,4 +1,5 @@
-"""From all texts of a run to its result: what was lost to what, by position and kind of text, and advice."""
+"""From all texts of a run to its result: what was lost to what, by position and kind of text, and
+advice."""
 
 from __future__ import annotations
 
@@ -172,7 +173,8 @@ def summarise(
         result.by_section = []
     if len(shown) < len(texts):
         result.notes.append(
-            f"the first {len(shown)} of {len(texts)} texts are shown; the numbers are of all of them"
+            f"the first {len(shown)} of {len(texts)} texts are shown; the numbers are of all of "
+            "them"
         )
     result.advice = advise(result)
     return result

@@ -1,8 +1,10 @@
-"""The step of `outrider/decode.py` without models: the target is a log, and says next what the log says.
+"""The step of `outrider/decode.py` without models: the target is a log, and says next what the log
+says.
 
-A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier, at every
-temperature: a placed token is kept exactly when the text continues with it (docs/algorithms/replay.md). One that asks
-the target for a pass, or reads numbers out of the logits it is shown, is refused.
+A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier,
+at every temperature: a placed token is kept exactly when the text continues with it
+(docs/algorithms/replay.md). One that asks the target for a pass, or reads numbers out of the logits
+it is shown, is refused.
 """
 
 from __future__ import annotations
@@ -63,14 +65,16 @@ def text_target(tokenizer: Any, vocab_size: int, name: str = "the log") -> Loade
 
 
 def load_text_target(name: str, trust_remote_code: bool = False) -> LoadedModel:
-    """From a folder or a hub id: its tokenizer and, for the size of the vocabulary, its config. No weights.
+    """From a folder or a hub id: its tokenizer and, for the size of the vocabulary, its config. No
+    weights.
 
     Raises CheckpointError when there is no tokenizer.
     """
     source = resolve(name)
     tokenizer = load_tokenizer(source, trust_remote_code)
     try:
-        size = load_config(source, trust_remote_code).get_text_config().vocab_size  # may be padded beyond the tokenizer's
+        # may be padded beyond the tokenizer's
+        size = load_config(source, trust_remote_code).get_text_config().vocab_size
     except CheckpointError:  # a tokenizer alone will do
         size = len(tokenizer)
     return text_target(tokenizer, max(size, len(tokenizer)), name)
@@ -85,12 +89,21 @@ class LoggedRow(Row):
     @classmethod
     def of(cls, text: Text, number: int) -> LoggedRow:
         """`number`: the caller's, for it."""
-        tokens, answer = list(text.prompt), list(text.answer)
+        tokens = list(text.prompt)
+        answer = list(text.answer)
         limit = NO_LIMIT if text.max_tokens is None else max(text.max_tokens, len(answer))
         return cls(
-            request=number, tokens=tokens, num_prompt=len(tokens), params=SamplingParams(), seed=0,
-            max_tokens=len(tokens) + limit, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), answer=answer,
-        )  # fmt: skip
+            request=number,
+            tokens=tokens,
+            num_prompt=len(tokens),
+            params=SamplingParams(),
+            seed=0,
+            max_tokens=len(tokens) + limit,
+            stop_tokens=frozenset(),
+            detokenizer=None,
+            stops=StopStrings([]),
+            answer=answer,
+        )
 
     def add(self, token: int, origin: str) -> None:
         super().add(token, origin)
@@ -99,12 +112,14 @@ class LoggedRow(Row):
 
     def emitted_after(self, levels: list[int]) -> list[int]:
         """The log's token that many draft tokens ahead, for each of `levels`."""
-        begin, end = len(self.tokens) - self.num_prompt, len(self.answer)
+        begin = len(self.tokens) - self.num_prompt
+        end = len(self.answer)
         return [self.answer[begin + level] if begin + level < end else UNKNOWN for level in levels]
 
 
 class ReplayLoop:
-    """A drafter, a control of draft lengths, and the rows they work on: `outrider.decode.Decoder` for logs."""
+    """A drafter, a control of draft lengths, and the rows they work on: `outrider.decode.Decoder`
+    for logs."""
 
     def __init__(self, name: str, drafter: Drafter, control: Control, vocab_size: int) -> None:
         self._name = name
@@ -125,11 +140,14 @@ class ReplayLoop:
     @torch.inference_mode()
     def step(self) -> None:
         """One step of every row. Raises CapabilityError where a drafter wants a model."""
-        rows, began = self.rows, time.perf_counter()
+        rows = self.rows
+        began = time.perf_counter()
         asked = self._control.choose(rows)
         draft = proposed(self._drafter, rows, asked)
         if draft.probs is not None:
-            raise CapabilityError(f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text")
+            raise CapabilityError(
+                f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text"
+            )
         drafted = time.perf_counter()
         verdict = self._verdict(draft)
         shape = draft.num_rows, draft.num_nodes + 1, rows.vocab_size
@@ -140,9 +158,12 @@ class ReplayLoop:
         appended = time.perf_counter()
         try:
             self._drafter.commit(rows, draft, verdict, TargetOutput(logits))
-        except NotImplementedError as error:  # torch's word for reading a tensor that has no numbers
+        except (
+            NotImplementedError
+        ) as error:  # torch's word for reading a tensor that has no numbers
             raise CapabilityError(
-                f"drafter '{self._name}' learns from the target's logits, which a log does not have, so it cannot be replayed; "
+                f"drafter '{self._name}' learns from the target's logits, which a log does not "
+                "have, so it cannot be replayed; "
                 "measure it with 'outrider bench'"
             ) from error
         ended = time.perf_counter()
@@ -153,7 +174,13 @@ class ReplayLoop:
         self.drafted = draft.lists[1]
 
     def _verdict(self, draft: Draft) -> Verdict:
-        """`greedy_verdict` of a target that repeats the recorded text. Off that path its choices are unknown, and not needed."""
-        choice = [row.emitted_after(levels) for row, levels in zip(self.rows, draft.levels, strict=True)]  # type: ignore[attr-defined]
+        """`greedy_verdict` of a target that repeats the recorded text. Off that path its choices
+        are unknown, and not needed."""
+        choice = [
+            row.emitted_after(levels)  # type: ignore[attr-defined]
+            for row, levels in zip(self.rows, draft.levels, strict=True)
+        ]
         ends = agreeing_ends(draft, choice)
-        return path_verdict(draft, ends, [emitted[end + 1] for emitted, end in zip(choice, ends, strict=True)])
+        return path_verdict(
+            draft, ends, [emitted[end + 1] for emitted, end in zip(choice, ends, strict=True)]
+        )

@@ -1,7 +1,7 @@
 """Replay: how many tokens a look-up drafter would have saved on texts that were already written.
 
-The real drafter runs on each prompt and is judged by the logged answer (`loop.py`). docs/algorithms/replay.md says why
-that is exact, and what is refused by name.
+The real drafter runs on each prompt and is judged by the logged answer (`loop.py`).
+docs/algorithms/replay.md says why that is exact, and what is refused by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from outrider.verifiers import VERIFIERS
 
 TRIAL = Text([1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])  # what a drafter is tried on
 TRIAL_VOCABULARY = 1000
-ROWS_TOGETHER = 16  # of drafters that do not learn: several rows at once are quicker, with the same result
+# of drafters that do not learn: several rows at once are quicker, with the same result
+ROWS_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,23 @@ def replay(
     target: LoadedModel | None = None,
     progress: Progress = QUIET,
 ) -> Replay:
-    """Replays texts through one configuration. A drafter that learns meets them in their order, and begins with no memory.
+    """Replays texts through one configuration. A drafter that learns meets them in their order, and
+    begins with no memory.
 
-    `target`: of `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary. Raises ConfigError
-    and CapabilityError for what cannot be replayed, before the first text.
+    `target`: of `load_text_target`, for drafters that ask for a tokenizer or keep files per
+    vocabulary. Raises ConfigError and CapabilityError for what cannot be replayed, before the first
+    text.
     """
     parts = replayable_parts(configuration)
     _check(texts)
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
     drafter = parts.make_drafter(target, None)  # never closed: a replay leaves no files
-    loop = ReplayLoop(configuration.drafter, drafter, FixedLength(parts.length.max_nodes), target.lm.shape.vocab_size)
+    loop = ReplayLoop(
+        configuration.drafter,
+        drafter,
+        FixedLength(parts.length.max_nodes),
+        target.lm.shape.vocab_size,
+    )
     together = 1 if parts.drafter.learns else ROWS_TOGETHER
     rows = (LoggedRow.of(text, number) for number, text in enumerate(texts))
     widths: list[Counter[int]] = [Counter() for _ in texts]
@@ -91,17 +99,23 @@ def replay(
             done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
             progress.advance()
     seconds = time.perf_counter() - began
-    replayed = Replay(configuration, [done[number] for number in range(len(texts))], parts.drafter.learns, seconds)
-    progress.say(f"{configuration.label}: {replayed.total.emitted / seconds:,.0f} tokens/s replayed")
+    replayed = Replay(
+        configuration, [done[number] for number in range(len(texts))], parts.drafter.learns, seconds
+    )
+    progress.say(
+        f"{configuration.label}: {replayed.total.emitted / seconds:,.0f} tokens/s replayed"
+    )
     return replayed
 
 
 def replayable_parts(configuration: Configuration) -> Parts:
-    """What it means. Raises ConfigError for unknown names and values, CapabilityError for what cannot be replayed."""
+    """What it means. Raises ConfigError for unknown names and values, CapabilityError for what
+    cannot be replayed."""
     verifier = configuration.verifier
     if verifier != "auto" and not VERIFIERS.load(verifier).lossless:
         raise CapabilityError(
-            f"verifier '{verifier}' keeps tokens that the target would not emit, so the log does not show which; "
+            f"verifier '{verifier}' keeps tokens that the target would not emit, so the log does "
+            "not show which; "
             "replay with a lossless one"
         )
     parts = configuration.parts()
@@ -110,12 +124,15 @@ def replayable_parts(configuration: Configuration) -> Parts:
         names = list(parts.drafter.part_classes(parts.drafter_settings))
     if _runs_a_model(parts.requirements) or not all(map(_reads_only_text, names)):
         raise CapabilityError(
-            f"drafter '{configuration.drafter}' needs more than text: a model, or what the target's passes bring. Replayable: "
-            f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the others with 'outrider bench'"
+            f"drafter '{configuration.drafter}' needs more than text: a model, or what the "
+            "target's passes bring. Replayable: "
+            f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the "
+            "others with 'outrider bench'"
         )
     if parts.length.is_auto:
         raise CapabilityError(
-            f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a number, like "
+            f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a "
+            "number, like "
             f"k={parts.length.max_nodes}"
         )
     return parts
@@ -123,7 +140,8 @@ def replayable_parts(configuration: Configuration) -> Parts:
 
 @dataclass(frozen=True)
 class SortedDrafters:
-    """All registered drafters, plain decoding and composites left out, by whether they can be replayed."""
+    """All registered drafters, plain decoding and composites left out, by whether they can be
+    replayed."""
 
     replayable: list[str]  # whatever options they need
     unusable: list[str]  # a line about each drafter that cannot be imported, or fails on a toy text
@@ -135,7 +153,8 @@ class SortedDrafters:
 
 
 def sort_drafters() -> SortedDrafters:
-    """Which registered drafters can be replayed. One that is broken must not keep the others from it."""
+    """Which registered drafters can be replayed. One that is broken must not keep the others from
+    it."""
     replayable = []
     unusable = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
     for name in DRAFTERS.importable():
@@ -143,7 +162,9 @@ def sort_drafters() -> SortedDrafters:
             if name not in (PLAIN, "composite") and _reads_only_text(name):
                 replayable.append(name)
         except Exception as error:  # noqa: BLE001  a third party's drafter may raise anything
-            unusable.append(f"not replayed: drafter '{name}' fails on a toy text: {in_words(error)}")
+            unusable.append(
+                f"not replayed: drafter '{name}' fails on a toy text: {in_words(error)}"
+            )
     return SortedDrafters(replayable, unusable)
 
 
@@ -192,13 +213,17 @@ def _check(texts: Sequence[Text]) -> None:
         raise ConfigError("there is nothing to replay: no text has an answer")
     for number, text in enumerate(texts):
         if not text.prompt or not text.answer:
-            raise ConfigError(f"text {text.id or number}: prompt and answer need a token at least, to be replayed")
+            raise ConfigError(
+                f"text {text.id or number}: prompt and answer need a token at least, to be replayed"
+            )
 
 
 MIN_BLOCKS = 5  # texts or blocks; an interval from fewer would be a guess
 
 
-def summarise(replayed: Replay, texts: Sequence[Text], costs: StepCosts | None = None) -> ReplayedConfiguration:
+def summarise(
+    replayed: Replay, texts: Sequence[Text], costs: StepCosts | None = None
+) -> ReplayedConfiguration:
     """`texts`: those that were replayed."""
     by_task: dict[str, list[ReplayedText]] = {}
     for text, outcome in zip(texts, replayed.texts, strict=True):
@@ -207,20 +232,28 @@ def summarise(replayed: Replay, texts: Sequence[Text], costs: StepCosts | None =
         configuration=replayed.configuration.label,
         drafter=replayed.configuration.drafter,
         overall=acceptance(replayed.texts, costs, blocks=replayed.learns),
-        by_task={task: acceptance(by_task[task], costs, blocks=replayed.learns) for task in sorted(by_task)},
+        by_task={
+            task: acceptance(by_task[task], costs, blocks=replayed.learns)
+            for task in sorted(by_task)
+        },
         draft_s_per_step=replayed.total.time_s["draft"] / replayed.total.steps,
         learns=replayed.learns,
         outside_costs=0 if costs is None else sum(_outside(text, costs) for text in replayed.texts),
     )
 
 
-def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, *, blocks: bool) -> AcceptanceCounts:
-    """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one another."""
+def acceptance(
+    texts: Sequence[ReplayedText], costs: StepCosts | None, *, blocks: bool
+) -> AcceptanceCounts:
+    """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one
+    another."""
     total = sum_stats([text.stats for text in texts])
     emitted = [text.stats.emitted for text in texts]
     speedup = None
     if costs is not None:
-        speedup = ratio_interval(emitted, [plain_steps(text, costs) for text in texts], blocks=blocks)
+        speedup = ratio_interval(
+            emitted, [plain_steps(text, costs) for text in texts], blocks=blocks
+        )
     return AcceptanceCounts(
         num_texts=len(texts),
         steps=total.steps,
@@ -250,7 +283,10 @@ def ratio_interval(above: Sequence[float], below: Sequence[float], *, blocks: bo
     starts = np.arange(0, len(above), block_length(len(above)) if blocks else 1)
     if len(starts) < MIN_BLOCKS:
         return Interval.unknown(sum(above) / sum(below))
-    sums = [np.add.reduceat(np.asarray(column, dtype=np.float64), starts).tolist() for column in (above, below)]
+    sums = [
+        np.add.reduceat(np.asarray(column, dtype=np.float64), starts).tolist()
+        for column in (above, below)
+    ]
     return ratio_of_sums(*sums)
 
 
@@ -268,7 +304,8 @@ def check_replay(configurations: Sequence[Configuration], costs: StepCosts | Non
         replayable_parts(configuration)
     if costs is not None and costs.num_rows > 1:
         raise ConfigError(
-            f"the result's steps decode {costs.num_rows} texts at once, and a replay one at a time: measure with --batch-size 1"
+            f"the result's steps decode {costs.num_rows} texts at once, and a replay one at a "
+            "time: measure with --batch-size 1"
         )
 
 
@@ -284,7 +321,9 @@ def run_replay(
 ) -> ReplayResult:
     """The result of all configurations, which `check_replay` let pass."""
     replayed = [
-        summarise(replay(log.texts, configuration, target=target, progress=progress), log.texts, costs)
+        summarise(
+            replay(log.texts, configuration, target=target, progress=progress), log.texts, costs
+        )
         for configuration in configurations
     ]
     return ReplayResult(

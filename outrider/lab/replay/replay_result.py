@@ -12,8 +12,8 @@ from outrider.lab.result import Comparable, Interval, Record, Result
 class AcceptanceCounts(Record):
     """Counters of one configuration over some texts; ratios as in docs/glossary.md.
 
-    Intervals are bootstrapped over texts (over blocks of consecutive texts where the drafter learns from one text for
-    the next); unknown for too few texts.
+    Intervals are bootstrapped over texts (over blocks of consecutive texts where the drafter learns
+    from one text for the next); unknown for too few texts.
     """
 
     num_texts: int
@@ -23,10 +23,12 @@ class AcceptanceCounts(Record):
     tested: int
     accepted: int
     accepted_per_position: list[int]  # [i]: steps whose (i+1)-th draft token was accepted
-    tau: Interval  # emitted / steps; the speedup if a pass cost the same however many draft tokens are in it
+    # emitted / steps; the speedup if a pass cost the same however many draft tokens are in it
+    tau: Interval
     alpha: float | None  # accepted / tested
     draft_utilisation: float | None  # accepted / drafted
-    speedup: Interval | None  # emitted / steps by their cost in plain steps; None: no costs were given
+    # emitted / steps by their cost in plain steps; None: no costs were given
+    speedup: Interval | None
 
 
 class ReplayedConfiguration(Record):

@@ -1,8 +1,10 @@
-"""What is replayed: prompts and their recorded answers as token ids, and how a log of text becomes that.
+"""What is replayed: prompts and their recorded answers as token ids, and how a log of text becomes
+that.
 
-The tokens of a log are the tokenizer's for its text. They can differ from those that the model emitted, which may write a word in
-pieces that a tokenizer would not cut it into; that is rare. Nor does a log have the token that ended an answer: an answer not
-cut by its limit gets the end token of the chat template or the tokenizer, as the model must have emitted one.
+The tokens of a log are the tokenizer's for its text. They can differ from those that the model
+emitted, which may write a word in pieces that a tokenizer would not cut it into; that is rare. Nor
+does a log have the token that ended an answer: an answer not cut by its limit gets the end token of
+the chat template or the tokenizer, as the model must have emitted one.
 """
 
 from __future__ import annotations
@@ -35,17 +37,21 @@ class Log:
     """The texts of a workload."""
 
     texts: list[Text]
-    skipped: list[str] = field(default_factory=list)  # 'id: reason' of requests that cannot be replayed
+    # 'id: reason' of requests that cannot be replayed
+    skipped: list[str] = field(default_factory=list)
 
 
-def read_log(workload: Workload, tokenizer: Any, *, on_bad: OnBad = "refuse", chat_template: bool = True) -> Log:
+def read_log(
+    workload: Workload, tokenizer: Any, *, on_bad: OnBad = "refuse", chat_template: bool = True
+) -> Log:
     """The requests that have an answer. `chat_template`: as for `to_tokens`.
 
-    Raises ConfigError that names those without an answer or with an unusable prompt, with `on_bad="refuse"` or when there are no
-    others.
+    Raises ConfigError that names those without an answer or with an unusable prompt, with
+    `on_bad="refuse"` or when there are no others.
     """
     pieces = TokenText(tokenizer)
-    texts, skipped = [], []
+    texts = []
+    skipped = []
     for request in workload.requests:
         try:
             texts.append(_text(request, tokenizer, pieces, chat_template))

@@ -1,4 +1,5 @@
-"""Measuring OpenAI-compatible servers (vLLM, SGLang, llama.cpp, ours) from outside, for `outrider bench URL`.
+"""Measuring OpenAI-compatible servers (vLLM, SGLang, llama.cpp, ours) from outside, for `outrider
+bench URL`.
 
     client.py    one server: its address, the body of a request, and the stream that answers it
     counters.py  the server's own counters, read before and after

@@ -1,7 +1,8 @@
-"""One OpenAI-compatible server: its address and key, the body of a request, and the stream that answers it.
+"""One OpenAI-compatible server: its address and key, the body of a request, and the stream that
+answers it.
 
-A key comes from an environment variable, goes into one header, and is cut out of every message that a
-server sends back. Only what was asked for is sent: a parameter at its default is the server's.
+A key comes from an environment variable, goes into one header, and is cut out of every message that
+a server sends back. Only what was asked for is sent: a parameter at its default is the server's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from outrider.wellformed import parsed_json
 
 CONNECT_S = 10.0
 ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
-NOT_THE_REQUEST = (401, 403, 408, 429)  # statuses of 4xx that say nothing against the request itself
+# statuses of 4xx that say nothing against the request itself
+NOT_THE_REQUEST = (401, 403, 408, 429)
 HINTS = {
     401: "name the environment variable that holds the API key: --api-key-env NAME",
     404: "is it an OpenAI-compatible server, and does it serve this model?",
     429: "measure at a lower concurrency",
 }
 END = "[DONE]"
-GIVEN_UP = ("abort", "error")  # reasons that vLLM and SGLang end a request with that they could not finish
+# reasons that vLLM and SGLang end a request with that they could not finish
+GIVEN_UP = ("abort", "error")
 
 
 @dataclass(frozen=True)
@@ -42,29 +45,44 @@ class ServerEndpoint:
     model: str | None = None  # None: the only one it serves
 
     @classmethod
-    def parse(cls, url: str, *, api_key: str | None = None, model: str | None = None) -> ServerEndpoint:
+    def parse(
+        cls, url: str, *, api_key: str | None = None, model: str | None = None
+    ) -> ServerEndpoint:
         """From `http://host:port`, with or without /v1 and what follows it. Raises ConfigError."""
         try:
             parts = urlsplit(url.strip())
             path = (parts.path.rstrip("/") + "/").rsplit("/v1/", 1)[0].rstrip("/")
             root = f"{parts.scheme}://{parts.netloc}{path}"
-            is_server = bool(httpx2.URL(root).host) and parts.scheme in ("http", "https") and parts.port != 0
+            is_server = (
+                bool(httpx2.URL(root).host)
+                and parts.scheme in ("http", "https")
+                and parts.port != 0
+            )
         except (ValueError, httpx2.InvalidURL) as error:
             raise ConfigError(f"'{url}' is no URL: {error}") from error
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ConfigError("a server's URL holds no password and no query: results would record it; keys come by environment")
+            raise ConfigError(
+                "a server's URL holds no password and no query: results would record it; keys "
+                "come by environment"
+            )
         if not is_server:
-            raise ConfigError(f"a server is given as http://HOST:PORT or https://HOST/PATH; got '{url}'")
+            raise ConfigError(
+                f"a server is given as http://HOST:PORT or https://HOST/PATH; got '{url}'"
+            )
         return cls(url.strip(), root, api_key, model)
 
 
 def key_from(variable: str | None) -> str | None:
-    """The API key in an environment variable; None where none is named. Raises ConfigError when it is not set."""
+    """The API key in an environment variable; None where none is named. Raises ConfigError when it
+    is not set."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise ConfigError(f"the environment variable {variable}, which should hold the API key, is not set or empty")
+        raise ConfigError(
+            f"the environment variable {variable}, which should hold the API key, is not set or "
+            "empty"
+        )
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"the API key in {variable} has characters that no HTTP header can carry")
     return key
@@ -76,18 +94,21 @@ class RequestOptions:
 
     concurrency: int = 1  # requests in flight: a new one begins as soon as one ends
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    api: Literal["auto", "chat", "completions"] = "auto"  # auto: conversations to chat, prompts to completions
+    # auto: conversations to chat, prompts to completions
+    api: Literal["auto", "chat", "completions"] = "auto"
     timeout_s: float = 300.0  # without a sign of life
     settle_s: float = 0.25  # between two readings of the counters, until they stand still
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.timeout_s <= 0:
             raise ConfigError(
-                f"a concurrency is 1 or more and a timeout more than 0 s; got {self.concurrency} and {self.timeout_s:g}"
+                f"a concurrency is 1 or more and a timeout more than 0 s; got {self.concurrency} "
+                f"and {self.timeout_s:g}"
             )
 
     def body(self, request: WorkloadRequest, model: str) -> tuple[str, dict[str, Any]]:
-        """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to /completions."""
+        """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to
+        /completions."""
         defaults = SamplingParams()
         asked = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
         body = {
@@ -103,14 +124,16 @@ class RequestOptions:
             return "/v1/chat/completions", body | {"messages": list(messages)}
         if request.messages is not None:
             raise ConfigError(
-                f"request '{request.id}' is a conversation, and only the server knows its chat template: "
+                f"request '{request.id}' is a conversation, and only the server knows its chat "
+                "template: "
                 "use the API chat or auto"
             )
         return "/v1/completions", body | {"prompt": request.prompt}
 
 
 class Client:
-    """One server's connections. Proxies of the environment are not asked: they would be measured too."""
+    """One server's connections. Proxies of the environment are not asked: they would be measured
+    too."""
 
     def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float) -> None:
         self.endpoint = endpoint
@@ -122,8 +145,11 @@ class Client:
             trust_env=False,
         )
 
-    async def ask(self, request: WorkloadRequest, path: str, body: dict[str, Any]) -> MeasuredAnswer:
-        """POST, and read the stream to its end. Raises RequestError where the request is at fault, else ServerError.
+    async def ask(
+        self, request: WorkloadRequest, path: str, body: dict[str, Any]
+    ) -> MeasuredAnswer:
+        """POST, and read the stream to its end. Raises RequestError where the request is at fault,
+        else ServerError.
 
         A request that was sent is not sent again: the server may have counted it.
         """
@@ -135,7 +161,8 @@ class Client:
                 if response.status_code != 200 or not kind.startswith("text/event-stream"):
                     text = (await response.aread()).decode("utf-8", errors="replace")
                     raise error_of(response.status_code, text or "it sent nothing")
-                async for event in httpx2.EventSource(response):  # past the end mark: the connection is used again
+                # past the end mark: the connection is used again
+                async for event in httpx2.EventSource(response):
                     stream.feed(event.data, perf_counter() - begin)
         except (httpx2.HTTPError, OutriderError) as error:
             if not stream.ended:
@@ -168,13 +195,15 @@ class Client:
             names = []
         if len(names) != 1:
             raise ConfigError(
-                f"the server at {self.endpoint.url} lists {len(names)} models: name the one to ask, --server-model NAME"
+                f"the server at {self.endpoint.url} lists {len(names)} models: name the one to "
+                "ask, --server-model NAME"
                 f"{': ' if names else ''}{', '.join(sorted(names))}"
             )
         return names[0]
 
     def _error(self, error: Exception) -> OutriderError:
-        """An error of this server in one line, without the key: servers repeat it in what they answer."""
+        """An error of this server in one line, without the key: servers repeat it in what they
+        answer."""
         kind = type(error) if isinstance(error, OutriderError) else ServerError
         words = str(error) or type(error).__name__
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
@@ -189,23 +218,28 @@ class Client:
 
 
 class Stream:
-    """The text of one stream of completion chunks, event by event. Reads no socket, so a test can play any stream."""
+    """The text of one stream of completion chunks, event by event. Reads no socket, so a test can
+    play any stream."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.ttft_s: float | None = None
-        self.seconds = 0.0  # arrival of the last event that belongs to the text; the usage that follows is not
+        # arrival of the last event that belongs to the text; the usage that follows is not
+        self.seconds = 0.0
         self.finish_reason: str | None = None
         self.ended = False  # the end mark has come
-        self.num_tokens: int | None = None  # as the server counts them: `usage`, or llama.cpp's `timings`
+        # as the server counts them: `usage`, or llama.cpp's `timings`
+        self.num_tokens: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it came to its end: some servers leave the end mark out, and say why they stopped."""
+        """Whether it came to its end: some servers leave the end mark out, and say why they
+        stopped."""
         return self.ended or self.finish_reason is not None
 
     def feed(self, data: str, now: float) -> None:
-        """The data of one event. Raises ServerError, or RequestError where the server refuses only now."""
+        """The data of one event. Raises ServerError, or RequestError where the server refuses only
+        now."""
         if not data.strip():
             return  # a heartbeat
         if data.strip() == END:
@@ -217,12 +251,16 @@ class Stream:
             if not fault:
                 self._take(chunk, now)
         except (ValueError, AttributeError, LookupError, TypeError) as error:
-            raise ServerError(f"an event of the stream is no chunk of a completion: {one_line(data, 80)}") from error
+            raise ServerError(
+                f"an event of the stream is no chunk of a completion: {one_line(data, 80)}"
+            ) from error
         if fault:
             code = fault.get("code") if isinstance(fault, dict) else None
             raise error_of(code, f"the server reported an error in the stream: {data}")
         if self.finish_reason in GIVEN_UP:
-            raise ServerError(f"the server gave the request up (finish_reason '{self.finish_reason}')")
+            raise ServerError(
+                f"the server gave the request up (finish_reason '{self.finish_reason}')"
+            )
 
     def _take(self, chunk: dict[str, Any], now: float) -> None:
         choice = (chunk.get("choices") or [{}])[0]
@@ -272,5 +310,6 @@ def one_line(text: str, limit: int = 300) -> str:
 
 
 def mended(text: str) -> str:
-    """Pairs of surrogates that JSON escapes brought apart joined, single ones replaced: no file takes them."""
+    """Pairs of surrogates that JSON escapes brought apart joined, single ones replaced: no file
+    takes them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,8 +1,9 @@
-"""A server's own counters, read from its Prometheus page before and after: what it counted in between.
+"""A server's own counters, read from its Prometheus page before and after: what it counted in
+between.
 
-Counters have no beginning and no end, so two readings make a window. They are the whole server's: tokens
-that others had it generate meanwhile are in them, which shows by comparing what it generated with what
-was received.
+Counters have no beginning and no end, so two readings make a window. They are the whole server's:
+tokens that others had it generate meanwhile are in them, which shows by comparing what it generated
+with what was received.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Reading:
 
     engine: str | None  # whose prefix the counters have
     counters: dict[str, float] = field(default_factory=dict)
-    positions: dict[int, float] = field(default_factory=dict)  # draft position from 0 -> accepted there
+    # draft position from 0 -> accepted there
+    positions: dict[int, float] = field(default_factory=dict)
 
     @property
     def generated(self) -> float:
@@ -54,7 +56,8 @@ class Reading:
 def parse(page: str, model: str | None = None) -> Reading:
     """A reading of a page. Series of other models than `model` are left out where some are of it.
 
-    Engines and replicas of one server are summed. Raises ServerError when the page is not in Prometheus' format.
+    Engines and replicas of one server are summed. Raises ServerError when the page is not in
+    Prometheus' format.
     """
     series: dict[tuple[str, str], list[tuple[dict[str, str], float]]] = defaultdict(list)
     try:
@@ -62,14 +65,18 @@ def parse(page: str, model: str | None = None) -> Reading:
             for sample in family.samples:
                 engine, mark, name = sample.name.partition(":")
                 if mark and engine in GENERATED and math.isfinite(sample.value):
-                    series[engine, name.removesuffix("_total")].append((sample.labels, sample.value))
+                    series[engine, name.removesuffix("_total")].append(
+                        (sample.labels, sample.value)
+                    )
     except (ValueError, IndexError, KeyError) as error:
         raise ServerError(f"/metrics is not in Prometheus' text format: {error}") from error
     owner = next((engine for engine, _ in series), None)
     counters: dict[str, float] = {}
     positions: dict[int, float] = defaultdict(float)
     for (engine, name), samples in series.items():
-        wanted = [one for one in samples if model is not None and one[0].get("model_name") == model] or samples
+        wanted = [
+            one for one in samples if model is not None and one[0].get("model_name") == model
+        ] or samples
         if engine == owner:
             counters[name] = sum(value for _, value in wanted)
         for labels, value in wanted if name == PER_POSITION else ():
@@ -85,15 +92,19 @@ async def read(client: Client, model: str) -> Reading:
         hint = "llama-server shows its counters with --metrics, SGLang with --enable-metrics"
         raise ServerError(f"no counters: {error}; {hint}") from error
     if reading.engine is None:
-        raise ServerError("the server's /metrics has no counters of vLLM, SGLang, llama.cpp or Outrider")
+        raise ServerError(
+            "the server's /metrics has no counters of vLLM, SGLang, llama.cpp or Outrider"
+        )
     return reading
 
 
-async def read_settled(client: Client, model: str, pause_s: float, earlier: Reading, received: int) -> Reading:
+async def read_settled(
+    client: Client, model: str, pause_s: float, earlier: Reading, received: int
+) -> Reading:
     """The reading after `received` tokens have come since `earlier`.
 
-    Some engines count a request after its last byte was sent, so it is waited for, READINGS pauses at
-    most, until they have counted as much and stand still. Raises ServerError.
+    Some engines count a request after its last byte was sent, so it is waited for, READINGS pauses
+    at most, until they have counted as much and stand still. Raises ServerError.
     """
     last = await read(client, model)
     for _ in range(READINGS):
@@ -105,24 +116,35 @@ async def read_settled(client: Client, model: str, pause_s: float, earlier: Read
     return last
 
 
-def difference(before: Reading, after: Reading, received: int) -> tuple[SpeculationCounts | None, list[str]]:
-    """(what was counted between two readings of one server, notes about it); `received`: tokens of this run."""
+def difference(
+    before: Reading, after: Reading, received: int
+) -> tuple[SpeculationCounts | None, list[str]]:
+    """(what was counted between two readings of one server, notes about it); `received`: tokens of
+    this run."""
     engine = after.engine
     steps_name = STEPS.get(engine or "", USUAL_STEPS)
     if engine != before.engine or after.generated < before.generated:
-        return None, ["the server's counters went back: it was restarted meanwhile, and they are worthless"]
+        return None, [
+            "the server's counters went back: it was restarted meanwhile, and they are worthless"
+        ]
     if steps_name not in after.counters:
-        return None, ["the server has no speculation counters: it does not speculate, or does not show that it does"]
+        return None, [
+            "the server has no speculation counters: it does not speculate, or does not show that it does"
+        ]
     steps = after.since(before, steps_name)
     generated = round(after.generated - before.generated)
     notes = [] if steps else ["the server counted no speculative step"]
     if 0 < OTHERS * received < generated:
         notes.append(
-            f"the server generated {generated} tokens meanwhile, of which this run received {received}: its counters "
+            f"the server generated {generated} tokens meanwhile, of which this run received "
+            f"{received}: its counters "
             "also hold other traffic, or requests that failed"
         )
-    if engine == "sglang":  # a request's first token comes from its prompt's pass, not from a verify call
-        return SpeculationCounts(num_steps=steps, num_tokens=generated - after.since(before, "num_requests")), notes
+    # a request's first token comes from its prompt's pass, not from a verify call
+    if engine == "sglang":
+        return SpeculationCounts(
+            num_steps=steps, num_tokens=generated - after.since(before, "num_requests")
+        ), notes
     accepted = after.since(before, ACCEPTED)
     counts = SpeculationCounts(
         num_steps=steps,
@@ -130,7 +152,8 @@ def difference(before: Reading, after: Reading, received: int) -> tuple[Speculat
         num_draft_tokens=after.since(before, DRAFTED),
         num_accepted_tokens=accepted,
         accepted_per_position=[
-            round(after.positions[index] - before.positions.get(index, 0)) for index in sorted(after.positions)
+            round(after.positions[index] - before.positions.get(index, 0))
+            for index in sorted(after.positions)
         ],
     )
     return counts, notes

@@ -1,10 +1,12 @@
-"""The prompts through one server, or through a plain and a speculating one in turn, and what a client sees.
+"""The prompts through one server, or through a plain and a speculating one in turn, and what a
+client sees.
 
-One closed loop: so many requests in flight, a new one as soon as one ends. Two servers take turns on the
-same prompts, and only one of them works at any time, so that two on one machine do not disturb each
-other. With one request in flight a turn is a prompt, with more it is TURN times as many. Who begins
-changes from turn to turn. Requests that fail are kept as failures; a server that fails PATIENCE of them
-in a row ends the run. A run that a server or Ctrl-C ended keeps what was answered.
+One closed loop: so many requests in flight, a new one as soon as one ends. Two servers take turns
+on the same prompts, and only one of them works at any time, so that two on one machine do not
+disturb each other. With one request in flight a turn is a prompt, with more it is TURN times as
+many. Who begins changes from turn to turn. Requests that fail are kept as failures; a server that
+fails PATIENCE of them in a row ends the run. A run that a server or Ctrl-C ended keeps what was
+answered.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ from outrider.lab.workload.types import Workload, WorkloadRequest
 
 PATIENCE = 10  # failures in a row
 TURN = 4
-WARMUP, WARMUP_TOKENS = 2, 16
-WARMUP_PREFIX = "Warming up. "  # another beginning, so that no prefix cache knows the prompts when they are measured
+WARMUP = 2
+WARMUP_TOKENS = 16
+# another beginning, so that no prefix cache knows the prompts when they are measured
+WARMUP_PREFIX = "Warming up. "
 MIN_PAIRS = 8  # for an interval
-SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
+SAMPLED = (
+    "sampling parameters that were not given are the server's own defaults; texts are not compared"
+)
 
 
 def bench_servers(
@@ -48,10 +54,11 @@ def bench_servers(
     prompts: int,
     progress: Progress = QUIET,
 ) -> BenchResult:
-    """Every server on the first `prompts` requests of each task; the first server is the baseline of the other.
+    """Every server on the first `prompts` requests of each task; the first server is the baseline
+    of the other.
 
-    Raises the first failure where nothing was answered, ConfigError for options that do not fit, and
-    KeyboardInterrupt where Ctrl-C came before the first answer.
+    Raises the first failure where nothing was answered, ConfigError for options that do not fit,
+    and KeyboardInterrupt where Ctrl-C came before the first answer.
     """
     requests = workload.firsts(prompts).requests
     for request in requests:
@@ -63,7 +70,9 @@ def bench_servers(
     return BenchResult(
         workload=WorkloadInfo.of(workload),
         settings={**asdict(options), "prompts": prompts},
-        servers=[server.measurement(requests, None if server is plain else plain) for server in servers],
+        servers=[
+            server.measurement(requests, None if server is plain else plain) for server in servers
+        ],
         seconds=sum(server.busy_s for server in servers),
         interrupted=stopped,
     )
@@ -97,7 +106,9 @@ async def _measure(
     return servers, False
 
 
-async def _take_turns(servers: Sequence[_Server], requests: Sequence[WorkloadRequest], at_once: int) -> None:
+async def _take_turns(
+    servers: Sequence[_Server], requests: Sequence[WorkloadRequest], at_once: int
+) -> None:
     """A server that is alone has a single turn."""
     size = len(requests) if len(servers) == 1 else TURN * at_once if at_once > 1 else 1
     for turn, first in enumerate(range(0, len(requests), size)):
@@ -129,11 +140,14 @@ class _Server:
         return self.num_failed_in_a_row >= PATIENCE
 
     async def warm_up(self, requests: Sequence[WorkloadRequest]) -> None:
-        """A few short answers, so that no measured one pays for connections, compilation and graphs."""
+        """A few short answers, so that no measured one pays for connections, compilation and
+        graphs."""
         self.model = await self.client.model()
         if not self.options.sampling.is_greedy:
             self.notes.append(SAMPLED)
-        sampling = replace(self.options.sampling, max_tokens=self.options.sampling.limit(WARMUP_TOKENS))
+        sampling = replace(
+            self.options.sampling, max_tokens=self.options.sampling.limit(WARMUP_TOKENS)
+        )
         short = replace(self.options, sampling=sampling)
         count = max(WARMUP, self.options.concurrency)
         asked = [_lukewarm(requests[index % len(requests)]) for index in range(count)]
@@ -149,7 +163,9 @@ class _Server:
             raise outcomes[0]
         if cold is not None:
             received = sum(answer.num_tokens or 0 for answer in answers)
-            self.before = await read_settled(self.client, self.model, self.options.settle_s, cold, received)
+            self.before = await read_settled(
+                self.client, self.model, self.options.settle_s, cold, received
+            )
 
     async def run(self, requests: Sequence[WorkloadRequest]) -> None:
         """Ask them all, in order; returns when all are finished or the server is given up."""
@@ -181,20 +197,27 @@ class _Server:
             return
         received = sum(answer.num_tokens or 0 for answer in self.answers.values())
         try:
-            after = await read_settled(self.client, self.model, self.options.settle_s, self.before, received)
+            after = await read_settled(
+                self.client, self.model, self.options.settle_s, self.before, received
+            )
         except ServerError as error:
             self.notes.append(str(error))
         else:
             self.speculation, notes = difference(self.before, after, received)
             self.notes += notes
 
-    def measurement(self, requests: Sequence[WorkloadRequest], plain: _Server | None) -> ServerMeasurement:
-        """Everything known, the answers in the order of the requests. `plain`: the server to compare with."""
+    def measurement(
+        self, requests: Sequence[WorkloadRequest], plain: _Server | None
+    ) -> ServerMeasurement:
+        """Everything known, the answers in the order of the requests. `plain`: the server to
+        compare with."""
         answers = [self.answers[request.id] for request in requests if request.id in self.answers]
         is_counted = all(answer.num_tokens is not None for answer in answers)
         tokens = sum(answer.num_tokens or 0 for answer in answers)
         if not is_counted:
-            self.notes.append("answers came without token counts (usage): rates per token are left out")
+            self.notes.append(
+                "answers came without token counts (usage): rates per token are left out"
+            )
         if self.is_given_up:
             self.notes.append(f"given up after {PATIENCE} failures in a row")
         return ServerMeasurement(
@@ -217,19 +240,29 @@ class _Server:
 
     def _against(self, plain: _Server) -> ServerComparison:
         """Both servers on the same requests; texts are compared where they are greedy."""
-        pairs = [(plain.answers[name], answer) for name, answer in self.answers.items() if name in plain.answers]
+        pairs = [
+            (plain.answers[name], answer)
+            for name, answer in self.answers.items()
+            if name in plain.answers
+        ]
         is_greedy = self.options.sampling.is_greedy
         return ServerComparison(
             baseline=plain.label,
             num_pairs=len(pairs),
             speedup=_speedup(pairs),
-            differing=[here.id for there, here in pairs if here.text != there.text] if is_greedy else None,
+            differing=[here.id for there, here in pairs if here.text != there.text]
+            if is_greedy
+            else None,
         )
 
 
 def _speedup(pairs: Sequence[tuple[MeasuredAnswer, MeasuredAnswer]]) -> Interval | None:
     """Tokens per second of a request, here over there, sums over the pairs (there, here)."""
-    rows = [(b.num_tokens, b.seconds, a.num_tokens, a.seconds) for a, b in pairs if a.num_tokens and b.num_tokens]
+    rows = [
+        (b.num_tokens, b.seconds, a.num_tokens, a.seconds)
+        for a, b in pairs
+        if a.num_tokens and b.num_tokens
+    ]
     if not rows:
         return None
     speedup = ratio_of_rates(*map(list, zip(*rows, strict=True)))
@@ -239,5 +272,7 @@ def _speedup(pairs: Sequence[tuple[MeasuredAnswer, MeasuredAnswer]]) -> Interval
 def _lukewarm(request: WorkloadRequest) -> WorkloadRequest:
     if request.messages:
         first, *others = request.messages
-        return replace(request, messages=({**first, "content": WARMUP_PREFIX + first["content"]}, *others))
+        return replace(
+            request, messages=({**first, "content": WARMUP_PREFIX + first["content"]}, *others)
+        )
     return replace(request, prompt=WARMUP_PREFIX + (request.prompt or ""))

@@ -1,4 +1,5 @@
-"""Which drafter, how many tokens, at which load: measured once, predicted for everything, confirmed where it matters.
+"""Which drafter, how many tokens, at which load: measured once, predicted for everything, confirmed
+where it matters.
 
     families.py       what could be tried: families of configurations that differ in draft size alone (space.py)
     drafts.py         what `--draft` names: a draft model, trained heads

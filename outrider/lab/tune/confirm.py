@@ -27,11 +27,13 @@ class Confirmed(Record):
     """What a finalist really did."""
 
     configuration: str
-    speedup: Interval  # plain seconds / own seconds over the same tokens, decode phase; prompts resampled
+    # plain seconds / own seconds over the same tokens, decode phase; prompts resampled
+    speedup: Interval
     by_task: dict[str, Interval]
     tokens_per_s: float  # of one row's decode phase
     tau: float
-    seconds: dict[str, tuple[float, float]] = Field(default_factory=dict)  # prompt -> plain decoding's and its own
+    # prompt -> plain decoding's and its own
+    seconds: dict[str, tuple[float, float]] = Field(default_factory=dict)
     identical: int  # texts equal to plain decoding's; sampled ones differ by design
     texts: int
 
@@ -41,46 +43,77 @@ class Confirmed(Record):
 
 
 def confirmation(
-    runner: Runner, finalists: Sequence[Configuration], prompts: Sequence[Sample], batch_size: int, budget_s: float,
-    journal: Journal, progress: Progress,
-) -> tuple[Rounds, dict[str, str]]:  # fmt: skip
-    """One round over the prompts, ready to run, and why some of the finalists cannot be built. Raises OutriderError where none
-    can. Tasks take turns in one cell: whenever the budget ends, they have had about the same number of prompts."""
+    runner: Runner,
+    finalists: Sequence[Configuration],
+    prompts: Sequence[Sample],
+    batch_size: int,
+    budget_s: float,
+    journal: Journal,
+    progress: Progress,
+) -> tuple[Rounds, dict[str, str]]:
+    """One round over the prompts, ready to run, and why some of the finalists cannot be built.
+    Raises OutriderError where none can. Tasks take turns in one cell: whenever the budget ends,
+    they have had about the same number of prompts."""
     sampling = prompts[0].params
     plan = Plan(
-        tuple(finalists), temperatures=(sampling.temperature,), batch_sizes=(batch_size,), prompts=len(prompts),
-        sampling=sampling, seed=sampling.seed or 0, rounds=1, budget_s=budget_s, max_other_cpu=MAX_OTHER_CPU,
-    )  # fmt: skip
+        tuple(finalists),
+        temperatures=(sampling.temperature,),
+        batch_sizes=(batch_size,),
+        prompts=len(prompts),
+        sampling=sampling,
+        seed=sampling.seed or 0,
+        rounds=1,
+        budget_s=budget_s,
+        max_other_cpu=MAX_OTHER_CPU,
+    )
     known = {
-        one.id: PreparedPrompt(WorkloadRequest(one.id, one.id, task=one.task), one.tokens, one.params.required_max_tokens, number)
+        one.id: PreparedPrompt(
+            WorkloadRequest(one.id, one.id, task=one.task),
+            one.tokens,
+            one.params.required_max_tokens,
+            number,
+        )
         for number, one in enumerate(prompts)
     }
     turns = [known[one.id] for several in rounds_of(prompts) for one in several]
     contenders, errors = Contenders.open(runner, plan.all_configurations)
     failures = {plan.all_configurations[number].label: why for number, why in errors.items()}
-    return Rounds(contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal, progress), failures
+    return Rounds(
+        contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal, progress
+    ), failures
 
 
 def summarise(rounds: Rounds) -> list[Confirmed]:
-    """Every finalist over plain decoding, without those whose first steps ended the text: nothing of them was timed."""
+    """Every finalist over plain decoding, without those whose first steps ended the text: nothing
+    of them was timed."""
     (cell,) = rounds.cells
     tasks = {one.number: one.request.task for one in cell.prompts}
-    confirmed = [_confirmed(one, cell.of(number), tasks) for number, one in enumerate(rounds.configurations)]
+    confirmed = [
+        _confirmed(one, cell.of(number), tasks) for number, one in enumerate(rounds.configurations)
+    ]
     return [one for one in confirmed if one is not None]
 
 
-def _confirmed(configuration: Configuration, notes: list[RunNote], tasks: Mapping[int, str]) -> Confirmed | None:
+def _confirmed(
+    configuration: Configuration, notes: list[RunNote], tasks: Mapping[int, str]
+) -> Confirmed | None:
     """None for plain decoding, which is paired with nothing. `tasks`: of the prompts, by number."""
     pairs = samples(notes)
     if (whole := speedup(pairs)) is None:
         return None
     parted = [note.pairing.parting is not None for note in notes if note.pairing is not None]
-    by_task = {task: speedup([one for one in pairs if tasks[one.prompt] == task]) for task in dict.fromkeys(tasks.values())}
+    by_task = {
+        task: speedup([one for one in pairs if tasks[one.prompt] == task])
+        for task in dict.fromkeys(tasks.values())
+    }
     return Confirmed(
-        configuration=configuration.label, speedup=whole,
+        configuration=configuration.label,
+        speedup=whole,
         by_task={task: one for task, one in by_task.items() if one is not None},
-        tokens_per_s=sum(note.decode_tokens for note in notes) / sum(note.decode_s for note in notes),
+        tokens_per_s=sum(note.decode_tokens for note in notes)
+        / sum(note.decode_s for note in notes),
         tau=sum(note.tokens for note in notes) / sum(note.steps for note in notes),
         seconds={f"prompt {one.prompt}": (one.plain_s, one.own_s) for one in pairs},
-        identical=parted.count(False), texts=len(parted),
-    )  # fmt: skip
+        identical=parted.count(False),
+        texts=len(parted),
+    )

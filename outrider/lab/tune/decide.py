@@ -1,6 +1,8 @@
-"""From findings to advice. Measured numbers decide; forecasts only where nothing was measured, and then they say so.
+"""From findings to advice. Measured numbers decide; forecasts only where nothing was measured, and
+then they say so.
 
-A task gets advice of its own when another finalist is better for it by more than WORTH, measured on that task's prompts.
+A task gets advice of its own when another finalist is better for it by more than WORTH, measured on
+that task's prompts.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ from outrider.lab.tune.tune_result import Recommendation
 
 SURE = 1.1  # a gain of this size is believed although the interval of few prompts reaches below 1
 BY_FAR = 0.05
-MISSED = 1.2  # forecast and measurement that differ by this factor, and by more than the interval, are a sentence
+# forecast and measurement that differ by this factor, and by more than the interval, are a sentence
+MISSED = 1.2
 
 
-def recommendations(found: Findings, configurations: Sequence[Configuration], draft: str | None) -> list[Recommendation]:
-    """First for all traffic, then for each task that wants something else. `configurations`: all that were confirmed."""
+def recommendations(
+    found: Findings, configurations: Sequence[Configuration], draft: str | None
+) -> list[Recommendation]:
+    """First for all traffic, then for each task that wants something else. `configurations`: all
+    that were confirmed."""
     known = {one.label: one for one in configurations}
     first = _recommend(ALL, found, known, draft)
     others = []
@@ -33,26 +39,39 @@ def recommendations(found: Findings, configurations: Sequence[Configuration], dr
         speedups = measured | {PLAIN: Interval(value=1.0, low=1.0, high=1.0)}
         gain = speedups[recommended.configuration].value
         before = speedups.get(first.configuration)
-        if recommended.configuration != first.configuration and (before is None or gain > WORTH * before.value):
+        if recommended.configuration != first.configuration and (
+            before is None or gain > WORTH * before.value
+        ):
             others.append(recommended)
     return [first, *others]
 
 
 def _speedups(task: str, found: Findings) -> dict[str, Interval]:
-    return {one.configuration: speedup for one in found.confirmed if (speedup := one.of_task(task)) is not None}
+    return {
+        one.configuration: speedup
+        for one in found.confirmed
+        if (speedup := one.of_task(task)) is not None
+    }
 
 
 def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str:
     """A fixed length, unless `auto` is better by far."""
     ranking = sorted(speedups, key=lambda label: -speedups[label].value)
     fixed = next((label for label in ranking if not known[label].is_automatic), ranking[0])
-    return ranking[0] if speedups[ranking[0]].value > (1 + BY_FAR) * speedups[fixed].value else fixed
+    return (
+        ranking[0] if speedups[ranking[0]].value > (1 + BY_FAR) * speedups[fixed].value else fixed
+    )
 
 
-def _recommend(task: str, found: Findings, known: dict[str, Configuration], draft: str | None) -> Recommendation:
+def _recommend(
+    task: str, found: Findings, known: dict[str, Configuration], draft: str | None
+) -> Recommendation:
     speedups = _speedups(task, found)
     if not speedups:
-        forecasts = {**found.overall, **{one.configuration: one.speedup for one in found.forecasts if one.task == task}}
+        forecasts = {
+            **found.overall,
+            **{one.configuration: one.speedup for one in found.forecasts if one.task == task},
+        }
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
         reason = "nothing could be confirmed by measurement"
         if best is not None:
@@ -61,15 +80,27 @@ def _recommend(task: str, found: Findings, known: dict[str, Configuration], draf
     best = _best(speedups, known)
     gain = speedups[best]
     if not pays(gain):
-        return _plain(task, f"the best that was measured, {best}, reaches {gain.words('x plain decoding')}", gain)
+        return _plain(
+            task,
+            f"the best that was measured, {best}, reaches {gain.words('x plain decoding')}",
+            gain,
+        )
     return Recommendation(
-        task=task, speculate=True, configuration=best, options=known[best].options(draft), speedup=gain,
-        reason=f"{best} reaches {gain.words('x plain decoding')}", family=found.family_of.get(best, ""),
-    )  # fmt: skip
+        task=task,
+        speculate=True,
+        configuration=best,
+        options=known[best].options(draft),
+        speedup=gain,
+        reason=f"{best} reaches {gain.words('x plain decoding')}",
+        family=found.family_of.get(best, ""),
+    )
 
 
-def missed_forecasts(found: Findings, configurations: Sequence[Configuration], num_probed: int) -> list[str]:
-    """A sentence about each configuration that was measured far from its forecast: by how much, and the likely reason."""
+def missed_forecasts(
+    found: Findings, configurations: Sequence[Configuration], num_probed: int
+) -> list[str]:
+    """A sentence about each configuration that was measured far from its forecast: by how much, and
+    the likely reason."""
     learns = {one.label: one.parts().drafter.learns for one in configurations}
     sentences = []
     for one in found.confirmed:
@@ -83,7 +114,9 @@ def missed_forecasts(found: Findings, configurations: Sequence[Configuration], n
         kept = one.tau / tau
         cost = kept / ratio  # of a step in plain ones, over what the probe had
         if abs(math.log(kept)) >= abs(math.log(cost)):
-            why = f"a step brought {one.tau:.2f} tokens, in the probe {tau:.2f}; most likely because "
+            why = (
+                f"a step brought {one.tau:.2f} tokens, in the probe {tau:.2f}; most likely because "
+            )
             if learns[one.configuration] and kept > 1:
                 why += f"this drafter learns from every text, and had seen {counted(num_probed, 'prompt')} in the probe"
             else:
@@ -91,9 +124,14 @@ def missed_forecasts(found: Findings, configurations: Sequence[Configuration], n
         else:
             why = f"a step cost {cost:.2g} times what it cost in the probe, in plain steps; most likely because "
             disturbed = found.others is not None and found.others.num_disturbed
-            why += "other processes ran beside it" if disturbed else "the probe times few steps of each length"
+            why += (
+                "other processes ran beside it"
+                if disturbed
+                else "the probe times few steps of each length"
+            )
         sentences.append(
-            f"{one.configuration} was forecast at {forecast:.2f}x and measured at {one.speedup.words('x')}: {why}. The "
+            f"{one.configuration} was forecast at {forecast:.2f}x and measured at "
+            f"{one.speedup.words('x')}: {why}. The "
             "measurement counts."
         )
     return sentences
@@ -112,5 +150,10 @@ def pays(speedup: Interval) -> bool:
 
 def _plain(task: str, reason: str, speedup: Interval | None) -> Recommendation:
     return Recommendation(
-        task=task, speculate=False, configuration=PLAIN, options={"drafter": PLAIN}, speedup=speedup, reason=reason
+        task=task,
+        speculate=False,
+        configuration=PLAIN,
+        options={"drafter": PLAIN},
+        speedup=speedup,
+        reason=reason,
     )

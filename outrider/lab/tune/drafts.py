@@ -1,7 +1,8 @@
-"""What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained for this target.
+"""What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained
+for this target.
 
-They are distinguished by their files, weights by their headers alone. Heads that come with the target (the demo's, the MTP
-head of a checkpoint) take part without being named.
+They are distinguished by their files, weights by their headers alone. Heads that come with the
+target (the demo's, the MTP head of a checkpoint) take part without being named.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from outrider.models.heads.mtp_files import num_mtp_layers
 from outrider.models.source import resolve
 
 MODEL = "draft-model"
-NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (configuration.py)
+# what no option's value can hold in a configuration's text form (configuration.py)
+NO_NAME = " \t\n,+;"
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Drafts:
 def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     """`options.draft` and `more`, sorted by kind.
 
-    Raises ConfigError for two draft models or a folder whose name no configuration can hold, CheckpointError for a head that was
-    not made for this target.
+    Raises ConfigError for two draft models or a folder whose name no configuration can hold,
+    CheckpointError for a head that was not made for this target.
     """
     named = list(dict.fromkeys(name for name in (options.draft, *more) if name))
     embedded = embedded_heads(options.target, options.device)
@@ -45,7 +47,8 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     folders = [name for name in named if kinds[name] != MODEL]
     if len(models) > 1:
         raise ConfigError(
-            f"one draft model at a time, got {' and '.join(models)}: tune with each, then outrider report ONE.json OTHER.json. "
+            f"one draft model at a time, got {' and '.join(models)}: tune with each, then "
+            "outrider report ONE.json OTHER.json. "
             "Heads can be as many as you like"
         )
     _check_names(folders)
@@ -56,16 +59,20 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     heads += [_head(kinds[folder], folder, folder, sizes) for folder in folders]
     lonely = next((one.folder for one in heads if one.kind == ACCEPTANCE), None)
     if lonely is not None and not models and options.target != DEMO:
-        raise ConfigError(f"'{lonely}' ends the drafts of a draft model: name that, too, with another --draft")
+        raise ConfigError(
+            f"'{lonely}' ends the drafts of a draft model: name that, too, with another --draft"
+        )
     return Drafts(next(iter(models), None), tuple(heads))
 
 
 def kind_of(name: str) -> str:
-    """MODEL, ACCEPTANCE, or the name of the drafter that drafts with it. Raises CheckpointError for files that cannot be read."""
+    """MODEL, ACCEPTANCE, or the name of the drafter that drafts with it. Raises CheckpointError for
+    files that cannot be read."""
     folder = Path(name)
     if name == DEMO or not folder.exists():
         return MODEL  # the demo's, a hub id; or nothing, which loading will say
-    return head_kind(resolve(name)) or MODEL  # a folder without weights is reported when it is loaded
+    # a folder without weights is reported when it is loaded
+    return head_kind(resolve(name)) or MODEL
 
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
@@ -74,15 +81,22 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
         num_heads = load_medusa(path, sizes.hidden_size, sizes.vocab_size, outline=True).num_heads
         return TrainedHead(kind=kind, folder=folder, max_chain=num_heads)
     if kind == "block":
-        config = load_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers, outline=True).config
+        config = load_block(
+            path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers, outline=True
+        ).config
         return TrainedHead(
-            kind=kind, folder=folder, max_chain=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
+            kind=kind,
+            folder=folder,
+            max_chain=config.num_guesses,
+            confidence=config.confidence,
+            markov=bool(config.markov_rank),
         )
     if kind == "mtp":
         layers = num_mtp_layers(resolve(path), sizes.num_layers)
         return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
-        load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)  # refuses one that does not fit
+        # refuses one that does not fit
+        load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)
     return TrainedHead(kind=kind, folder=folder)
 
 
@@ -90,6 +104,7 @@ def _check_names(folders: Sequence[str]) -> None:
     for folder in folders:
         if wrong := sorted(set(folder) & set(NO_NAME)):
             raise ConfigError(
-                f"the folder name '{folder}' has {' '.join(map(repr, wrong))} in it, which no configuration can hold: rename it, "
+                f"the folder name '{folder}' has {' '.join(map(repr, wrong))} in it, which no "
+                "configuration can hold: rename it, "
                 "or give a link to it"
             )

@@ -1,7 +1,8 @@
-"""Which of the tuned configurations another engine can run, and what the load schedule becomes there.
+"""Which of the tuned configurations another engine can run, and what the load schedule becomes
+there.
 
-No engine has every drafter: where one lacks the recommended drafter, the advice is about the best that
-it has, and says so. Speeds were measured here: acceptance carries over, costs do not.
+No engine has every drafter: where one lacks the recommended drafter, the advice is about the best
+that it has, and says so. Speeds were measured here: acceptance carries over, costs do not.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 
-TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
+TRAINED = {
+    "eagle": "EAGLE heads",
+    "eagle3": "EAGLE-3 heads",
+    "medusa": "Medusa heads",
+    "block": "block heads",
+}
 EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes
-DRAFT_MODEL = "DRAFT_MODEL"  # stands for the embedded draft, which other engines do not know by name
+# stands for the embedded draft, which other engines do not know by name
+DRAFT_MODEL = "DRAFT_MODEL"
 LOOKUPS = ("ngram", "suffix", "retrieval", "ngram-cache")  # drafters that need token ids only
 
 
@@ -27,7 +34,8 @@ class EngineChoice:
 
     configuration: Configuration
     size: int
-    schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), the first at 1 row; one entry: no schedule
+    # (from so many rows on, draft tokens), the first at 1 row; one entry: no schedule
+    schedule: list[tuple[int, int]]
     about: str = ""  # how fast it is here, or how its length was fixed
     head: TrainedHead | None = None  # that drafts
 
@@ -78,7 +86,8 @@ class EngineAdvice:
     recommended: Configuration
     reason: str  # one sentence
     choices: list[EngineChoice]  # all that pay, the best first
-    head_of: Callable[[Configuration], TrainedHead | None]  # may read files, so it is asked about the choice alone
+    # may read files, so it is asked about the choice alone
+    head_of: Callable[[Configuration], TrainedHead | None]
     exported: str = EXPORTED  # the folder of a head in the engine's own layout
 
     @property
@@ -122,12 +131,17 @@ class EngineAdvice:
 
 
 def tuned(result: TuneResult) -> EngineAdvice:
-    """Advice from all that `outrider tune` measured and forecast; what was measured goes before what was forecast."""
+    """Advice from all that `outrider tune` measured and forecast; what was measured goes before
+    what was forecast."""
     measured = {one.configuration: one.speedup.value for one in result.confirmed}
-    known = {label: measured.get(label, forecast) for label, forecast in result.overall_speedup.items()}
+    known = {
+        label: measured.get(label, forecast) for label, forecast in result.overall_speedup.items()
+    }
     heads = {(head.kind, head.folder): head for head in result.tried.heads}
     choices = []
-    for label in sorted(known, key=lambda label: (label in measured, known[label], label), reverse=True):
+    for label in sorted(
+        known, key=lambda label: (label in measured, known[label], label), reverse=True
+    ):
         if known[label] > 1:
             how = "measured" if label in measured else "forecast"
             choices.append(_choice(result, label, f"{known[label]:.2f}x, {how} with outrider"))
@@ -144,12 +158,15 @@ def tuned(result: TuneResult) -> EngineAdvice:
 
 
 def _choice(result: TuneResult, label: str, about: str) -> EngineChoice:
-    """With other loads, where they were tuned with the same family (or want plain decoding), never more than at one row."""
+    """With other loads, where they were tuned with the same family (or want plain decoding), never
+    more than at one row."""
     family_of = {one.configuration: one.family for one in result.forecasts}
     configuration = Configuration.parse(label)
     family = family_of.get(label)
     steps = [(1, int(configuration.num_draft_tokens or 0))]
-    for load in sorted(result.by_load.get(family or "", result.schedule), key=lambda load: load.batch_size):
+    for load in sorted(
+        result.by_load.get(family or "", result.schedule), key=lambda load: load.batch_size
+    ):
         if load.size and family_of.get(load.configuration) != family:
             continue
         if load.batch_size > 1 and load.size < steps[-1][1]:
@@ -158,7 +175,8 @@ def _choice(result: TuneResult, label: str, about: str) -> EngineChoice:
 
 
 def lacking(configuration: Configuration, engine: Engine) -> str:
-    """Why an engine cannot draft so; "" where it can. Of a composite it must have all parts: look-ups."""
+    """Why an engine cannot draft so; "" where it can. Of a composite it must have all parts:
+    look-ups."""
     drafter = configuration.drafter
     tree = _tree_of(configuration.drafter_options)
     if drafter == EARLY_EXIT and head_folder(configuration):
@@ -174,7 +192,8 @@ def lacking(configuration: Configuration, engine: Engine) -> str:
 
 
 def head_folder(configuration: Configuration) -> str:
-    """The folder of a trained head, as options name it; "": none, or one that comes with the target."""
+    """The folder of a trained head, as options name it; "": none, or one that comes with the
+    target."""
     return str(configuration.drafter_options.get("head", ""))
 
 

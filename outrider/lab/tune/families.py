@@ -2,12 +2,13 @@
 
     draft model     chains, with and without a stop rule, trained rules that were named too; trees; with look-up in one tree
     heads           EAGLE, MTP: chains and EAGLE-2's trees; Medusa: chains up to its heads, its planned tree; block: chains up to
-                    its block, which all cost one pass, ended by its own confidence if it has that, trees behind its Markov head
+                    its block, which all cost one pass, ended by its own confidence if it has that,
+                    trees behind its Markov head
     model-free      ngram, suffix, ngram-cache, recycling, lookahead, retrieval with a corpus
     own weights     exits after a quarter, half and three quarters of the layers; 8 and 4 bits
 
-Temperature mode: a tree's nodes are either the likeliest tokens (placed) or drawn. Where texts are sampled both take part;
-greedy rows always place.
+Temperature mode: a tree's nodes are either the likeliest tokens (placed) or drawn. Where texts are
+sampled both take part; greedy rows always place.
 
 Left out:
 
@@ -15,7 +16,8 @@ Left out:
     multi-round    traversal, the default of trees, keeps at least as many: the same of placed nodes, more of drawn ones
                    (Weng et al. 2505.12398; exact numbers in docs/algorithms/trees.md)
     gumbel         keeps others, neither fewer nor more for certain: it takes part where texts are sampled, for draft models and
-                   heads. Of copies it keeps a token with its probability, as every lossless verifier does
+                   heads. Of copies it keeps a token with its probability, as every lossless
+                   verifier does
     best-first     drawn: rows that draw get sequoia's shape, so it would be the same draft twice
     typical, top-k are lossy
 """
@@ -47,12 +49,16 @@ USUALLY_DRAWN = TreeSettings().sample_from  # the temperature from which trees a
 
 
 def default_space(options: SpaceOptions) -> list[Family]:
-    """Everything that takes part by itself; of it, where `options.drafters` names some, only these, and those among them that
-    take part when they are named: universal drafts and third parties' drafters."""
+    """Everything that takes part by itself; of it, where `options.drafters` names some, only these,
+    and those among them that take part when they are named: universal drafts and third parties'
+    drafters."""
     found = [
-        *_draft_model(options), *(family for head in options.heads for family in _head(head, options)),
-        *_composite(options), *_model_free(options), *_own_weights(options),
-    ]  # fmt: skip
+        *_draft_model(options),
+        *(family for head in options.heads for family in _head(head, options)),
+        *_composite(options),
+        *_model_free(options),
+        *_own_weights(options),
+    ]
     if options.drafters:
         there = {family.configuration.drafter for family in found}
         found = [family for family in found if family.configuration.drafter in options.drafters]
@@ -77,7 +83,8 @@ def _draft_model(options: SpaceOptions) -> Iterator[Family]:
 
 
 def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
-    own, max_tokens = head.options, head.max_chain or HEAD_SIZES[-1]
+    own = head.options
+    max_tokens = head.max_chain or HEAD_SIZES[-1]
     if head.kind == ACCEPTANCE:
         yield Family.of("draft-model", CHAIN_SIZES, stop="acceptance", acceptance_head=head.folder)
     elif head.kind == EARLY_EXIT:
@@ -93,21 +100,31 @@ def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
             yield from _trees(head.kind, ("best-first",), options, **own)
 
 
-def _chains(drafter: str, sizes: Sequence[int], options: SpaceOptions, **own: Any) -> Iterator[Family]:
+def _chains(
+    drafter: str, sizes: Sequence[int], options: SpaceOptions, **own: Any
+) -> Iterator[Family]:
     yield Family.of(drafter, sizes, **own)
     if options.is_sampled:
         yield Family.of(drafter, sizes, verifier="gumbel", **own)
 
 
-def _trees(drafter: str, shapes: Iterable[str], options: SpaceOptions, **own: Any) -> Iterator[Family]:
-    """Placed in each of these shapes; sampled rows also drawn, and placed by the noise that they are verified with."""
+def _trees(
+    drafter: str, shapes: Iterable[str], options: SpaceOptions, **own: Any
+) -> Iterator[Family]:
+    """Placed in each of these shapes; sampled rows also drawn, and placed by the noise that they
+    are verified with."""
     if not options.trees:
         return
-    usually_drawn, sizes = options.temperature >= USUALLY_DRAWN, _tree_sizes(options)
+    usually_drawn = options.temperature >= USUALLY_DRAWN
+    sizes = _tree_sizes(options)
     for shape in shapes:
-        yield Family.of(drafter, sizes, nested=False, tree=shape, **(PLACED if usually_drawn else {}), **own)
+        yield Family.of(
+            drafter, sizes, nested=False, tree=shape, **(PLACED if usually_drawn else {}), **own
+        )
     if options.is_sampled:
-        yield Family.of(drafter, sizes, nested=False, tree="sequoia", **({} if usually_drawn else DRAWN), **own)
+        yield Family.of(
+            drafter, sizes, nested=False, tree="sequoia", **({} if usually_drawn else DRAWN), **own
+        )
         yield Family.of(drafter, sizes, nested=False, verifier="gumbel", tree="best-first", **own)
 
 
@@ -123,7 +140,8 @@ def _planned_tree(drafter: str, options: SpaceOptions, **own: Any) -> Iterator[F
 
 def _composite(options: SpaceOptions) -> Iterator[Family]:
     """Look-up beside the one that drafts from laws: the draft model, else the first head."""
-    heads, sizes = [head for head in options.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)], _tree_sizes(options)
+    heads = [head for head in options.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)]
+    sizes = _tree_sizes(options)
     if not options.trees:
         return
     if options.has_draft:
@@ -158,7 +176,8 @@ def _own_weights(options: SpaceOptions) -> Iterator[Family]:
 
 
 def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]:
-    """A family that the user named, with its own settings as they are; nothing for one that needs what is not there."""
+    """A family that the user named, with its own settings as they are; nothing for one that needs
+    what is not there."""
     for name in names:
         if name in (PLAIN, "retrieval"):
             continue

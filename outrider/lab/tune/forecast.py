@@ -1,8 +1,9 @@
-"""From probes to tokens per second of every member of every family, by task: no run of its own (docs/tune.md, "Forecast").
+"""From probes to tokens per second of every member of every family, by task: no run of its own
+(docs/tune.md, "Forecast").
 
-Seconds are interpolated between the sizes that were timed and averaged over the widths that the drafter
-offered. What a plain step costs comes from the same sweep, whose steps at times draft nothing: so a slow
-minute of the machine divides out.
+Seconds are interpolated between the sizes that were timed and averaged over the widths that the
+drafter offered. What a plain step costs comes from the same sweep, whose steps at times draft
+nothing: so a slow minute of the machine divides out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Forecast(Record):
     step_s: float
     tokens_per_s: float  # decode phase, all rows together
     speedup: float  # over plain decoding's forecast
-    break_even_alpha: float | None  # acceptance, equal at all positions, from which this size pays; None: none does
+    # acceptance, equal at all positions, from which this size pays; None: none does
+    break_even_alpha: float | None
 
 
 def step_costs(probe: Probe, rows: int = 1) -> StepCosts | None:
@@ -39,19 +41,27 @@ def step_costs(probe: Probe, rows: int = 1) -> StepCosts | None:
         for step in steps:
             if step.steady:
                 seconds.setdefault(step.drafted, []).append(step.seconds)
-    return StepCosts.of_steps({size: median(times) for size, times in seconds.items()}, rows) if seconds else None
+    return (
+        StepCosts.of_steps({size: median(times) for size, times in seconds.items()}, rows)
+        if seconds
+        else None
+    )
 
 
 def plain_tokens_per_s(plain: Probe, rows: int = 1) -> float:
-    """Tokens per second of the plain probe, a token a step; 0 where answers are so short that no step could be timed."""
+    """Tokens per second of the plain probe, a token a step; 0 where answers are so short that no
+    step could be timed."""
     costs = step_costs(plain, rows)
     return rows / costs.step_s(0)[0] if costs is not None else 0.0
 
 
-def forecast(family: Family, acceptance: Probe, costs: StepCosts, plain_tokens_per_s: float) -> list[Forecast]:
+def forecast(
+    family: Family, acceptance: Probe, costs: StepCosts, plain_tokens_per_s: float
+) -> list[Forecast]:
     """Every size of the family on every task that `acceptance` has steps of.
 
-    `costs` may come from another sweep, at another number of rows; `plain_tokens_per_s` is plain decoding's there.
+    `costs` may come from another sweep, at another number of rows; `plain_tokens_per_s` is plain
+    decoding's there.
     """
     has_plain_steps = any(point.num_tokens == 1 for point in costs.target.points)
     plain_s = costs.step_s(0)[0] if has_plain_steps else costs.num_rows / plain_tokens_per_s
@@ -82,7 +92,8 @@ def forecast(family: Family, acceptance: Probe, costs: StepCosts, plain_tokens_p
 
 
 def overall(forecasts: Sequence[Forecast], shares: Mapping[str, float]) -> dict[str, float]:
-    """Configuration -> speedup over the whole workload: seconds of all tasks, each by its share of the tokens.
+    """Configuration -> speedup over the whole workload: seconds of all tasks, each by its share of
+    the tokens.
 
     A configuration that was not forecast for every task is left out.
     """
@@ -108,12 +119,14 @@ class LoadStep(Record):
 
 
 def best_at(
-    batch_size: int, families: Sequence[tuple[Family, Probe, Mapping[int, float]]], shares: Mapping[str, float]
+    batch_size: int,
+    families: Sequence[tuple[Family, Probe, Mapping[int, float]]],
+    shares: Mapping[str, float],
 ) -> LoadStep:
     """The best member of some families at one load.
 
-    `families`: each with the probe that knows its acceptance, and seconds of its steps there by nodes, 0 among
-    them. Where no plain step could be timed, nothing is known to pay.
+    `families`: each with the probe that knows its acceptance, and seconds of its steps there by
+    nodes, 0 among them. Where no plain step could be timed, nothing is known to pay.
     """
     forecasts: list[Forecast] = []
     plain = 0.0

@@ -1,11 +1,13 @@
-"""The recommendation as launch lines of vLLM, SGLang and llama.cpp: what makes them do the same, and where they cannot.
+"""The recommendation as launch lines of vLLM, SGLang and llama.cpp: what makes them do the same,
+and where they cannot.
 
-Option names drift: vLLM's were checked with 0.32's parser, llama.cpp's are those of 2026. Look-ups that
-vLLM and SGLang do not have are Outrider's own (docs/vllm.md, docs/sglang.md). Engines run block heads at
-a whole block: its masks see one another, so fewer of them would be another computation.
+Option names drift: vLLM's were checked with 0.32's parser, llama.cpp's are those of 2026. Look-ups
+that vLLM and SGLang do not have are Outrider's own (docs/vllm.md, docs/sglang.md). Engines run
+block heads at a whole block: its masks see one another, so fewer of them would be another
+computation.
 
-`rejection_sample_method: block` is not written for vLLM: its model runner V1 takes the key, does not
-have the method, and then drafts greedily and accepts with p alone.
+`rejection_sample_method: block` is not written for vLLM: its model runner V1 takes the key, does
+not have the method, and then drafts greedily and accepts with p alone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from outrider.lab.tune.engine_advice import TRAINED, Engine, EngineAdvice, Engin
 from outrider.lab.tune.tune_result import TuneResult, Words
 from outrider.trees.plan import TreeSettings
 
-PLUGGED = ("composite", "retrieval", "ngram-cache")  # which no engine has; Outrider brings them along
+# which no engine has; Outrider brings them along
+PLUGGED = ("composite", "retrieval", "ngram-cache")
 PROPOSER = "outrider.integrations.vllm.Proposer"
 LARGEST_BATCH = 4096  # rows that the last line of vLLM's table reaches to
 
@@ -33,7 +36,10 @@ def _plugged_options(choice: EngineChoice) -> dict[str, Any]:
 
 def vllm_arguments(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
     """Engine arguments by name."""
-    config: dict[str, Any] = {"method": choice.drafter.replace("-", "_"), "num_speculative_tokens": choice.length}
+    config: dict[str, Any] = {
+        "method": choice.drafter.replace("-", "_"),
+        "num_speculative_tokens": choice.length,
+    }
     more: dict[str, Any] = {}
     if choice.drafter in PLUGGED:
         config |= {"method": "custom_class", "model": PROPOSER}
@@ -42,7 +48,8 @@ def vllm_arguments(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]
         config["model"] = advice.draft if choice.drafter == "draft-model" else advice.exported
         if choice.drafter == "block":
             config["method"] = "dspark" if choice.is_dspark else "dflash"
-        if advice.sampled and choice.drafter not in ("medusa", "block"):  # else it takes the draft's favourite
+        # else it takes the draft's favourite
+        if advice.sampled and choice.drafter not in ("medusa", "block"):
             config["draft_sample_method"] = "probabilistic"
     elif choice.drafter == "ngram":
         config["prompt_lookup_max"] = int(choice.options.get("max_ngram", 4))
@@ -50,10 +57,14 @@ def vllm_arguments(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]
     elif choice.drafter == "suffix":
         config["suffix_decoding_max_tree_depth"] = int(choice.options.get("max_depth", 64))
         config["suffix_decoding_max_spec_factor"] = float(choice.options.get("alpha", 4.0))
-        config["suffix_decoding_min_token_prob"] = float(choice.options.get("min_probability", 0.05))
+        config["suffix_decoding_min_token_prob"] = float(
+            choice.options.get("min_probability", 0.05)
+        )
     if len(choice.schedule) > 1:
         is_block = choice.drafter == "block"
-        steps = [(rows, choice.length if is_block and size else size) for rows, size in choice.schedule]
+        steps = [
+            (rows, choice.length if is_block and size else size) for rows, size in choice.schedule
+        ]
         ends = [rows - 1 for rows, _ in steps[1:]] + [LARGEST_BATCH]
         table = [[rows, end, size] for (rows, size), end in zip(steps, ends, strict=True)]
         config["num_speculative_tokens_per_batch_size"] = table
@@ -121,12 +132,15 @@ def sglang_variables(choice: EngineChoice) -> dict[str, str]:
 
 def sglang_command(target: str, environment: Mapping[str, str]) -> list[str]:
     """What starts the server, word by word."""
-    before = ["env", *(f"{name}={value}" for name, value in environment.items())] if environment else []
+    before = (
+        ["env", *(f"{name}={value}" for name, value in environment.items())] if environment else []
+    )
     return [*before, "python", "-m", "sglang.launch_server", "--model-path", target]
 
 
 def sglang_arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[str]]:
-    """The words of each line of --speculative-... arguments. The pending token counts among those to verify."""
+    """The words of each line of --speculative-... arguments. The pending token counts among those
+    to verify."""
     num_verified = ["--speculative-num-draft-tokens", f"{choice.length + 1}"]
     if choice.drafter == "ngram" or choice.drafter in BROUGHT:
         algorithm = "NGRAM" if choice.drafter == "ngram" else "OUTRIDER"
@@ -137,14 +151,26 @@ def sglang_arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[st
             return [["--speculative-algorithm", "DSPARK", *drafts]]
         return [["--speculative-algorithm", "DFLASH", *drafts, *num_verified]]
     model = str(advice.draft if choice.drafter == "draft-model" else advice.exported)
-    steps, branches = choice.size, 1
+    steps = choice.size
+    branches = 1
     if choice.is_tree:
         usual = TreeSettings()
         steps = min(int(choice.options.get("max_depth", usual.max_depth)), choice.size)
         branches = int(choice.options.get("top_k", usual.top_k))
     lines = [
-        ["--speculative-algorithm", ALGORITHMS[choice.drafter], "--speculative-draft-model-path", model],
-        ["--speculative-num-steps", f"{steps}", "--speculative-eagle-topk", f"{branches}", *num_verified],
+        [
+            "--speculative-algorithm",
+            ALGORITHMS[choice.drafter],
+            "--speculative-draft-model-path",
+            model,
+        ],
+        [
+            "--speculative-num-steps",
+            f"{steps}",
+            "--speculative-eagle-topk",
+            f"{branches}",
+            *num_verified,
+        ],
     ]
     if advice.sampled and not choice.is_tree:
         lines.append(["--speculative-use-rejection-sampling"])
@@ -153,7 +179,10 @@ def sglang_arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[st
 
 def _sglang_text(choice: EngineChoice, advice: EngineAdvice) -> str:
     """One shell command on several lines."""
-    lines = [sglang_command(advice.target, sglang_variables(choice)), *sglang_arguments(choice, advice)]
+    lines = [
+        sglang_command(advice.target, sglang_variables(choice)),
+        *sglang_arguments(choice, advice),
+    ]
     return " \\\n  ".join(map(shlex.join, lines))
 
 
@@ -182,27 +211,38 @@ SGLANG = Engine(
 
 # ---------------------------------------------------------------- llama.cpp
 
-TYPES = {"draft-model": "draft-simple -md DRAFT.gguf", "ngram": "ngram-simple", "eagle3": "draft-eagle3 -md HEAD.gguf"}
+TYPES = {
+    "draft-model": "draft-simple -md DRAFT.gguf",
+    "ngram": "ngram-simple",
+    "eagle3": "draft-eagle3 -md HEAD.gguf",
+}
 
 
 def _llamacpp_text(choice: EngineChoice, advice: EngineAdvice) -> str:
     block = f"{'draft-dspark' if choice.is_dspark else 'draft-dflash'} -md HEAD.gguf"
     every = " --spec-draft-p-min 0" if choice.drafter == "draft-model" else ""
     kind = TYPES.get(choice.drafter, block)
-    return f"llama-server -m TARGET.gguf --spec-type {kind} --spec-draft-n-max {choice.length}{every}"
+    return (
+        f"llama-server -m TARGET.gguf --spec-type {kind} --spec-draft-n-max {choice.length}{every}"
+    )
 
 
 def _llamacpp_notes(choice: EngineChoice, advice: EngineAdvice) -> Iterator[str]:
     yield "Models as GGUF files. Older builds call the length --draft-max."
     if choice.drafter in TRAINED:
-        folder, target = advice.exported, advice.target
+        folder = advice.exported
+        target = advice.target
         yield f"Then: python convert_hf_to_gguf.py {folder} --target-model-dir {target} --outfile HEAD.gguf"
     if advice.sampled:
         yield "It accepts a draft token only where its own sample is that token: fewer are accepted at this temperature."
 
 
 LLAMACPP = Engine(
-    "llama.cpp", (*TYPES, "block"), "--spec-type none, and no draft model", _llamacpp_text, _llamacpp_notes
+    "llama.cpp",
+    (*TYPES, "block"),
+    "--spec-type none, and no draft model",
+    _llamacpp_text,
+    _llamacpp_notes,
 )
 
 ENGINES = (VLLM, SGLANG, LLAMACPP)
@@ -214,5 +254,11 @@ def launch_lines(result: TuneResult) -> list[Words]:
     entries = []
     for engine in ENGINES:
         choice, notes = advice.ask(engine)
-        entries.append(Words(engine=engine.name, text="" if choice is None else engine.text(choice, advice), notes=notes))
+        entries.append(
+            Words(
+                engine=engine.name,
+                text="" if choice is None else engine.text(choice, advice),
+                notes=notes,
+            )
+        )
     return entries

@@ -1,7 +1,9 @@
-"""One short run of a family, sweeping over draft sizes: what its steps cost and how many tokens they keep.
+"""One short run of a family, sweeping over draft sizes: what its steps cost and how many tokens
+they keep.
 
-Where drafts are nested, a step that was asked for k nodes tells about every smaller size too (docs/tune.md,
-"Forecast"); a drafter that offers fewer than asked fails there, as it would in earnest.
+Where drafts are nested, a step that was asked for k nodes tells about every smaller size too
+(docs/tune.md, "Forecast"); a drafter that offers fewer than asked fails there, as it would in
+earnest.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from outrider.lab.tune.space import Family
 from outrider.sampling.params import SamplingParams
 
 SKIPPED = 2  # first steps of a run, which touch new memory
-PRIOR_TRIES = 0.5  # of a depth never reached: it accepts like the one before it, this many tries' worth
+# of a depth never reached: it accepts like the one before it, this many tries' worth
+PRIOR_TRIES = 0.5
 
 
 class StepNote(Record):
@@ -57,12 +60,13 @@ def run_probe(
 ) -> Probe:
     """Decode the samples, sizes 0 and `family.sizes` in turn.
 
-    `is_enough` is asked after every round of one sample of each task (where rows are decoded alone: a smaller
-    batch would cost otherwise); if so, that was all.
+    `is_enough` is asked after every round of one sample of each task (where rows are decoded alone:
+    a smaller batch would cost otherwise); if so, that was all.
     """
     rounds = rounds_of(samples) if batch_size == 1 else [list(samples)]
     probe = Probe(family=family.label, steps={}, num_prompts=0, tokens=0, seconds=0.0)
-    with contender.sweeping(sweep_order(family)):  # continues from run to run: texts do not all begin with the same sizes
+    # continues from run to run: texts do not all begin with the same sizes
+    with contender.sweeping(sweep_order(family)):
         for several in rounds:
             _run(contender, probe, several, batch_size)
             if is_enough(probe):
@@ -72,7 +76,9 @@ def run_probe(
 
 def _run(contender: Contender, probe: Probe, samples: Sequence[Sample], batch_size: int) -> None:
     """Decode some samples, and add what they show to the probe."""
-    traces = contender.run([one.tokens for one in samples], [one.params for one in samples], batch_size)
+    traces = contender.run(
+        [one.tokens for one in samples], [one.params for one in samples], batch_size
+    )
     for trace, sample in zip(traces, samples, strict=True):
         probe.steps.setdefault(sample.task, []).extend(
             StepNote(
@@ -103,7 +109,8 @@ def rounds_of(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def sweep_order(family: Family) -> list[int]:
-    """Every size once, plain steps twice; where drafts are nested the longest goes between the others, for it teaches most."""
+    """Every size once, plain steps twice; where drafts are nested the longest goes between the
+    others, for it teaches most."""
     longest = family.sizes[-1]
     if not family.nested:
         return [0, *family.sizes]
@@ -134,7 +141,8 @@ def survival(steps: Sequence[StepNote], length: int) -> list[float]:
 
 
 def mean_kept(steps: Sequence[StepNote], size: int, *, nested: bool) -> float | None:
-    """Draft tokens kept by a step that asks for `size` nodes; None where none was ever asked for this many."""
+    """Draft tokens kept by a step that asks for `size` nodes; None where none was ever asked for
+    this many."""
     if nested:
         return sum(survival(steps, size)) if any(step.asked for step in steps) else None
     kept = [step.kept for step in steps if step.asked == size]

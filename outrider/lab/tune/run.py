@@ -31,7 +31,9 @@ from outrider.models.loading.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
 PROBE_SHARE = 8  # one prompt in so many is for the probes
-MIN_PROBED, MAX_PROBED = 2, 8  # prompts of a task that are probed
+# prompts of a task that are probed
+MIN_PROBED = 2
+MAX_PROBED = 8
 
 
 @dataclass(frozen=True)
@@ -49,68 +51,110 @@ class TuneRequest:
     own_weights: bool = True
     corpus: str | None = None
     most_share: float = 0.075  # of the cost of running everything on all prompts
-    drafts: tuple[str, ...] = ()  # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
+    # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
+    drafts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * MIN_PROBED:
             raise ConfigError(
-                f"a task needs {2 * MIN_PROBED} prompts (--limit), to probe some and confirm with others; got {self.prompts}"
+                f"a task needs {2 * MIN_PROBED} prompts (--limit), to probe some and confirm with "
+                f"others; got {self.prompts}"
             )
-        for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
+        for what, number in (
+            ("batch sizes", min((self.batch_size, *self.load_sizes))),
+            ("finalists", self.finalists),
+        ):
             if number < 1:
                 raise ConfigError(f"{what} must be 1 or more, got {number}")
         if (largest := max((self.batch_size, *self.load_sizes))) > MAX_ROWS:
             raise ConfigError(f"batch sizes must be at most {MAX_ROWS}, got {largest}")
         if not 0 < self.most_share <= 1:
-            raise ConfigError(f"the share of the exhaustive cost must be above 0 and at most 1, got {self.most_share:g}")
+            raise ConfigError(
+                "the share of the exhaustive cost must be above 0 and at most 1, got "
+                f"{self.most_share:g}"
+            )
 
 
 def run_tune(
-    options: Options, request: TuneRequest, workload: Workload, journal_path: Path, *, resume: bool = False,
-    on_bad: OnBad = "refuse", chat_template: bool = True, progress: Progress = QUIET,
-) -> tuple[TuneResult, Journal]:  # fmt: skip
-    """`options`: of models and machine. Close the journal when the result is safe. Raises what cannot be built or run."""
+    options: Options,
+    request: TuneRequest,
+    workload: Workload,
+    journal_path: Path,
+    *,
+    resume: bool = False,
+    on_bad: OnBad = "refuse",
+    chat_template: bool = True,
+    progress: Progress = QUIET,
+) -> tuple[TuneResult, Journal]:
+    """`options`: of models and machine. Close the journal when the result is safe. Raises what
+    cannot be built or run."""
     identity = _identity(options, request, workload, chat_template=chat_template)
     drafts = read_drafts(options, request.drafts)
     options = replace(options, draft=drafts.model)
     families = choose_space(options, request, drafts)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     runner = Runner(options, [family.largest for family in families], progress.say)
-    samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
+    samples, notes = gather_samples(
+        workload, runner, request, on_bad=on_bad, chat_template=chat_template
+    )
     probe, confirm = split(samples)
     if len(confirm) < request.batch_size:
-        raise ConfigError(f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: raise --limit")
+        raise ConfigError(
+            f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: raise "
+            "--limit"
+        )
     others = [size for size in request.load_sizes if size != request.batch_size]
-    plan = TunePlan(probe, confirm, request.batch_size, others, request.finalists, request.most_share)
+    plan = TunePlan(
+        probe, confirm, request.batch_size, others, request.finalists, request.most_share
+    )
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(families)} families with {num_members(families)} members"
     progress.say(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
     found = Tuner(runner, families, plan, journal, progress).run()
     tried = Tried(
-        temperature=request.sampling.temperature, max_new_tokens=request.sampling.required_max_tokens,
+        temperature=request.sampling.temperature,
+        max_new_tokens=request.sampling.required_max_tokens,
         batch_size=request.batch_size,
-        probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
-        target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
-    )  # fmt: skip
-    result = summarise_tuning(found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes])
+        probe_prompts=len(probe),
+        confirm_prompts=len(confirm),
+        tasks=_count(samples),
+        workload=workload.name,
+        target=options.target,
+        draft=options.draft,
+        heads=list(drafts.heads),
+        model_options=_plain_options(options),
+    )
+    result = summarise_tuning(
+        found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes]
+    )
     result.advice = launch_lines(result)
     return result, journal
 
 
 def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list[Family]:
-    """The families to be tried. Raises ConfigError when the user's wishes leave nothing, or leave out a head that was named."""
+    """The families to be tried. Raises ConfigError when the user's wishes leave nothing, or leave
+    out a head that was named."""
     _check_wishes(request.drafters, drafts)
     wishes = SpaceOptions(
-        has_draft=drafts.model is not None or options.target == DEMO, heads=drafts.heads, corpus=request.corpus,
-        temperature=request.sampling.temperature, trees=request.trees, own_weights=request.own_weights,
+        has_draft=drafts.model is not None or options.target == DEMO,
+        heads=drafts.heads,
+        corpus=request.corpus,
+        temperature=request.sampling.temperature,
+        trees=request.trees,
+        own_weights=request.own_weights,
         num_layers=target_config(options).get_text_config().num_hidden_layers,
-        on_accelerator=resolve_device(options.device).type != "cpu", drafters=request.drafters,
-    )  # fmt: skip
+        on_accelerator=resolve_device(options.device).type != "cpu",
+        drafters=request.drafters,
+    )
     families = default_space(wishes)
     if unknown := request.drafters - {family.configuration.drafter for family in families}:
-        known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset()))}
+        known = {
+            family.configuration.drafter
+            for family in default_space(replace(wishes, drafters=frozenset()))
+        }
         raise ConfigError(
-            f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} (--draft names draft models "
+            f"cannot tune {', '.join(sorted(unknown))} here; there are: "
+            f"{', '.join(sorted(known))} (--draft names draft models "
             "and trained heads, retrieval needs --corpus FILE, some drafters need trees)"
         )
     return families
@@ -120,32 +164,44 @@ def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
     for head in drafts.heads if drafters else ():
         drafter = MODEL if head.kind == ACCEPTANCE else head.kind
         if head.folder and drafter not in drafters:
-            raise ConfigError(f"--draft {head.folder} is for drafter '{drafter}', which --drafters does not name: leave one out")
+            raise ConfigError(
+                f"--draft {head.folder} is for drafter '{drafter}', which --drafters does not "
+                "name: leave one out"
+            )
 
 
 def gather_samples(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
 ) -> tuple[list[Sample], list[str]]:
-    """The first `request.prompts` of every task, as token ids, each with its seed; in place of those that are skipped later ones.
-    Raises ConfigError as `prepare` does."""
+    """The first `request.prompts` of every task, as token ids, each with its seed; in place of
+    those that are skipped later ones. Raises ConfigError as `prepare` does."""
     prepared = prepare(
-        workload, runner.tokenizer, context=runner.context, max_tokens=request.sampling.required_max_tokens, on_bad=on_bad,
-        chat_template=chat_template, per_task=request.prompts,
-    )  # fmt: skip
+        workload,
+        runner.tokenizer,
+        context=runner.context,
+        max_tokens=request.sampling.required_max_tokens,
+        on_bad=on_bad,
+        chat_template=chat_template,
+        per_task=request.prompts,
+    )
     samples = []
     for number, one in enumerate(prepared.prompts):
         params = replace(request.sampling, max_tokens=one.max_tokens, seed=request.seed + number)
         samples.append(Sample(one.request.id, one.request.task, one.tokens, params))
     if min(_count(samples).values()) < 2 * MIN_PROBED:
         raise ConfigError(
-            f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {_count(samples)}"
+            f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; "
+            f"got {_count(samples)}"
         )
     return samples, prepared.notes
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Some of each task for the probes, all others for the confirmation."""
-    quota = {task: min(max(MIN_PROBED, count // PROBE_SHARE), MAX_PROBED) for task, count in _count(samples).items()}
+    quota = {
+        task: min(max(MIN_PROBED, count // PROBE_SHARE), MAX_PROBED)
+        for task, count in _count(samples).items()
+    }
     probe: list[Sample] = []
     confirm: list[Sample] = []
     for sample in samples:
@@ -161,15 +217,26 @@ def _count(samples: Sequence[Sample]) -> dict[str, int]:
 def _plain_options(options: Options) -> dict[str, Any]:
     """Options of models and machine, as they were asked for."""
     names = ("dtype", "quantise", "device", "threads", "runtime", "max_model_len", "revision")
-    return {name: value for name, value in asdict(options).items() if name in names and value is not None}
+    return {
+        name: value
+        for name, value in asdict(options).items()
+        if name in names and value is not None
+    }
 
 
-def _identity(options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool) -> dict[str, Any]:
+def _identity(
+    options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool
+) -> dict[str, Any]:
     """What an interrupted run must have in common with the one that goes on."""
     return {
-        "verb": "tune", **asdict(request), "drafters": sorted(request.drafters), "models": asdict(options),
-        "chat template": chat_template, "workload": digest(workload), "versions": versions(),
-    }  # fmt: skip
+        "verb": "tune",
+        **asdict(request),
+        "drafters": sorted(request.drafters),
+        "models": asdict(options),
+        "chat template": chat_template,
+        "workload": digest(workload),
+        "versions": versions(),
+    }
 
 
 def summarise_tuning(
@@ -178,25 +245,41 @@ def summarise_tuning(
     """Everything a report or another program may want."""
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
-    failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
+    failed = [
+        f"{label} could not be confirmed: {why}"
+        for label, why in found.failures.items()
+        if label in found.family_of
+    ]
     return TuneResult(
-        notes=[*notes, *failed, *_cut_short(found, plan)], interrupted=found.interrupted, tried=tried,
+        notes=[*notes, *failed, *_cut_short(found, plan)],
+        interrupted=found.interrupted,
+        tried=tried,
         families=[_family(family, found) for family in families],
-        plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
-        confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
+        plain_step_s=plain_step_s,
+        forecasts=found.forecasts,
+        overall_speedup=found.overall,
+        confirmed=found.confirmed,
+        others=found.others,
+        recommendations=recommendations(found, found.finalists, tried.draft),
         missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
-        schedule=found.schedule, by_load=found.by_load, stages=found.stages,
-        exhaustive_s=found.exhaustive_seconds(plan), num_members=num_members(families),
-    )  # fmt: skip
+        schedule=found.schedule,
+        by_load=found.by_load,
+        stages=found.stages,
+        exhaustive_s=found.exhaustive_seconds(plan),
+        num_members=num_members(families),
+    )
 
 
 def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
-    """What to know of advice that rests on not half as many prompts as there should have been time for."""
-    run, wanted = max((one.texts for one in found.confirmed), default=0), min(MIN_PROMPTS, len(plan.confirm))
+    """What to know of advice that rests on not half as many prompts as there should have been time
+    for."""
+    run = max((one.texts for one in found.confirmed), default=0)
+    wanted = min(MIN_PROMPTS, len(plan.confirm))
     if found.interrupted or not 0 < 2 * run < wanted:
         return []
     return [
-        f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took longer than the probes foretold, so "
+        f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took "
+        "longer than the probes foretold, so "
         "the advice rests on few; run it again on a calm machine, or with a higher --most-share"
     ]
 
@@ -205,11 +288,20 @@ def _family(family: Family, found: Findings) -> FamilySummary:
     probe = found.probes.get(family.label)
     if probe is None:
         return FamilySummary(
-            family=family.label, survival={}, step_s={}, seconds=0.0, failure=found.failures.get(family.label, "not run")
+            family=family.label,
+            survival={},
+            step_s={},
+            seconds=0.0,
+            failure=found.failures.get(family.label, "not run"),
         )
     costs = step_costs(probe)
-    times = {} if costs is None else {point.num_tokens - 1: point.seconds for point in costs.target.points}
+    times = (
+        {}
+        if costs is None
+        else {point.num_tokens - 1: point.seconds for point in costs.target.points}
+    )
     curves = {
-        task: survival(steps, family.sizes[-1]) if family.nested else [] for task, steps in probe.steps.items()
+        task: survival(steps, family.sizes[-1]) if family.nested else []
+        for task, steps in probe.steps.items()
     }
     return FamilySummary(family=family.label, survival=curves, step_s=times, seconds=probe.seconds)

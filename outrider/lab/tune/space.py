@@ -1,5 +1,6 @@
-"""What could be tried. A *family* is a drafter with its options and a verifier; its members differ in draft size alone, so that
-one run that sweeps over sizes tells about all of them. Which families there are: `families.py`.
+"""What could be tried. A *family* is a drafter with its options and a verifier; its members differ
+in draft size alone, so that one run that sweeps over sizes tells about all of them. Which families
+there are: `families.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from outrider.lab.result import Record
 class TrainedHead(Record):
     """A trained part that takes part in `tune`, as results keep it. `drafts.py` reads its files."""
 
-    kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
+    # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
+    kind: str
     folder: str  # as options name it; "": it comes with the target
     max_chain: int | None = None  # tokens of its longest chain; None: any number
     confidence: bool = False  # of a block head: it says when to stop
@@ -33,11 +35,19 @@ class Family:
 
     configuration: Configuration
     sizes: tuple[int, ...]
-    nested: bool  # a draft asked for fewer nodes is the beginning of one asked for more: one sweep tells about all sizes
+    # a draft asked for fewer nodes is the beginning of one asked for more: one sweep tells about
+    # all sizes
+    nested: bool
 
     @classmethod
     def of(
-        cls, drafter: str, sizes: Sequence[int], *, nested: bool = True, verifier: str = "auto", **options: Any
+        cls,
+        drafter: str,
+        sizes: Sequence[int],
+        *,
+        nested: bool = True,
+        verifier: str = "auto",
+        **options: Any,
     ) -> Family:
         """`options`: of the drafter."""
         return cls(Configuration(drafter, None, options, verifier), tuple(sizes), nested)

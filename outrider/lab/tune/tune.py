@@ -1,4 +1,5 @@
-"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, confirm, load.
+"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, confirm,
+load.
 
 Every run is in the journal: an interrupted tuning continues where it was.
 """
@@ -21,12 +22,21 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
-from outrider.lab.tune.forecast import Forecast, LoadStep, best_at, forecast, overall, plain_tokens_per_s, step_costs
+from outrider.lab.tune.forecast import (
+    Forecast,
+    LoadStep,
+    best_at,
+    forecast,
+    overall,
+    plain_tokens_per_s,
+    step_costs,
+)
 from outrider.lab.tune.probe import Probe, Sample, run_probe
 from outrider.lab.tune.space import PLAIN_FAMILY, Family
 from outrider.lab.tune.tune_result import Stage
 
-GIVE_UP = 0.6  # of plain decoding's speed: a family whose every size is forecast below this is not run on
+# of plain decoding's speed: a family whose every size is forecast below this is not run on
+GIVE_UP = 0.6
 MAX_AUTO = 8  # of the `auto` member of the best family
 MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
 MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the budget
@@ -41,7 +51,8 @@ class TunePlan:
     batch_size: int = 1
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
     num_finalists: int = 4  # families
-    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and confirmation
+    # of what running every member on every prompt would cost: probes and confirmation
+    most_share: float = 0.075
 
 
 @dataclass
@@ -57,19 +68,24 @@ class Findings:
     family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
     confirmed: list[Confirmed] = field(default_factory=list)
     others: OtherProcesses | None = None  # beside the confirming runs
-    schedule: list[LoadStep] = field(default_factory=list)  # the best of the families that were timed, at each load
-    by_load: dict[str, list[LoadStep]] = field(default_factory=dict)  # family -> its best size, at each load
+    # the best of the families that were timed, at each load
+    schedule: list[LoadStep] = field(default_factory=list)
+    # family -> its best size, at each load
+    by_load: dict[str, list[LoadStep]] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
     interrupted: bool = False  # Ctrl-C ended it after the forecasts
 
     def seconds(self, plan: TunePlan, labels: Sequence[str], samples: Sequence[Sample]) -> float:
-        """Forecast of running some configurations, reading prompts included; one without a forecast counts as plain."""
+        """Forecast of running some configurations, reading prompts included; one without a forecast
+        counts as plain."""
         tokens = sum(sample.params.required_max_tokens for sample in samples)
         base = plain_tokens_per_s(self.plain, plan.batch_size)
         if not base:
             return 0.0
-        reading_s = max(0.0, self.plain.seconds - self.plain.tokens / base) / max(1, self.plain.num_prompts)
+        reading_s = max(0.0, self.plain.seconds - self.plain.tokens / base) / max(
+            1, self.plain.num_prompts
+        )
         decoding_s = sum(1 / self.overall.get(label, 1.0) for label in labels) * tokens / base
         return decoding_s + len(labels) * len(samples) * reading_s
 
@@ -82,7 +98,12 @@ class Tuner:
     """One tuning; `run` goes through the stages."""
 
     def __init__(
-        self, runner: Runner, families: Sequence[Family], plan: TunePlan, journal: Journal, progress: Progress
+        self,
+        runner: Runner,
+        families: Sequence[Family],
+        plan: TunePlan,
+        journal: Journal,
+        progress: Progress,
     ) -> None:
         self._runner = runner
         self._families = {family.label: family for family in families}
@@ -123,14 +144,19 @@ class Tuner:
         for label, family in self._families.items():
             try:
                 if time.perf_counter() >= until:
-                    raise OutriderError("no time was left to probe it (--drafters NAME,... probes only some)")
-                found.probes[label] = self._probe(family, partial(self._is_enough, found, family, until))
+                    raise OutriderError(
+                        "no time was left to probe it (--drafters NAME,... probes only some)"
+                    )
+                found.probes[label] = self._probe(
+                    family, partial(self._is_enough, found, family, until)
+                )
             except OutriderError as error:
                 found.failures[label] = str(error)
             self._progress.advance()
 
     def _is_enough(self, found: Findings, family: Family, until: float, probe: Probe) -> bool:
-        """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may be better."""
+        """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may
+        be better."""
         if time.perf_counter() >= until:
             return True
         speedups = overall(self._forecasts_of(found, family, probe), found.shares)
@@ -172,10 +198,13 @@ class Tuner:
         found.confirmed = summarise(rounds)
         (cell,) = rounds.cells
         found.others = others_during(cell.notes, MAX_OTHER_CPU)
-        found.failures |= {rounds.configurations[number].label: why for number, why in cell.failures.items()}
+        found.failures |= {
+            rounds.configurations[number].label: why for number, why in cell.failures.items()
+        }
 
     def _load(self, found: Findings) -> None:
-        """The two best families at other loads: acceptance is what it was, steps cost what a server's start times."""
+        """The two best families at other loads: acceptance is what it was, steps cost what a
+        server's start times."""
         best = self._favourites(found)[:2]
         self._progress.stage("timing other loads", len(self._plan.load_sizes) * len(best))
         for rows in self._plan.load_sizes:
@@ -185,33 +214,44 @@ class Tuner:
                 seconds = self._journal.unit(f"steps {family.label} / {rows}", run)
                 costs = {int(nodes): taken for nodes, taken in seconds.items()}
                 timed.append((family, found.probes[family.label], costs))
-                found.by_load.setdefault(family.label, []).append(best_at(rows, timed[-1:], found.shares))
+                found.by_load.setdefault(family.label, []).append(
+                    best_at(rows, timed[-1:], found.shares)
+                )
                 self._progress.advance()
             if timed:
                 found.schedule.append(best_at(rows, timed, found.shares))
 
     # ---------------------------------------------------------------- parts
 
-    def _probe(self, family: Family, is_enough: Callable[[Probe], bool] = lambda probe: False) -> Probe:
+    def _probe(
+        self, family: Family, is_enough: Callable[[Probe], bool] = lambda probe: False
+    ) -> Probe:
         """From the journal, or run now."""
 
         def run() -> dict[str, Any]:
             contender = self._runner.open(family.largest, any_length=True)
-            return run_probe(contender, family, self._plan.probe, self._plan.batch_size, is_enough).model_dump()
+            return run_probe(
+                contender, family, self._plan.probe, self._plan.batch_size, is_enough
+            ).model_dump()
 
         return Probe.model_validate(self._journal.unit(f"probe {family.label}", run))
 
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
-        """The finalists: the best member of the best families and of every task, the best nested family with a free length."""
+        """The finalists: the best member of the best families and of every task, the best nested
+        family with a free length."""
         ranking = self._ranking(found)
         chosen = ranking[: self._plan.num_finalists]
         forecasts = [one for one in found.forecasts if one.configuration in found.overall]
         if len(found.shares) > 1 and forecasts:
             for task in found.shares:
-                best = max((one for one in forecasts if one.task == task), key=lambda one: one.speedup)
+                best = max(
+                    (one for one in forecasts if one.task == task), key=lambda one: one.speedup
+                )
                 family = self._families[best.family]
                 chosen.append((family, family.member(best.size)))
-        nested = next((family for family, _ in ranking if family.nested and len(family.sizes) > 1), None)
+        nested = next(
+            (family for family, _ in ranking if family.nested and len(family.sizes) > 1), None
+        )
         if nested is not None:
             chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
         return list({one.label: (family, one) for family, one in chosen}.values())
@@ -230,17 +270,24 @@ class Tuner:
         return list(ranking.values())
 
     def _budget_s(self, found: Findings) -> float:
-        """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of each task, whatever they
-        left. Forecasts of the best are too high, so no finalist is taken to be faster than plain decoding."""
+        """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of
+        each task, whatever they left. Forecasts of the best are too high, so no finalist is taken
+        to be faster than plain decoding."""
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
         prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares))]
         warming_up = prompts[:1]  # takes as long as one more
-        min_s = found.seconds(self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up])
+        min_s = found.seconds(
+            self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up]
+        )
         return max(self._plan.most_share * found.exhaustive_seconds(self._plan) - probes, min_s)
 
     def _favourites(self, found: Findings) -> list[Family]:
         """By what their best fixed length reached; after these, those that were forecast only."""
-        fixed = [one for one in found.confirmed if not Configuration.parse(one.configuration).is_automatic]
+        fixed = [
+            one
+            for one in found.confirmed
+            if not Configuration.parse(one.configuration).is_automatic
+        ]
         fixed.sort(key=lambda one: -one.speedup.value)
         measured = [self._families[found.family_of[one.configuration]] for one in fixed]
         forecast_only = [family for family, _ in self._ranking(found)]
@@ -248,7 +295,8 @@ class Tuner:
 
     @contextmanager
     def _timed(self, found: Findings, name: str) -> Iterator[None]:
-        """Seconds of a stage go into the findings (of this run: what the journal had costs nothing)."""
+        """Seconds of a stage go into the findings (of this run: what the journal had costs
+        nothing)."""
         began = time.perf_counter()
         try:
             yield

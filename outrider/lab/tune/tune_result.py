@@ -19,7 +19,8 @@ class FamilySummary(Record):
     """One probe."""
 
     family: str
-    survival: dict[str, list[float]]  # task -> S(1), S(2), ...; empty lists where drafts are not nested
+    # task -> S(1), S(2), ...; empty lists where drafts are not nested
+    survival: dict[str, list[float]]
     step_s: dict[int, float]  # nodes drafted -> median seconds
     seconds: float  # the probe took
     failure: str = ""  # why it could not run; everything else is empty then
@@ -79,8 +80,10 @@ class TuneResult(Result):
     overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
     confirmed: list[Confirmed]
     others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
-    missed_forecasts: list[str] = Field(default_factory=list)  # a sentence each: forecast, measured, and why probably
-    recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
+    # a sentence each: forecast, measured, and why probably
+    missed_forecasts: list[str] = Field(default_factory=list)
+    # first of all traffic, then of tasks that want another one
+    recommendations: list[Recommendation]
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
     by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone
     advice: list[Words] = Field(default_factory=list)
@@ -90,26 +93,33 @@ class TuneResult(Result):
     num_members: int
 
     def settings_file(self) -> SettingsFile:
-        """What `generate`, `chat` and `serve` load with --settings. The recommended configuration has its length by load, where
-        that was measured; `for_batch_sizes` says which configuration is the best one there, whatever drafts."""
+        """What `generate`, `chat` and `serve` load with --settings. The recommended configuration
+        has its length by load, where that was measured; `for_batch_sizes` says which configuration
+        is the best one there, whatever drafts."""
         first, *others = self.recommendations
-        options, table = dict(first.options), self.lengths_by_load()
+        options = dict(first.options)
+        table = self.lengths_by_load()
         if len(table) > 1:
             options["num_draft_tokens"] = ",".join(f"{rows}:{nodes}" for rows, nodes in table)
         by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
         return SettingsFile(
-            self.tried.target, options, {one.task: one.options for one in others}, by_size,
+            self.tried.target,
+            options,
+            {one.task: one.options for one in others},
+            by_size,
             f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
-        )  # fmt: skip
+        )
 
     def lengths_by_load(self) -> list[tuple[int, int]]:
-        """(Rows, nodes from so many rows on) of what is recommended, 0: none, the first at 1 row, never more than at fewer rows.
-        Empty where nothing, or no fixed length, is recommended."""
+        """(Rows, nodes from so many rows on) of what is recommended, 0: none, the first at 1 row,
+        never more than at fewer rows. Empty where nothing, or no fixed length, is recommended."""
         first = self.recommendations[0]
         size = first.options.get("num_draft_tokens")
         if not first.speculate or not isinstance(size, int):
             return []
-        sizes = {one.batch_size: one.size for one in self.by_load.get(first.family, ())} | {self.tried.batch_size: size}
+        sizes = {one.batch_size: one.size for one in self.by_load.get(first.family, ())} | {
+            self.tried.batch_size: size
+        }
         table: list[tuple[int, int]] = []
         for rows in sorted(sizes):
             nodes = min(sizes[rows], table[-1][1]) if table else sizes[rows]
@@ -118,11 +128,16 @@ class TuneResult(Result):
         return table
 
     def nodes_at(self, rows: int) -> str:
-        """Draft tokens of a server that loads the settings, at this number of requests; in words where that is no number."""
+        """Draft tokens of a server that loads the settings, at this number of requests; in words
+        where that is no number."""
         if not self.recommendations[0].speculate:
             return "none"
         nodes = [nodes for first, nodes in self.lengths_by_load() if first <= rows]
-        return str(nodes[-1] or "none") if nodes else str(self.recommendations[0].options.get("num_draft_tokens", "-"))
+        return (
+            str(nodes[-1] or "none")
+            if nodes
+            else str(self.recommendations[0].options.get("num_draft_tokens", "-"))
+        )
 
     def _options_at(self, load: LoadStep) -> dict[str, Any]:
         if not load.size:
@@ -132,7 +147,13 @@ class TuneResult(Result):
     def comparable(self) -> list[Comparable]:
         """Measured speedups, prompt by prompt."""
         return [
-            Comparable(f"{one.configuration}: speedup", one.speedup, higher_is_better=True, unit="x", parts=one.seconds)
+            Comparable(
+                f"{one.configuration}: speedup",
+                one.speedup,
+                higher_is_better=True,
+                unit="x",
+                parts=one.seconds,
+            )
             for one in self.confirmed
         ]
 

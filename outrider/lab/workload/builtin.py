@@ -1,4 +1,5 @@
-"""Workloads with a name (docs/workloads.md): public benchmarks where the user has their files, small embedded sets otherwise."""
+"""Workloads with a name (docs/workloads.md): public benchmarks where the user has their files,
+small embedded sets otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from outrider.errors import ConfigError, did_you_mean
 
 EMBEDDED = Path(__file__).parent / "embedded"
 KINDS = ("reasoning", "math", "code", "chat", "translation", "summarization", "qa", "rag")
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+MT_BENCH = (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+)
 SUBJECTS = (
     "algebra", "counting-probability", "geometry", "intermediate-algebra", "number-theory", "prealgebra", "precalculus",
 )  # fmt: skip
@@ -41,12 +51,22 @@ class Builtin:
 
 GSM8K = ("gsm8k/test.jsonl", "gsm8k/main/test.jsonl", "gsm8k_test.jsonl", "gsm8k.jsonl")
 GSM8K_TRAIN = ("gsm8k/train.jsonl", "gsm8k/main/train.jsonl", "gsm8k_train.jsonl")
-MATH = ("math/problems.jsonl", "math/test.jsonl", "MATH-500/test.jsonl", "math500/test.jsonl", "math.jsonl")
+MATH = (
+    "math/problems.jsonl",
+    "math/test.jsonl",
+    "MATH-500/test.jsonl",
+    "math500/test.jsonl",
+    "math.jsonl",
+)
 HUMANEVAL = (
     "humaneval/problems.jsonl", "humaneval/HumanEval.jsonl", "humaneval/HumanEval.jsonl.gz",
     "human-eval/data/HumanEval.jsonl.gz", "HumanEval.jsonl", "HumanEval.jsonl.gz",
 )  # fmt: skip
-SPEC_BENCH = ("spec_bench/question.jsonl", "spec-bench/question.jsonl", "Spec-Bench/data/spec_bench/question.jsonl")
+SPEC_BENCH = (
+    "spec_bench/question.jsonl",
+    "spec-bench/question.jsonl",
+    "Spec-Bench/data/spec_bench/question.jsonl",
+)
 
 
 def _spec_bench(embedded: str, *categories: str) -> Prompts:
@@ -63,7 +83,10 @@ BUILTIN = {
     ),
     "math": Builtin(
         Prompts(MATH, ("math",)),
-        {subject: Prompts(MATH, ("math",), ("type", "subject"), (subject,)) for subject in SUBJECTS},
+        {
+            subject: Prompts(MATH, ("math",), ("type", "subject"), (subject,))
+            for subject in SUBJECTS
+        },
         "https://huggingface.co/datasets/HuggingFaceH4/MATH-500",
     ),
     "humaneval": _CODE,
@@ -72,13 +95,20 @@ BUILTIN = {
         Prompts(SPEC_BENCH, ("chat", "translation", "summarization", "qa", "reasoning", "rag")),
         {
             "mt-bench": _spec_bench("chat", *MT_BENCH),
-            **{name: _spec_bench(name, name) for name in ("translation", "summarization", "qa", "rag")},
+            **{
+                name: _spec_bench(name, name)
+                for name in ("translation", "summarization", "qa", "rag")
+            },
             "math-reasoning": _spec_bench("reasoning", "math-reasoning"),
-            **{name: _spec_bench("code" if name == "coding" else "chat", name) for name in MT_BENCH},
+            **{
+                name: _spec_bench("code" if name == "coding" else "chat", name) for name in MT_BENCH
+            },
         },
         "https://github.com/hemingkx/Spec-Bench",
     ),
-    "embedded": Builtin(Prompts(embedded=KINDS), {kind: Prompts(embedded=(kind,)) for kind in KINDS}),
+    "embedded": Builtin(
+        Prompts(embedded=KINDS), {kind: Prompts(embedded=(kind,)) for kind in KINDS}
+    ),
 }
 
 
@@ -96,12 +126,15 @@ def part_of(name: str) -> Prompts:
     if not builtin.parts:
         raise ConfigError(f"the workload '{base}' has no parts; write '{base}'")
     if _word(part) not in builtin.parts:
-        raise ConfigError(f"the workload '{base}' has no part '{part}'.{did_you_mean(part, builtin.parts)}")
+        raise ConfigError(
+            f"the workload '{base}' has no part '{part}'.{did_you_mean(part, builtin.parts)}"
+        )
     return builtin.parts[_word(part)]
 
 
 def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, str]:
-    """The first file that exists, None for embedded prompts; and a note that does not tell where it is.
+    """The first file that exists, None for embedded prompts; and a note that does not tell where it
+    is.
 
     Raises ConfigError for a data folder without the file.
     """
@@ -118,7 +151,8 @@ def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, s
                 return folder / relative, f"{name}: {relative}"
     if data is not None:
         raise ConfigError(
-            f"{data} has no file for the workload '{name}'; looked for {', '.join(prompts.names)}. Its home: {home}. "
+            f"{data} has no file for the workload '{name}'; looked for "
+            f"{', '.join(prompts.names)}. Its home: {home}. "
             "For the embedded prompts leave the data folder out"
         )
     return None, (
@@ -128,11 +162,13 @@ def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, s
 
 
 def is_wanted(entry: dict[str, Any], prompts: Prompts) -> bool:
-    """Whether an entry is of this part of a benchmark; without the field it is a bad line, not another part's."""
+    """Whether an entry is of this part of a benchmark; without the field it is a bad line, not
+    another part's."""
     values = [entry[name] for name in prompts.fields if entry.get(name) is not None]
     return not prompts.values or not values or _word(values[0]) in prompts.values
 
 
 def _word(value: Any) -> str:
-    """A category as one writes it on a command line: 'Counting & Probability' -> 'counting-probability'."""
+    """A category as one writes it on a command line: 'Counting & Probability' ->
+    'counting-probability'."""
     return re.sub(r"[^a-z]+", "-", str(value).lower()).strip("-")

@@ -1,8 +1,8 @@
 """Which form one entry of a file has, and the requests in it: docs/workloads.md lists the forms.
 
-The first form whose field an entry has reads it, so a file may mix forms. A field that is null counts as
-absent. Word problems are asked as plain text, `Question: ...\\nAnswer:`, so that base models and chat
-models get the same.
+The first form whose field an entry has reads it, so a file may mix forms. A field that is null
+counts as absent. Word problems are asked as plain text, `Question: ...\\nAnswer:`, so that base
+models and chat models get the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from outrider.wellformed import is_text
 Entry = dict[str, Any]
 MARK = "####"  # what GSM8K writes before a final answer
 BOX = re.compile(r"\\boxed\{([^{}]+)\}")
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "model": "assistant"}
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+}
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "rag")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
@@ -29,7 +35,8 @@ class UnusableError(Exception):
 
 
 def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
-    """The requests of one entry, mostly one, "" as the id of those that have none. Raises UnusableError with the reason."""
+    """The requests of one entry, mostly one, "" as the id of those that have none. Raises
+    UnusableError with the reason."""
     if not isinstance(value, dict):
         raise UnusableError("not an object with a field like 'prompt' or 'messages'")
     entry = {name: content for name, content in value.items() if content is not None}
@@ -41,14 +48,25 @@ def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
     requests = FORMS[form](entry, turns)
     for request in requests:
         messages = [text for message in request.messages or () for text in message.values()]
-        for text in (request.id, request.prompt, request.task, request.reference, request.answer, *messages):
+        for text in (
+            request.id,
+            request.prompt,
+            request.task,
+            request.reference,
+            request.answer,
+            *messages,
+        ):
             if text is not None and not is_text(text):
-                raise UnusableError("it has bytes that are not UTF-8, or half of a character; convert the file, e.g. with iconv")
+                raise UnusableError(
+                    "it has bytes that are not UTF-8, or half of a character; convert the file, "
+                    "e.g. with iconv"
+                )
     return requests
 
 
 def _text(entry: Entry, *names: str) -> str | None:
-    """The first of these fields that is there, as text: ids and answers are often written as numbers."""
+    """The first of these fields that is there, as text: ids and answers are often written as
+    numbers."""
     value = next((entry[name] for name in names if name in entry), None)
     if value is None or isinstance(value, str):
         return value
@@ -84,48 +102,65 @@ def _own(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
     """A prompt, or a conversation whose last turn may be the recorded answer."""
     if "prompt" in entry and "messages" in entry:
         raise UnusableError("both 'prompt' and 'messages': which of them is asked?")
-    messages, answer = None, None
+    messages = None
+    answer = None
     prompt = _asked(entry, "prompt") if "prompt" in entry else None
     if prompt is None:
         messages, answer = _conversation(entry["messages"])
     recorded = entry.get("response")
     limit = next((entry[name] for name in LIMITS if name in entry), None)
-    if limit is not None and not (isinstance(limit, int | float) and limit >= 1 and limit == int(limit)):
+    if limit is not None and not (
+        isinstance(limit, int | float) and limit >= 1 and limit == int(limit)
+    ):
         raise UnusableError("'max_tokens' must be a whole number of at least 1")
     return [
         WorkloadRequest(
             id=_text(entry, "id", "request_id", "custom_id") or "",
             prompt=prompt,
             messages=messages,
-            task=_text(entry, "task") or ("code" if "canonical_solution" in entry else "chat" if messages else "other"),
+            task=_text(entry, "task")
+            or ("code" if "canonical_solution" in entry else "chat" if messages else "other"),
             reference=_text(entry, "reference"),
-            answer=_response_text(recorded) if isinstance(recorded, dict) else _text(entry, "answer", "response") or answer,
+            answer=_response_text(recorded)
+            if isinstance(recorded, dict)
+            else _text(entry, "answer", "response") or answer,
             max_tokens=None if limit is None else int(limit),
         )
     ]
 
 
 def _logged(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
-    """A request as it was sent, or a line of a batch's input; and where one was recorded, its response."""
+    """A request as it was sent, or a line of a batch's input; and where one was recorded, its
+    response."""
     asked = entry.get("request", entry.get("body"))
     if isinstance(asked, dict) and isinstance(asked.get("body"), dict):
         asked = asked["body"]
     if not isinstance(asked, dict):
         raise UnusableError("the request is no object with 'messages' or 'prompt'")
     asked = {str(name): content for name, content in asked.items() if content is not None}
-    if "input" in asked:  # the Responses interface: a question or a list of messages, and the system's instructions
+    # the Responses interface: a question or a list of messages, and the system's instructions
+    if "input" in asked:
         given = asked["input"]
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        system = [{"role": "system", "content": asked["instructions"]}] if "instructions" in asked else []
+        system = (
+            [{"role": "system", "content": asked["instructions"]}]
+            if "instructions" in asked
+            else []
+        )
         asked["messages"] = [*system, *messages] if isinstance(messages, list) else messages
     if not {"messages", "prompt"} & set(asked):
         raise UnusableError("the request has neither 'messages' nor 'prompt'")
-    outer: Entry = {name: entry[name] for name in ("id", "custom_id", "task", "reference", "response") if name in entry}
+    outer: Entry = {
+        name: entry[name]
+        for name in ("id", "custom_id", "task", "reference", "response")
+        if name in entry
+    }
     return _own({**asked, **outer}, turns)
 
 
 def _response_text(response: Entry) -> str | None:
-    """The text of a chat completion, a completion or a batch's response; None where it failed or called a tool."""
+    """The text of a chat completion, a completion or a batch's response; None where it failed or
+    called a tool."""
     response = response.get("body") or response
     try:
         choice = response["choices"][0]
@@ -136,14 +171,22 @@ def _response_text(response: Entry) -> str | None:
 
 
 def _conversation(value: Any) -> tuple[tuple[dict[str, str], ...], str | None]:
-    """Messages up to the last question, and the recorded answer where the conversation continues with one."""
+    """Messages up to the last question, and the recorded answer where the conversation continues
+    with one."""
     if not isinstance(value, list) or not value:
         raise UnusableError("'messages' must be a list of messages")
     messages = [_message(number, message) for number, message in enumerate(value, 1)]
-    answer = messages.pop()["content"] if len(messages) > 1 and messages[-1]["role"] == "assistant" else None
+    answer = (
+        messages.pop()["content"]
+        if len(messages) > 1 and messages[-1]["role"] == "assistant"
+        else None
+    )
     last = messages[-1]
     if last["role"] not in ("user", "tool"):
-        raise UnusableError(f"the conversation ends with the role '{last['role']}'; the last word must be the user's")
+        raise UnusableError(
+            f"the conversation ends with the role '{last['role']}'; the last word must be the "
+            "user's"
+        )
     if not last["content"].strip():
         raise UnusableError(f"the last message, of the role '{last['role']}', is empty")
     return tuple(messages), answer
@@ -156,13 +199,22 @@ def _message(number: int, message: Any) -> dict[str, str]:
     role = str(message.get("role", message.get("from"))).lower()
     role = ROLES.get(role, role)
     if role not in KNOWN_ROLES:
-        raise UnusableError(f"message {number} has the role '{role[:20]}'; expected one of {', '.join(KNOWN_ROLES)}")
+        raise UnusableError(
+            f"message {number} has the role '{role[:20]}'; expected one of {', '.join(KNOWN_ROLES)}"
+        )
     content = message.get("content", message.get("value"))
     if isinstance(content, list) and content:
-        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        texts = [
+            part["text"]
+            for part in content
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
         content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
-        raise UnusableError(f"message {number} ({role}) has no text, or parts that are no text; only text can be asked here")
+        raise UnusableError(
+            f"message {number} ({role}) has no text, or parts that are no text; only text can be "
+            "asked here"
+        )
     return {"role": role, "content": content}
 
 
@@ -175,27 +227,46 @@ def _sharegpt(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
     if not isinstance(recorded, list) or not recorded:
         raise UnusableError("'conversations' must be a list of turns")
     messages = [_message(number, turn) for number, turn in enumerate(recorded, 1)]
-    asked = [at for at, message in enumerate(messages) if message["role"] == "user" and message["content"].strip()]
+    asked = [
+        at
+        for at, message in enumerate(messages)
+        if message["role"] == "user" and message["content"].strip()
+    ]
     if not asked:
         raise UnusableError("the conversation has no question: no turn is from 'human' or 'user'")
     name = _text(entry, "id") or ""
     task = _text(entry, "task") or "chat"
     after = {at: messages[at + 1] for at in asked if at + 1 < len(messages)}
-    answers = {at: message["content"] for at, message in after.items() if message["role"] == "assistant"}
-    if turns == "first":  # answers before the first question have nothing to do with it: long chats are split into parts
+    answers = {
+        at: message["content"] for at, message in after.items() if message["role"] == "assistant"
+    }
+    # answers before the first question have nothing to do with it: long chats are split into parts
+    if turns == "first":
         first = asked[0]
         before = [message for message in messages[:first] if message["role"] == "system"]
-        return [WorkloadRequest(name, messages=(*before, messages[first]), task=task, answer=answers.get(first))]
+        return [
+            WorkloadRequest(
+                name, messages=(*before, messages[first]), task=task, answer=answers.get(first)
+            )
+        ]
     if not answers:
-        raise UnusableError("no question of the conversation has an answer, so turns='all' finds nothing")
+        raise UnusableError(
+            "no question of the conversation has an answer, so turns='all' finds nothing"
+        )
     return [
-        WorkloadRequest(f"{name}/{number}" if name else "", messages=tuple(messages[: at + 1]), task=task, answer=answer)
+        WorkloadRequest(
+            f"{name}/{number}" if name else "",
+            messages=tuple(messages[: at + 1]),
+            task=task,
+            answer=answer,
+        )
         for number, (at, answer) in enumerate(answers.items(), 1)
     ]
 
 
 def _humaneval(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
-    """The head of a function. No reference: whether code is right shows when it runs, and it is not run here."""
+    """The head of a function. No reference: whether code is right shows when it runs, and it is not
+    run here."""
     return [WorkloadRequest(_text(entry, "task_id") or "", _asked(entry, "prompt"), task="code")]
 
 
@@ -205,11 +276,19 @@ def _gsm8k(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
     reference = _after_mark(answer)
     task = "qa" if reference is None else "reasoning"
     prompt = _question(_asked(entry, "question"))
-    return [WorkloadRequest(_text(entry, "id") or "", prompt, task=task, reference=reference or answer.strip() or None)]
+    return [
+        WorkloadRequest(
+            _text(entry, "id") or "",
+            prompt,
+            task=task,
+            reference=reference or answer.strip() or None,
+        )
+    ]
 
 
 def _math(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
-    """A competition problem, and its answer: a field of its own, or a plain one in the box that the solution ends with."""
+    """A competition problem, and its answer: a field of its own, or a plain one in the box that the
+    solution ends with."""
     prompt = _question(_asked(entry, "problem"))
     name = _text(entry, "id", "unique_id", "idx") or ""
     boxes = BOX.findall(_text(entry, "solution") or "")
@@ -218,7 +297,8 @@ def _math(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
 
 
 def _spec_bench(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
-    """The first of `turns`; later ones would need the model's own answers. Word problems have a right answer."""
+    """The first of `turns`; later ones would need the model's own answers. Word problems have a
+    right answer."""
     asked = entry["turns"]
     if not isinstance(asked, list) or not asked:
         raise UnusableError("'turns' must be a list of questions")
@@ -227,7 +307,9 @@ def _spec_bench(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
     category = str(entry.get("category"))
     if category == "math_reasoning":
         solutions = entry.get("reference")
-        reference = _after_mark(solutions[0] if isinstance(solutions, list) and solutions else solutions)
+        reference = _after_mark(
+            solutions[0] if isinstance(solutions, list) and solutions else solutions
+        )
         return [WorkloadRequest(name, _question(first), task="reasoning", reference=reference)]
     task = category if category in SPEC_BENCH_TASKS else "chat"
     return [WorkloadRequest(name, messages=({"role": "user", "content": first},), task=task)]

@@ -1,4 +1,5 @@
-"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests (docs/workloads.md).
+"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests
+(docs/workloads.md).
 
 A file is JSON lines, or one JSON list; gzip is unpacked.
 """
@@ -26,12 +27,19 @@ GZIP = b"\x1f\x8b"
 
 
 def load_workload(
-    spec: str, *, limit: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None, turns: Turns = "first"
+    spec: str,
+    *,
+    limit: int | None = None,
+    on_bad: OnBad = "refuse",
+    data: Path | None = None,
+    turns: Turns = "first",
 ) -> Workload:
-    """The prompts that a workload names. `data` is the folder of built-in benchmarks (`builtin.py`).
+    """The prompts that a workload names. `data` is the folder of built-in benchmarks
+    (`builtin.py`).
 
-    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError:
-    unknown names, unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.
+    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises
+    ConfigError: unknown names, unreadable or empty files, nothing usable, and with
+    `on_bad="refuse"` any bad line that was met.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"the limit of a workload must be at least 1, got {limit}")
@@ -46,7 +54,9 @@ def load_workload(
     ]
     notes = [part.note(chosen) for part in parts]
     if num_renamed:
-        notes.append(f"{num_renamed} requests have an id that came before; they got #2, #3, ... after it")
+        notes.append(
+            f"{num_renamed} requests have an id that came before; they got #2, #3, ... after it"
+        )
     return Workload(spec.strip(), tuple(requests), tuple(skipped), tuple(notes))
 
 
@@ -74,7 +84,10 @@ def _names(spec: str) -> list[str]:
         return [spec]
     names = [name.strip() for name in spec.split("+")]
     if "" in names:
-        raise ConfigError(f"the workload '{spec}' has an empty part; write names or files with + between: gsm8k+chats.jsonl")
+        raise ConfigError(
+            f"the workload '{spec}' has an empty part; write names or files with + between: "
+            "gsm8k+chats.jsonl"
+        )
     if double := next((name for index, name in enumerate(names) if name in names[:index]), None):
         raise ConfigError(f"'{double}' is twice in the workload '{spec}'")
     return names
@@ -86,8 +99,15 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
     if is_builtin(name):
         chosen = part_of(name)
         path, part.origin = find(name, chosen, data)
-        paths = [path] if path is not None else [EMBEDDED / f"{kind}.jsonl" for kind in chosen.embedded]
-        found = _in_turn([_read(one, name, turns, part.bad, chosen if path is not None else None) for one in paths])
+        paths = (
+            [path] if path is not None else [EMBEDDED / f"{kind}.jsonl" for kind in chosen.embedded]
+        )
+        found = _in_turn(
+            [
+                _read(one, name, turns, part.bad, chosen if path is not None else None)
+                for one in paths
+            ]
+        )
     else:
         path = _existing(name)
         found = _read(path, path.name, turns, part.bad)
@@ -107,10 +127,18 @@ def _existing(name: str) -> Path:
     path = _path(name)
     if not _exists(path):
         if any(mark in name for mark in "/\\.") or not name.isprintable():
-            raise ConfigError(f"the workload file {name!r} does not exist. Names of workloads: {', '.join(sorted(BUILTIN))}")
-        raise ConfigError(f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}")
+            raise ConfigError(
+                f"the workload file {name!r} does not exist. Names of workloads: "
+                f"{', '.join(sorted(BUILTIN))}"
+            )
+        raise ConfigError(
+            f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}"
+        )
     if path.is_dir():
-        raise ConfigError(f"the workload '{name}' is a folder; give a file, or a name with this folder as the data folder")
+        raise ConfigError(
+            f"the workload '{name}' is a folder; give a file, or a name with this folder as the "
+            "data folder"
+        )
     return path
 
 
@@ -125,11 +153,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, name: str, turns: Turns, bad: list[BadLine], wanted: Any = None) -> Iterator[WorkloadRequest]:
+def _read(
+    path: Path, name: str, turns: Turns, bad: list[BadLine], wanted: Any = None
+) -> Iterator[WorkloadRequest]:
     """The requests of a file, one entry after another; lines that are none go to `bad`.
 
-    `name`: what ids and messages call it; `wanted`: the part of a benchmark. Raises ConfigError when the
-    file cannot be read or has no entries.
+    `name`: what ids and messages call it; `wanted`: the part of a benchmark. Raises ConfigError
+    when the file cannot be read or has no entries.
     """
     number = 0
     try:
@@ -147,20 +177,29 @@ def _read(path: Path, name: str, turns: Turns, bad: list[BadLine], wanted: Any =
                 continue
             for turn, request in enumerate(requests, 1):
                 turn_mark = f"/{turn}" if len(requests) > 1 else ""
-                yield request if request.id else replace(request, id=f"{name}{mark}{number}{turn_mark}")
+                yield (
+                    request
+                    if request.id
+                    else replace(request, id=f"{name}{mark}{number}{turn_mark}")
+                )
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{name} is a damaged gzip file: {error}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(
+            f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if not number:
         raise ConfigError(f"{name} is empty: it has no prompts")
 
 
 def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """(number, mark before it in an id, content) of every line that is not blank, or of every entry of a JSON list."""
+    """(number, mark before it in an id, content) of every line that is not blank, or of every entry
+    of a JSON list."""
     with path.open("rb") as raw:
         is_packed = raw.peek(2).startswith(GZIP)
-    with (gzip.open if is_packed else open)(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+    with (gzip.open if is_packed else open)(
+        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n"
+    ) as file:
         first = next((line for line in file if line.strip()), "")
         file.seek(0)
         if first.lstrip().startswith("["):

@@ -1,7 +1,8 @@
 """From requests to token ids, as `outrider.LLM` makes them, and what does not fit.
 
-Nothing is ever cut: a request that does not fit into the context together with its answer is named, and refused or left out as
-asked. A prompt that fits alone, but not with its answer, would be answered by fewer tokens and spoil the comparison.
+Nothing is ever cut: a request that does not fit into the context together with its answer is named,
+and refused or left out as asked. A prompt that fits alone, but not with its answer, would be
+answered by fewer tokens and spoil the comparison.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ class Prepared:
 
 
 def to_tokens(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
-    """Token ids of a request: the ids `LLM.generate(prompt)` and `LLM.chat_prompt(messages)` would feed.
+    """Token ids of a request: the ids `LLM.generate(prompt)` and `LLM.chat_prompt(messages)` would
+    feed.
 
-    `chat_template=False` feeds a conversation of one question as plain text, a system message before it, for base models.
-    Raises ConfigError when the model has no chat template, RequestError when the request is the reason; both name it.
+    `chat_template=False` feeds a conversation of one question as plain text, a system message
+    before it, for base models. Raises ConfigError when the model has no chat template, RequestError
+    when the request is the reason; both name it.
     """
     if request.messages is None:
         tokens = tokenizer(request.prompt)["input_ids"]
@@ -57,8 +60,11 @@ def to_tokens(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool =
     return list(tokens)
 
 
-def end_of_answer(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> int | None:
-    """The token with which a model ends its answer to a request: the chat template's where it is used, else the eos_token."""
+def end_of_answer(
+    request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True
+) -> int | None:
+    """The token with which a model ends its answer to a request: the chat template's where it is
+    used, else the eos_token."""
     by_template = request.messages is not None and chat_template
     found: int | None = end_of_turn(tokenizer) if by_template else tokenizer.eos_token_id
     return found
@@ -72,15 +78,24 @@ def fit(tokens: list[int], context: int, max_tokens: int) -> str | None:
 
 
 def prepare(
-    workload: Workload, tokenizer: Any, *, context: int, max_tokens: int, on_bad: OnBad = "refuse", chat_template: bool = True,
+    workload: Workload,
+    tokenizer: Any,
+    *,
+    context: int,
+    max_tokens: int,
+    on_bad: OnBad = "refuse",
+    chat_template: bool = True,
     per_task: float = math.inf,
-) -> Prepared:  # fmt: skip
-    """Tokens of every request, or of the first `per_task` of each task; later ones take the place of those that are skipped.
+) -> Prepared:
+    """Tokens of every request, or of the first `per_task` of each task; later ones take the place
+    of those that are skipped.
 
-    Answers get `max_tokens`, or fewer where the log asked for fewer. Raises ConfigError naming the first requests that do not fit
-    with `on_bad="refuse"`, or when none fits.
+    Answers get `max_tokens`, or fewer where the log asked for fewer. Raises ConfigError naming the
+    first requests that do not fit with `on_bad="refuse"`, or when none fits.
     """
-    prompts, unfit, taken = list[PreparedPrompt](), list[str](), Counter[str]()
+    prompts = list[PreparedPrompt]()
+    unfit = list[str]()
+    taken = Counter[str]()
     for request in workload.requests:
         if taken[request.task] >= per_task:
             continue
@@ -103,18 +118,25 @@ def prepare(
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
     head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
     skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --on-bad skip)"
-    remedy = skip if on_bad == "refuse" else "none is left; ask for fewer tokens, or take another workload"
+    remedy = (
+        skip
+        if on_bad == "refuse"
+        else "none is left; ask for fewer tokens, or take another workload"
+    )
     return listing(head, unfit, len(unfit), remedy)
 
 
 def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            f"request '{request.id}' is a conversation, and the model has no chat template; use a workload of plain prompts, "
+            f"request '{request.id}' is a conversation, and the model has no chat template; use a "
+            "workload of plain prompts, "
             "or feed conversations as plain text (chat_template=False)"
         )
     try:
-        return encode_conversation(tokenizer, request.messages or (), template_text(tokenizer), add_generation_prompt=True)
+        return encode_conversation(
+            tokenizer, request.messages or (), template_text(tokenizer), add_generation_prompt=True
+        )
     except RequestError as error:
         raise RequestError(f"request '{request.id}': {error}") from error
 
@@ -122,5 +144,8 @@ def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
 def _as_text(request: WorkloadRequest) -> str:
     roles = [message["role"] for message in request.messages or ()]
     if roles not in (["user"], ["system", "user"]):
-        raise RequestError(f"request '{request.id}' has {len(roles)} turns; without a chat template only one question can be fed")
+        raise RequestError(
+            f"request '{request.id}' has {len(roles)} turns; without a chat template only one "
+            "question can be fed"
+        )
     return "\n\n".join(message["content"] for message in request.messages or ())

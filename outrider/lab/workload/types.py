@@ -9,7 +9,8 @@ from typing import Literal
 
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 OnBad = Literal["skip", "refuse"]
-Turns = Literal["first", "all"]  # of a recorded conversation: its first question, or each with the turns before it
+# of a recorded conversation: its first question, or each with the turns before it
+Turns = Literal["first", "all"]
 SHOWN = 5  # in a message
 NUMBER = re.compile(r"(?<![\w).])-?\$?-?\d(?:\d|,(?=\d))*(?:\.\d+)?")
 
@@ -20,20 +21,23 @@ class WorkloadRequest:
 
     id: str  # unique in its workload, the same in every run
     prompt: str | None = None  # fed as it is
-    messages: tuple[dict[str, str], ...] | None = None  # a conversation ({"role", "content"}), for the chat template
+    # a conversation ({"role", "content"}), for the chat template
+    messages: tuple[dict[str, str], ...] | None = None
     task: str = "other"  # one of Task, or the workload's own word
     reference: str | None = None  # the right final answer, where one is known
     answer: str | None = None  # a model's answer to it, where the workload is a log
     max_tokens: int | None = None  # asked for in the log
 
     def is_right(self, text: str) -> bool | None:
-        """Whether a text ends with the right number; None where the right answer is no number, or not known."""
+        """Whether a text ends with the right number; None where the right answer is no number, or
+        not known."""
         expected = _number(self.reference or "")
         return None if expected is None else _final_number(text) == expected
 
 
 def _final_number(text: str) -> str | None:
-    """The first number after ####, else after the last \\boxed{, else the last one; a next question does not count."""
+    """The first number after ####, else after the last \\boxed{, else the last one; a next question
+    does not count."""
     text = text.partition("\nQuestion:")[0]
     _, mark, answer = text.partition("####")
     if not mark:
@@ -47,7 +51,9 @@ def _final_number(text: str) -> str | None:
 def _number(text: str) -> str | None:
     """A number in one spelling: $1,234.00 -> 1234; None for what is none."""
     text = text.strip()
-    return f"{float(text.replace('$', '').replace(',', '')):.10g}" if NUMBER.fullmatch(text) else None
+    return (
+        f"{float(text.replace('$', '').replace(',', '')):.10g}" if NUMBER.fullmatch(text) else None
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ class Workload:
         for request in self.requests:
             of_task.setdefault(request.task, []).append(request)
         chosen = {request.id for requests in of_task.values() for request in requests[:count]}
-        return replace(self, requests=tuple(request for request in self.requests if request.id in chosen))
+        return replace(
+            self, requests=tuple(request for request in self.requests if request.id in chosen)
+        )
 
 
 def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:
@@ -81,4 +89,6 @@ def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:
     shown = list(items)[:SHOWN]
     more = [f"and {count - len(shown)} more"] if count > len(shown) else []
     listed = ";\n".join(f"  {item}" for item in [*(item.rstrip(".") for item in shown), *more])
-    return f"{head}\n{listed}{'' if listed.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"
+    return (
+        f"{head}\n{listed}{'' if listed.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"
+    )

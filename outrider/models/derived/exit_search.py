@@ -1,12 +1,15 @@
-"""Which layer a draft should exit after: measured on the target's own text, weighed by what each exit costs.
+"""Which layer a draft should exit after: measured on the target's own text, weighed by what each
+exit costs.
 
-The target continues three built-in prompts greedily. Each exit is then asked for every token of these continuations,
-given what stands before it: the share it gets right is its acceptance rate for greedy decoding, because its first layers
-see just what the target's do. With its cost, the share of weights it reads, the closed form of Leviathan et al.
-(`sampling/theory.py`) gives the speed-up that is compared. Counting weights instead of seconds makes the choice the same
-on every run; overheads per token are left out.
+The target continues three built-in prompts greedily. Each exit is then asked for every token of
+these continuations, given what stands before it: the share it gets right is its acceptance rate for
+greedy decoding, because its first layers see just what the target's do. With its cost, the share of
+weights it reads, the closed form of Leviathan et al. (`sampling/theory.py`) gives the speed-up that
+is compared. Counting weights instead of seconds makes the choice the same on every run; overheads
+per token are left out.
 
-A few hundred tokens of passes per layer, once, on caches of their own: nothing of the user's is touched.
+A few hundred tokens of passes per layer, once, on caches of their own: nothing of the user's is
+touched.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ NUM_NEW_TOKENS = 40  # per prompt
 
 @dataclass(frozen=True)
 class Exit:
-    """One candidate. `acceptance`: of greedy tokens; `cost`: of a draft token, the target's pass being 1."""
+    """One candidate. `acceptance`: of greedy tokens; `cost`: of a draft token, the target's pass
+    being 1."""
 
     layer: int  # layers the draft runs
     acceptance: float
@@ -43,7 +47,8 @@ class Exit:
 
 @torch.inference_mode()
 def find_exit(layers: DecoderLayers, target: LoadedModel, num_draft_tokens: int) -> Exit:
-    """The exit with the largest predicted speed-up for this draft length; among equals the cheapest."""
+    """The exit with the largest predicted speed-up for this draft length; among equals the
+    cheapest."""
     texts = _own_texts(target)
     lm = layers.run(layers.module)
     lm.kv.add_row()  # nothing is ever committed to it: every pass starts an empty text
@@ -51,14 +56,24 @@ def find_exit(layers: DecoderLayers, target: LoadedModel, num_draft_tokens: int)
     for layer in range(1, len(layers)):
         skipped = range(layer, len(layers))
         lm.run = module_run(layers.without(skipped))
-        acceptance, cost = _acceptance(lm, texts), layers.cost(skipped)
-        exits.append(Exit(layer, acceptance, cost, speedup(tau(acceptance, num_draft_tokens), num_draft_tokens, cost)))
+        acceptance = _acceptance(lm, texts)
+        cost = layers.cost(skipped)
+        exits.append(
+            Exit(
+                layer,
+                acceptance,
+                cost,
+                speedup(tau(acceptance, num_draft_tokens), num_draft_tokens, cost),
+            )
+        )
     return max(exits, key=lambda exit_: (exit_.speedup, -exit_.layer))
 
 
 def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
-    """What the target says after each prompt, up to its end: (tokens, how many of them are the prompt)."""
-    lm = LM(target.lm.run, target.lm.shape, target.lm.dtype, target.lm.device)  # the same program, another cache
+    """What the target says after each prompt, up to its end: (tokens, how many of them are the
+    prompt)."""
+    # the same program, another cache
+    lm = LM(target.lm.run, target.lm.shape, target.lm.dtype, target.lm.device)
     lm.limits = target.lm.limits
     prompts = _prompts(target)
     texts = [list(prompt) for prompt in prompts]
@@ -66,7 +81,9 @@ def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
         lm.kv.add_row()
     lm.catch_up(texts)
     for _ in range(min(NUM_NEW_TOKENS, lm.shape.context_length - max(map(len, texts)))):
-        chosen = _greedy(lm.forward(torch.tensor([text[-1:] for text in texts], device=lm.device)).logits)
+        chosen = _greedy(
+            lm.forward(torch.tensor([text[-1:] for text in texts], device=lm.device)).logits
+        )
         for row, (text, token) in enumerate(zip(texts, chosen[:, 0].tolist(), strict=True)):
             text.append(token)
             lm.kv.advance(row, 1)

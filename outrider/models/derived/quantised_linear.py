@@ -5,14 +5,17 @@ What the weights become (`rounding.py`) is the same for both:
     4 bits   w = (code - 8) * scale + zero    a pair per output and group of inputs
     8 bits   w = code * scale                 a scale per output
 
-torch's kernels for CPU (those behind torchao's weight-only configurations) serve every dtype and are the reference. They
-multiply bf16 activations, for fp32 models too: with fp32 or fp16 activations they have no vector code (torch 2.13, 8192x1024,
-1 row, 1 thread: int8 0.5 ms from bf16 but 9 from fp32, where the plain fp32 product takes 1.6; int4 15). The int8 one reads
-beyond its input when that is no multiple of 16 wide (wrong numbers or a crash, no error), and int4 wants outputs in sixteens and
-inputs in whole groups: weights are padded with zeros to fit, so every shape is served.
+torch's kernels for CPU (those behind torchao's weight-only configurations) serve every dtype and
+are the reference. They multiply bf16 activations, for fp32 models too: with fp32 or fp16
+activations they have no vector code (torch 2.13, 8192x1024, 1 row, 1 thread: int8 0.5 ms from bf16
+but 9 from fp32, where the plain fp32 product takes 1.6; int4 15). The int8 one reads beyond its
+input when that is no multiple of 16 wide (wrong numbers or a crash, no error), and int4 wants
+outputs in sixteens and inputs in whole groups: weights are padded with zeros to fit, so every shape
+is served.
 
-Ours (`native/block_panels.h`) rounds activations to 8 bits, too, multiplies integers, and takes for a few rows what reading
-the codes takes; it needs a bf16 model on native kernels. With either a row's bits do not depend on the rows beside it.
+Ours (`native/block_panels.h`) rounds activations to 8 bits, too, multiplies integers, and takes for
+a few rows what reading the codes takes; it needs a bf16 model on native kernels. With either a
+row's bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -34,14 +37,18 @@ if TYPE_CHECKING:
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
 BLOCK = 32  # inputs that our kernel multiplies at once
-ROWS_AT_ONCE = 4096  # outputs quantised at a time, to bound the fp32 copies; a multiple of every kernel's block of outputs
+# outputs quantised at a time, to bound the fp32 copies; a multiple of every kernel's block of
+# outputs
+ROWS_AT_ONCE = 4096
 
 
 class QuantisedLinear(nn.Module):
-    """Drop-in for a linear layer, without gradients. Keeps codes and scales only; the bias stays the layer's own."""
+    """Drop-in for a linear layer, without gradients. Keeps codes and scales only; the bias stays
+    the layer's own."""
 
     codes: Tensor  # (padded out, ...)
-    kept: ClassVar[dict[str, int]] = {"codes": 0, "scales": 0}  # buffers, and which dimension of each counts outputs
+    # buffers, and which dimension of each counts outputs
+    kept: ClassVar[dict[str, int]] = {"codes": 0, "scales": 0}
 
     def __init__(self, layer: Linear, input_unit: int) -> None:
         """`input_unit`: inputs are padded to a multiple of this."""
@@ -52,7 +59,10 @@ class QuantisedLinear(nn.Module):
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.input_unit = input_unit
         self._padding = -self.in_features % input_unit
-        blocks = [self._quantise(F.pad(rows.float(), (0, self._padding))) for rows in weight.split(ROWS_AT_ONCE)]
+        blocks = [
+            self._quantise(F.pad(rows.float(), (0, self._padding)))
+            for rows in weight.split(ROWS_AT_ONCE)
+        ]
         for (name, dim), parts in zip(self.kept.items(), zip(*blocks, strict=True), strict=True):
             self.register_buffer(name, on_huge_pages(torch.cat(parts, dim=dim)))
 
@@ -61,7 +71,9 @@ class QuantisedLinear(nn.Module):
         if self._padding:
             rows = F.pad(rows, (0, self._padding))
         out = self._multiply(rows.contiguous())[:, : self.out_features].to(x.dtype)
-        return (out if self.bias is None else out + self.bias).reshape(*x.shape[:-1], self.out_features)
+        return (out if self.bias is None else out + self.bias).reshape(
+            *x.shape[:-1], self.out_features
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +105,8 @@ class Int8Linear(QuantisedLinear):
 
 
 class Int4Linear(QuantisedLinear):
-    """torch's kernel: codes in its own layout, (out, in / 2) uint8; scales (in / group, out, 2) bf16 hold the zeros, too."""
+    """torch's kernel: codes in its own layout, (out, in / 2) uint8; scales (in / group, out, 2)
+    bf16 hold the zeros, too."""
 
     kept: ClassVar[dict[str, int]] = {"codes": 0, "scales": 1}
     scales: Tensor
@@ -102,16 +115,21 @@ class Int4Linear(QuantisedLinear):
         super().__init__(layer, group_size)
 
     def _quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        codes, scales, zeros = four_bits(F.pad(weight, (0, 0, 0, -weight.shape[0] % UNIT)), self.input_unit)
+        codes, scales, zeros = four_bits(
+            F.pad(weight, (0, 0, 0, -weight.shape[0] % UNIT)), self.input_unit
+        )
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         return packed, torch.stack([scales.t(), zeros.t()], dim=2)
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.codes, self.input_unit, self.scales)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, self.codes, self.input_unit, self.scales
+        )
 
 
 class QuantisedPanels(QuantisedLinear, KernelLayer):
-    """Our kernel, bf16: codes, scales and zeros side by side as it reads them, (out / 32, bytes) uint8."""
+    """Our kernel, bf16: codes, scales and zeros side by side as it reads them, (out / 32, bytes)
+    uint8."""
 
     kept: ClassVar[dict[str, int]] = {"codes": 0}
 
@@ -126,7 +144,9 @@ class QuantisedPanels(QuantisedLinear, KernelLayer):
             codes, *factors = four_bits(weight, self.input_unit)
             return (panels_of(codes, factors, bits=4),)
         codes, scales = eight_bits(weight)
-        return (panels_of((codes.to(torch.int16) + 128).to(torch.uint8), [scales[:, None]], bits=8),)
+        return (
+            panels_of((codes.to(torch.int16) + 128).to(torch.uint8), [scales[:, None]], bits=8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         if self.kernel is not None and x.dtype == torch.bfloat16:
@@ -136,11 +156,19 @@ class QuantisedPanels(QuantisedLinear, KernelLayer):
 
 
 def panels_of(codes: Tensor, factors: list[Tensor], bits: int) -> Tensor:
-    """(out / 32, bytes) uint8 as the native kernel reads them, from codes (out, in) uint8 and `factors` (out, groups) bf16."""
-    panels, groups = codes.shape[0] // WIDTH, factors[0].shape[1]
-    # panel, half, 16 outputs, group, block, 4 inputs in turn, the 4 -> panel, group, block, inputs in turn, half, output, the 4
-    split = codes.view(panels, 2, WIDTH // 2, groups, -1, BLOCK // 4, 4).permute(0, 3, 4, 5, 1, 2, 6)
+    """(out / 32, bytes) uint8 as the native kernel reads them, from codes (out, in) uint8 and
+    `factors` (out, groups) bf16."""
+    panels = codes.shape[0] // WIDTH
+    groups = factors[0].shape[1]
+    # panel, half, 16 outputs, group, block, 4 inputs in turn, the 4 -> panel, group, block, inputs
+    # in turn, half, output, the 4
+    split = codes.view(panels, 2, WIDTH // 2, groups, -1, BLOCK // 4, 4).permute(
+        0, 3, 4, 5, 1, 2, 6
+    )
     if bits == 4:
         split = split[:, :, :, 0::2] | split[:, :, :, 1::2] << 4
-    beside = [factor.view(panels, WIDTH, groups).transpose(1, 2).contiguous().view(torch.uint8) for factor in factors]
+    beside = [
+        factor.view(panels, WIDTH, groups).transpose(1, 2).contiguous().view(torch.uint8)
+        for factor in factors
+    ]
     return torch.cat([*beside, split.reshape(panels, groups, -1)], dim=2).view(panels, -1)

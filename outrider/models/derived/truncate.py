@@ -1,11 +1,12 @@
 """A model without some of its decoder layers, on the same weights: early exit and layer skipping.
 
-The hidden states of every layer live in one space (each layer adds to its input), so the final norm and the output head
-can read them early: a draft from the target's first layers, or from all but a few (LayerSkip, Elhoushi et al. 2404.16710;
-Draft & Verify, Zhang et al. 2309.08168).
+The hidden states of every layer live in one space (each layer adds to its input), so the final norm
+and the output head can read them early: a draft from the target's first layers, or from all but a
+few (LayerSkip, Elhoushi et al. 2404.16710; Draft & Verify, Zhang et al. 2309.08168).
 
-A left-out layer is replaced by one that passes its input on, at its own place in the list. So the layers that stay keep
-their numbers, by which attention finds its keys and values, and rotary tables and masks chosen by layer stay right.
+A left-out layer is replaced by one that passes its input on, at its own place in the list. So the
+layers that stay keep their numbers, by which attention finds its keys and values, and rotary tables
+and masks chosen by layer stay right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ UNKNOWN = "Early exit does not know this architecture; use another drafter."
 
 
 class SkippedLayer(nn.Module):
-    """Stands where a decoder layer was and hands its input on. Other attributes (its kind of attention) are the layer's."""
+    """Stands where a decoder layer was and hands its input on. Other attributes (its kind of
+    attention) are the layer's."""
 
     def __init__(self, layer: nn.Module, *, in_tuple: bool) -> None:
         super().__init__()
@@ -37,7 +39,9 @@ class SkippedLayer(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["layer"], name)
 
-    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor]:
+    def forward(
+        self, hidden_states: Tensor, *args: object, **kwargs: object
+    ) -> Tensor | tuple[Tensor]:
         return (hidden_states,) if self.in_tuple else hidden_states
 
 
@@ -45,8 +49,10 @@ class DecoderLayers:
     """The decoder layers of a module, and copies of the module without some of them."""
 
     def __init__(self, module: Any, target: LM, name: str) -> None:
-        """`target` tells how passes run; its cache is not touched. Raises CapabilityError when the layers are not found."""
-        self.module, self._target = module, target
+        """`target` tells how passes run; its cache is not touched. Raises CapabilityError when the
+        layers are not found."""
+        self.module = module
+        self._target = target
         self.layers = decoder_layers(module, name, UNKNOWN)
         self._in_tuple = self._layers_return_tuples()
         self._num_weights = num_weights(module)
@@ -73,12 +79,14 @@ class DecoderLayers:
 
     @torch.inference_mode()
     def _layers_return_tuples(self) -> bool:
-        """Older model code returns (hidden states, ...), newer code the hidden states. Seen in one pass."""
+        """Older model code returns (hidden states, ...), newer code the hidden states. Seen in one
+        pass."""
         returned: list[object] = []
-        hook = self.layers[0].register_forward_hook(lambda layer, inputs, output: returned.append(output))
+        hook = self.layers[0].register_forward_hook(
+            lambda layer, inputs, output: returned.append(output)
+        )
         lm = self.run(self.module)
         lm.kv.add_row()
         lm.forward(torch.zeros(1, 2, dtype=torch.int64, device=lm.device))
         hook.remove()
         return isinstance(returned[0], tuple)
-

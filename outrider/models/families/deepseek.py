@@ -1,4 +1,5 @@
-"""DeepSeek's MTP heads: one more decoder layer behind the target's last. GLM 4.5 and later, Ling and Hunyuan 3 have them, too."""
+"""DeepSeek's MTP heads: one more decoder layer behind the target's last. GLM 4.5 and later, Ling
+and Hunyuan 3 have them, too."""
 
 from __future__ import annotations
 

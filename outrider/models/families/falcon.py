@@ -17,13 +17,18 @@ def _rotated(part: Any, config: Any) -> Callable[..., Any] | None:
 
 def _attend(part: Any, attend: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
     """(B, T, hidden size) -> the same, and no weights."""
-    fused, size = part.query_key_value(hidden_states), part.head_dim
+    fused = part.query_key_value(hidden_states)
+    size = part.head_dim
     if part.new_decoder_architecture:  # each head of keys after its queries
         fused = fused.unflatten(2, (part.num_kv_heads, -1, size))
-        query, key, value = fused[..., :-2, :].flatten(2, 3), fused[..., -2, :], fused[..., -1, :]
+        query = fused[..., :-2, :].flatten(2, 3)
+        key = fused[..., -2, :]
+        value = fused[..., -1, :]
     elif part.multi_query:
         fused = fused.unflatten(2, (-1, size))
-        query, key, value = fused[..., :-2, :], fused[..., -2:-1, :], fused[..., -1:, :]
+        query = fused[..., :-2, :]
+        key = fused[..., -2:-1, :]
+        value = fused[..., -1:, :]
     else:
         query, key, value = fused.unflatten(2, (-1, 3, size)).unbind(3)
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))

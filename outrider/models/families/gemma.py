@@ -1,7 +1,7 @@
 """Gemma 4: its router, in operations that can be recorded, and its assistants.
 
-Experts' shares are scaled by a number of each expert. Assistants are small decoders that draft on the target's own keys and
-values (`models/heads/assistant.py`).
+Experts' shares are scaled by a number of each expert. Assistants are small decoders that draft on
+the target's own keys and values (`models/heads/assistant.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ ASSISTANTS = Assistants(
     like="gemma4",
     names=Names(
         ("blk.{layer}.attn_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
-        ("blk.{layer}.post_attention_norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+        (
+            "blk.{layer}.post_attention_norm.weight",
+            "model.layers.{layer}.post_attention_layernorm.weight",
+        ),
         ("blk.{layer}.ffn_norm.weight", "model.layers.{layer}.pre_feedforward_layernorm.weight"),
-        ("blk.{layer}.post_ffw_norm.weight", "model.layers.{layer}.post_feedforward_layernorm.weight"),
+        (
+            "blk.{layer}.post_ffw_norm.weight",
+            "model.layers.{layer}.post_feedforward_layernorm.weight",
+        ),
         ("blk.{layer}.attn_q.weight", "model.layers.{layer}.self_attn.q_proj.weight"),
         ("blk.{layer}.attn_q_norm.weight", "model.layers.{layer}.self_attn.q_norm.weight"),
         ("blk.{layer}.attn_output.weight", "model.layers.{layer}.self_attn.o_proj.weight"),

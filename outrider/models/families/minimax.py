@@ -9,9 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def _attend(layer: Any, sums: Any, hidden_states: Tensor, *unused: object, **also: object) -> tuple[Tensor, None]:
+def _attend(
+    layer: Any, sums: Any, hidden_states: Tensor, *unused: object, **also: object
+) -> tuple[Tensor, None]:
     """A delta rule that corrects nothing, each head's states decaying at a rate of its own."""
-    heads = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(-1, (layer.num_attention_heads, -1))
+    heads = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(
+        -1, (layer.num_attention_heads, -1)
+    )
     query, key, value = heads.split(layer.head_dim, dim=3)
     decay = torch.zeros_like(query[..., 0], dtype=torch.float32) - layer.slope_rate[:, 0, 0].float()
     normed = layer.norm(sums(query, key, value, decay).reshape(*hidden_states.shape[:2], -1))

@@ -1,4 +1,5 @@
-"""MTP heads of Qwen3-Next, Qwen3.5 and later; Mellum and EXAONE MoE have them, too, and `outrider train mtp` writes them so."""
+"""MTP heads of Qwen3-Next, Qwen3.5 and later; Mellum and EXAONE MoE have them, too, and `outrider
+train mtp` writes them so."""
 
 from __future__ import annotations
 

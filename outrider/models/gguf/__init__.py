@@ -1,1 +1,2 @@
-"""Checkpoints in one GGUF file (llama.cpp's format): names, header, config, tokenizer, and weights that stay in their blocks."""
+"""Checkpoints in one GGUF file (llama.cpp's format): names, header, config, tokenizer, and weights
+that stay in their blocks."""

@@ -1,8 +1,10 @@
-"""The architectures of GGUF files that are read: a row for each, which is all that another one needs.
+"""The architectures of GGUF files that are read: a row for each, which is all that another one
+needs.
 
-A row says what transformers calls the model, where its config stands in the metadata, how its tensors differ from transformers'
-parameters, and how it chooses experts. The keys are those that llama.cpp's converter writes; what an architecture means without
-saying so is what llama.cpp's graphs do. What no table can say of a config is a function of `computed.py`; how tensors are
+A row says what transformers calls the model, where its config stands in the metadata, how its
+tensors differ from transformers' parameters, and how it chooses experts. The keys are those that
+llama.cpp's converter writes; what an architecture means without saying so is what llama.cpp's
+graphs do. What no table can say of a config is a function of `computed.py`; how tensors are
 rearranged is one of `rearranging.py`.
 """
 
@@ -21,8 +23,13 @@ from outrider.models.gguf.header import ORIGINAL, Count, GgufFile
 from outrider.models.gguf.rearranging import GATE_UP, Arrange, Halves, as_stored, qkvz_order
 
 TOKENS = "tokenizer.ggml.tokens"
-MARKED = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}  # tokens, and what configs call them
-WHOLE, PART, LATENT, OWN = "whole", "part", "latent", "own"  # see `Architecture.positions`
+# tokens, and what configs call them
+MARKED = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
+# see `Architecture.positions`
+WHOLE = "whole"
+PART = "part"
+LATENT = "latent"
+OWN = "own"
 
 # Keys below the architecture's name -> what configs call them
 NEEDED = ("context_length", "block_count", "embedding_length", "attention.head_count")
@@ -58,10 +65,15 @@ WINDOW = {"attention.sliding_window": "sliding_window"}
 CAPS = {f"{part}_logit_softcapping": f"{part}_logit_softcapping" for part in ("attn", "final")}
 EPSILON = {"attention.layer_norm_epsilon": "layer_norm_epsilon"}
 
-# Ends of parameters' names in a layer -> the tensors of files that gguf's table has under another name
+# Ends of parameters' names in a layer -> the tensors of files that gguf's table has under another
+# name
 CORRECTION = {".mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
 ERNIE_CORRECTION = {".mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
-APART = {f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}" for part in "qkv" for end in ("weight", "bias")}
+APART = {
+    f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}"
+    for part in "qkv"
+    for end in ("weight", "bias")
+}
 STEP = {".linear_attn.dt_bias": "ssm_dt.bias"}
 MIXER = {f".mixer.{ours}": theirs for ours, theirs in {
     "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
@@ -88,7 +100,9 @@ class Architecture:
     needed: tuple[str, ...] = ()  # keys that `more` reads, and that are never missing
     always: Mapping[str, Any] = field(default_factory=dict)
     more: Callable[[GgufFile], dict[str, Any]] | None = None  # what no table says
-    positions: str = WHOLE  # of a head that is rotated: the whole, or PART of it; LATENT: one of its two parts; OWN: see `more`
+    # of a head that is rotated: the whole, or PART of it; LATENT: one of its two parts; OWN: see
+    # `more`
+    positions: str = WHOLE
     gate: int | None = None  # the function that chooses experts, unless the file names none
     names: Mapping[str, str] = field(default_factory=dict)  # of tensors: see above
     arrange: Arrange = as_stored
@@ -99,17 +113,35 @@ class Architecture:
 
 MIXTURE = Architecture("qwen3_moe", COUNTS, SIZES, always={"norm_topk_prob": True})
 DENSE_DELTA = Architecture(
-    "qwen3_5_text", DELTA_NET, more=computed.delta_net, positions=PART, names=STEP, arrange=rearranging.delta_net,
-    needed=("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length"),
+    "qwen3_5_text",
+    DELTA_NET,
+    more=computed.delta_net,
+    positions=PART,
+    names=STEP,
+    arrange=rearranging.delta_net,
+    needed=(
+        "ssm.inner_size",
+        "rope.dimension_count",
+        "rope.dimension_sections",
+        "attention.key_length",
+    ),
     moved_inputs="ssm_out.",
-)  # fmt: skip
+)
 ONE_PER_LAYER = Architecture(
-    "nemotron_h", {
-        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
-        "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
-    }, needed=("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=computed.nemotron_h, positions=OWN,
-    names=MIXER, arrange=rearranging.state_space,
-)  # fmt: skip
+    "nemotron_h",
+    {
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+        "ssm.time_step_rank": "mamba_num_heads",
+    },
+    needed=("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"),
+    more=computed.nemotron_h,
+    positions=OWN,
+    names=MIXER,
+    arrange=rearranging.state_space,
+)
 ARCHITECTURES = {
     "bailingmoe": Architecture(
         "ernie4_5_moe", ERNIE, needed=("expert_weights_norm",), always={"moe_layer_interval": 1}, more=computed.ling_lite,
@@ -223,40 +255,58 @@ def row_of(file: GgufFile) -> Architecture:
     row = ARCHITECTURES.get(file.architecture)
     if row is None:
         raise CapabilityError(
-            f"'{file.path}' is a model of architecture '{file.architecture}', which is not read from GGUF (docs/support.md)."
+            f"'{file.path}' is a model of architecture '{file.architecture}', which is not read "
+            "from GGUF (docs/support.md)."
             f"{did_you_mean(file.architecture, ARCHITECTURES)} {ORIGINAL}"
         )
     return row
 
 
 def arranging(file: GgufFile, config: Any) -> Callable[[np.ndarray, str], np.ndarray]:
-    """What makes a parameter of the stored values and the name of a tensor, for a model of this config."""
-    arrange, values = row_of(file).arrange, config.get_text_config().to_dict()
+    """What makes a parameter of the stored values and the name of a tensor, for a model of this
+    config."""
+    arrange = row_of(file).arrange
+    values = config.get_text_config().to_dict()
     return lambda weights, name: arrange(weights, name, values)
 
 
 def own_config(file: GgufFile, row: Architecture) -> dict[str, Any]:
     """What transformers' class is made of, but for what files of all architectures say alike.
 
-    Raises CheckpointError where the metadata lacks something, CapabilityError for another way to choose experts.
+    Raises CheckpointError where the metadata lacks something, CapabilityError for another way to
+    choose experts.
     """
     if missing := [key for key in (*NEEDED, *row.keys, *row.needed) if file.of_model(key) is None]:
         raise CheckpointError(
-            f"'{file.path}' lacks {len(missing)} values of its metadata, first '{file.architecture}.{missing[0]}': incomplete. "
+            f"'{file.path}' lacks {len(missing)} values of its metadata, first "
+            f"'{file.architecture}.{missing[0]}': incomplete. "
             "Convert the model again."
         )
     if row.gate is not None and file.of_model("expert_gating_func", row.gate) != row.gate:
         raise computed.unknown_gate(file)
     keys = COMMON | dict(row.optional) | dict(row.keys)
-    values = {ours: value for theirs, ours in keys.items() if (value := file.of_model(theirs)) is not None}
+    values = {
+        ours: value for theirs, ours in keys.items() if (value := file.of_model(theirs)) is not None
+    }
     tokens = file.metadata.get(TOKENS)
     if "vocab_size" not in values and tokens is not None:
         values["vocab_size"] = int(tokens) if isinstance(tokens, Count) else len(tokens)
-    marked = {f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in MARKED.items()}
-    names, heads = file.tensor_names, values["num_attention_heads"]
-    size = file.of_model("attention.key_length") or values["hidden_size"] // max(heads, 1)  # Mamba has none
+    marked = {
+        f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+        for theirs, ours in MARKED.items()
+    }
+    names = file.tensor_names
+    heads = values["num_attention_heads"]
+    # Mamba has none
+    size = file.of_model("attention.key_length") or values["hidden_size"] // max(heads, 1)
     return {
-        "model_type": row.model_type, "tie_word_embeddings": "output.weight" not in names, "head_dim": size,
-        "attention_bias": "blk.0.attn_q.bias" in names, "rope_theta": computed.theta(file), **marked, **values, **row.always,
+        "model_type": row.model_type,
+        "tie_word_embeddings": "output.weight" not in names,
+        "head_dim": size,
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "rope_theta": computed.theta(file),
+        **marked,
+        **values,
+        **row.always,
         **(row.more(file) if row.more else {}),
-    }  # fmt: skip
+    }

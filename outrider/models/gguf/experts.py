@@ -1,4 +1,5 @@
-"""The experts of a GGUF file: which of its tensors make up each parameter of transformers' module, and in which order."""
+"""The experts of a GGUF file: which of its tensors make up each parameter of transformers' module,
+and in which order."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ class Experts:
 
     def order(self, outputs: int) -> np.ndarray:
         """Which of so many stored outputs each output is."""
-        return np.arange(outputs, dtype=np.int64).reshape(2, -1).T.flatten() if self.is_interleaved else SAME
+        return (
+            np.arange(outputs, dtype=np.int64).reshape(2, -1).T.flatten()
+            if self.is_interleaved
+            else SAME
+        )
 
 
 def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
@@ -48,22 +53,35 @@ def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
         if layer is None or not hasattr(part, "has_gate"):
             continue
         for name, _ in part.named_parameters(recurse=False):
-            kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+            kind = name.removesuffix("_bias")
+            end = "bias" if name.endswith("_bias") else "weight"
             for way in PARTS.get(kind, ()):
                 tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in way)
                 if all(each in names for each in tensors):
                     interleaved = kind == "gate_up_proj" and not part.is_concatenated
-                    found.append(Experts(path, name, tensors, interleaved, part.is_transposed and end == "weight"))
+                    found.append(
+                        Experts(
+                            path, name, tensors, interleaved, part.is_transposed and end == "weight"
+                        )
+                    )
     return found
 
 
 def staying(file: GgufFile, *, experts: bool = True) -> frozenset[str]:
-    """The tensors that keep their blocks: matrices, and with `experts` theirs, of formats that the kernels multiply."""
+    """The tensors that keep their blocks: matrices, and with `experts` theirs, of formats that the
+    kernels multiply."""
     kinds = {tensor.name: tensor.kind for tensor in file.tensors}
     found = [tensor for tensor in file.tensors if tensor.kind.name in FORMS]
     matrices = [tensor.name for tensor in found if len(tensor.shape) == 2]
-    theirs = [tensor for tensor in found if experts and len(tensor.shape) == 3 and "_exps." in tensor.name]
-    return frozenset([*matrices, *(one.name for one in theirs if kinds.get(_beside(one.name), one.kind) == one.kind)])
+    theirs = [
+        tensor for tensor in found if experts and len(tensor.shape) == 3 and "_exps." in tensor.name
+    ]
+    return frozenset(
+        [
+            *matrices,
+            *(one.name for one in theirs if kinds.get(_beside(one.name), one.kind) == one.kind),
+        ]
+    )
 
 
 def _beside(name: str) -> str:

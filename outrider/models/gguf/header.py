@@ -1,8 +1,10 @@
-"""The header of a GGUF file: metadata and the table of tensors, read in milliseconds and checked before any weight is.
+"""The header of a GGUF file: metadata and the table of tensors, read in milliseconds and checked
+before any weight is.
 
-gguf's own reader makes an array of every word of the vocabulary, seconds for a large one, and each part of loading would do so
-again. This one steps over long lists, and says what is wrong with a file: cut off, no GGUF, of another byte order, of a kind
-that holds no language model. Sizes of block formats are gguf's own table. Format:
+gguf's own reader makes an array of every word of the vocabulary, seconds for a large one, and each
+part of loading would do so again. This one steps over long lists, and says what is wrong with a
+file: cut off, no GGUF, of another byte order, of a kind that holds no language model. Sizes of
+block formats are gguf's own table. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -31,10 +33,25 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_LIST = 4096  # entries of a list that is kept; of longer ones only the number is
 MAX_DIMENSIONS = 4
-ORIGINAL = "Use the original checkpoint: a folder with config.json and *.safetensors."  # the remedy in messages
+# the remedy in messages
+ORIGINAL = "Use the original checkpoint: a folder with config.json and *.safetensors."
 ALIGNMENT = 32  # of tensor data, where the file names none
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value types
-STRING, LIST = 8, 9
+# value types
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+STRING = 8
+LIST = 9
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 ONE_EXPERT = re.compile(r"(?P<layer>blk\.\d+\.ffn_(gate|up|down))\.(?P<expert>\d+)\.weight")
 OTHER_KINDS = {
@@ -59,17 +76,21 @@ class TensorInfo:
     path: Path
     start: int
     num_bytes: int
-    parts: tuple[TensorInfo, ...] = ()  # of those that lie in the file one by one: experts in files of 2023
+    # of those that lie in the file one by one: experts in files of 2023
+    parts: tuple[TensorInfo, ...] = ()
 
     @property
     def num_weights(self) -> int:
         return prod(self.shape)
 
     def read(self) -> np.ndarray:
-        """The stored bytes (..., bytes of a row) uint8, mapped, not yet in memory; copied where they lie one by one."""
+        """The stored bytes (..., bytes of a row) uint8, mapped, not yet in memory; copied where
+        they lie one by one."""
         if self.parts:
             return np.stack([part.read() for part in self.parts])
-        mapped = np.memmap(self.path, mode="r", dtype=np.uint8, offset=self.start, shape=(self.num_bytes,))
+        mapped = np.memmap(
+            self.path, mode="r", dtype=np.uint8, offset=self.start, shape=(self.num_bytes,)
+        )
         return mapped.reshape(*self.shape[:-1], -1)
 
 
@@ -100,24 +121,41 @@ class GgufFile:
 
 
 def with_whole_experts(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Experts that lie one by one (`blk.0.ffn_up.3.weight`) as one tensor of a layer, as files since 2024 have them."""
+    """Experts that lie one by one (`blk.0.ffn_up.3.weight`) as one tensor of a layer, as files
+    since 2024 have them."""
     found: dict[str, dict[int, TensorInfo]] = {}
     for tensor in tensors:
         if one := ONE_EXPERT.fullmatch(tensor.name):
             found.setdefault(f"{one['layer']}_exps.weight", {})[int(one["expert"])] = tensor
-    whole = [_whole(name, [each[number] for number in sorted(each)]) for name, each in found.items() if _is_whole(each)]
+    whole = [
+        _whole(name, [each[number] for number in sorted(each)])
+        for name, each in found.items()
+        if _is_whole(each)
+    ]
     inside = {part.name for one in whole for part in one.parts}
     return (*(tensor for tensor in tensors if tensor.name not in inside), *whole)
 
 
 def _is_whole(experts: dict[int, TensorInfo]) -> bool:
     """Whether none is missing, and all are of one shape and format."""
-    return sorted(experts) == list(range(len(experts))) and len({(one.kind, one.shape) for one in experts.values()}) == 1
+    return (
+        sorted(experts) == list(range(len(experts)))
+        and len({(one.kind, one.shape) for one in experts.values()}) == 1
+    )
 
 
 def _whole(name: str, parts: Sequence[TensorInfo]) -> TensorInfo:
-    first, num_bytes = parts[0], sum(part.num_bytes for part in parts)
-    return TensorInfo(name, (len(parts), *first.shape), first.kind, first.path, first.start, num_bytes, tuple(parts))
+    first = parts[0]
+    num_bytes = sum(part.num_bytes for part in parts)
+    return TensorInfo(
+        name,
+        (len(parts), *first.shape),
+        first.kind,
+        first.path,
+        first.start,
+        num_bytes,
+        tuple(parts),
+    )
 
 
 def is_gguf(path: Path) -> bool:
@@ -132,7 +170,8 @@ def is_gguf(path: Path) -> bool:
 def read_gguf(path: Path) -> GgufFile:
     """The checkpoint that begins with this file, its other shards beside it.
 
-    Raises CheckpointError for a file that is damaged, incomplete or no GGUF, CapabilityError for what holds no language model.
+    Raises CheckpointError for a file that is damaged, incomplete or no GGUF, CapabilityError for
+    what holds no language model.
     """
     paths = _shards(path.expanduser())
     parts = [_read_once(one, one.stat().st_mtime_ns) for one in paths]
@@ -141,23 +180,28 @@ def read_gguf(path: Path) -> GgufFile:
     count = metadata.get("split.count", 1)
     if count != len(paths):
         raise CheckpointError(
-            f"'{path}' is one of {count} shards, but its name says {len(paths)}: give it its first name back."
+            f"'{path}' is one of {count} shards, but its name says {len(paths)}: give it its "
+            "first name back."
         )
     tensors = with_whole_experts([tensor for _, found in parts for tensor in found])
     if not tensors:
         raise CapabilityError(
-            f"'{path}' has a vocabulary and no weights, so it cannot run. Give the file with the weights."
+            f"'{path}' has a vocabulary and no weights, so it cannot run. Give the file with the "
+            "weights."
         )
     return GgufFile(tuple(paths), metadata, tensors)
 
 
 def long_list(file: GgufFile, key: str) -> list[Any]:
-    """A list of the metadata, in full. Raises CheckpointError where the file has none under this key."""
+    """A list of the metadata, in full. Raises CheckpointError where the file has none under this
+    key."""
     found = file.metadata.get(key)
     if isinstance(found, Count):
         found = _long_list(file.path, file.path.stat().st_mtime_ns, key)
     if not isinstance(found, list):
-        raise CheckpointError(f"'{file.path}' has no list {key}: incomplete. Convert the model again.")
+        raise CheckpointError(
+            f"'{file.path}' has no list {key}: incomplete. Convert the model again."
+        )
     return found
 
 
@@ -176,10 +220,14 @@ def _shards(path: Path) -> list[Path]:
     if not (name := SHARD.fullmatch(path.name)):
         return [path]
     count = int(name["count"])
-    paths = [path.with_name(f"{name['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    paths = [
+        path.with_name(f"{name['stem']}-{number:05d}-of-{count:05d}.gguf")
+        for number in range(1, count + 1)
+    ]
     if missing := [one.name for one in paths if not one.is_file()]:
         raise CheckpointError(
-            f"'{path.parent}' lacks {len(missing)} of {count} shards, first '{missing[0]}'. Fetch them, too."
+            f"'{path.parent}' lacks {len(missing)} of {count} shards, first '{missing[0]}'. Fetch "
+            "them, too."
         )
     return paths
 
@@ -189,10 +237,13 @@ def _check_kind(path: Path, metadata: dict[str, Any]) -> None:
     kind = metadata.get("general.type", "model")
     other = OTHER_KINDS.get(str(kind)) or OTHER_KINDS.get(str(architecture))
     if other is not None:
-        raise CapabilityError(f"'{path}' is {other}, not a language model. Give the file of the model itself.")
+        raise CapabilityError(
+            f"'{path}' is {other}, not a language model. Give the file of the model itself."
+        )
     if not isinstance(architecture, str):
         raise CheckpointError(
-            f"'{path}' names no general.architecture, so nothing says what model it is. Fetch it again."
+            f"'{path}' names no general.architecture, so nothing says what model it is. Fetch it "
+            "again."
         )
 
 
@@ -200,11 +251,16 @@ class _HeaderReader:
     """Reads a header front to back. `keeps`: a list that is wanted in full."""
 
     def __init__(self, path: Path, keeps: str | None = None) -> None:
-        self._path, self._keeps = path, keeps
+        self._path = path
+        self._keeps = keeps
         self._at = 0
         with path.open("rb") as stream:
             self._size = os.fstat(stream.fileno()).st_size
-            self._blob = mmap.mmap(stream.fileno(), self._size, access=mmap.ACCESS_READ) if self._size else b""
+            self._blob = (
+                mmap.mmap(stream.fileno(), self._size, access=mmap.ACCESS_READ)
+                if self._size
+                else b""
+            )
         self._check_start()
         self._num_tensors, self._num_values = self._numbers("2Q")
         self._metadata: dict[str, Any] | None = None
@@ -212,7 +268,9 @@ class _HeaderReader:
     def _check_start(self) -> None:
         start = self._take(min(8, self._size))
         if start[:4] != MAGIC:
-            raise CheckpointError(f"'{self._path}' is no GGUF file: {_what_begins(start, self._path)}.")
+            raise CheckpointError(
+                f"'{self._path}' is no GGUF file: {_what_begins(start, self._path)}."
+            )
         if len(start) < 8:
             self._cut_off()
         version = struct.unpack("<I", start[4:])[0]
@@ -220,11 +278,13 @@ class _HeaderReader:
             return
         if struct.unpack(">I", start[4:])[0] in VERSIONS:
             raise CapabilityError(
-                f"'{self._path}' has its bytes in big-endian order, made for another kind of processor. Fetch the usual file, or "
+                f"'{self._path}' has its bytes in big-endian order, made for another kind of "
+                "processor. Fetch the usual file, or "
                 "convert it with llama.cpp's gguf_convert_endian.py."
             )
         raise CapabilityError(
-            f"'{self._path}' is GGUF version {version}; versions 2 and 3 can be read. Convert the model again."
+            f"'{self._path}' is GGUF version {version}; versions 2 and 3 can be read. Convert the "
+            "model again."
         )
 
     def metadata(self) -> dict[str, Any]:
@@ -250,12 +310,20 @@ class _HeaderReader:
         if not isinstance(alignment, int) or alignment < 1:
             self._damaged(f"its alignment is {alignment}")
         start = -(-self._at // alignment) * alignment
-        return tuple(self._located(name, shape, kind, start + offset) for name, shape, kind, offset in entries)
+        return tuple(
+            self._located(name, shape, kind, start + offset)
+            for name, shape, kind, offset in entries
+        )
 
-    def _located(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> TensorInfo:
+    def _located(
+        self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int
+    ) -> TensorInfo:
         weights, size = library.GGML_QUANT_SIZES[kind]
         if shape[-1] % weights or not prod(shape):
-            self._damaged(f"its tensor '{name}' has rows of {shape[-1]} weights, which {kind.name} cannot hold")
+            self._damaged(
+                f"its tensor '{name}' has rows of {shape[-1]} weights, which {kind.name} cannot "
+                "hold"
+            )
         num_bytes = prod(shape) // weights * size
         if start + num_bytes > self._size:
             self._cut_off(start + num_bytes)
@@ -268,7 +336,8 @@ class _HeaderReader:
             kind = None
         if kind is None or kind not in library.GGML_QUANT_SIZES:
             raise CapabilityError(
-                f"'{self._path}': the tensor '{name}' is stored as type {number}, which the installed gguf package does not "
+                f"'{self._path}': the tensor '{name}' is stored as type {number}, which the "
+                "installed gguf package does not "
                 "know. Use a file in another quantisation (Q4_K_M, Q8_0), or a newer gguf package."
             )
         return kind
@@ -285,7 +354,9 @@ class _HeaderReader:
         if entries in NUMBERS:
             width = struct.calcsize(f"<{NUMBERS[entries]}")
             raw = self._take(count * width)
-            return list(struct.unpack(f"<{count}{NUMBERS[entries]}", raw)) if is_kept else Count(count)
+            return (
+                list(struct.unpack(f"<{count}{NUMBERS[entries]}", raw)) if is_kept else Count(count)
+            )
         if entries != STRING:
             return self._damaged(f"its list {key} is of type {entries}")
         if is_kept:
@@ -315,7 +386,9 @@ class _HeaderReader:
 
     def _cut_off(self, wanted: int | None = None) -> Any:
         expected = "end within its header" if wanted is None else f"instead of at least {wanted}"
-        raise CheckpointError(f"'{self._path}' is damaged: {self._size} bytes {expected}. Fetch it again.")
+        raise CheckpointError(
+            f"'{self._path}' is damaged: {self._size} bytes {expected}. Fetch it again."
+        )
 
     def _damaged(self, what: str) -> Any:
         raise CheckpointError(f"'{self._path}' is damaged: {what}. Fetch it again.")

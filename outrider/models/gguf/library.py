@@ -1,4 +1,5 @@
-"""The package `gguf`, imported when a GGUF file is read: everything else starts without it, and works where it is absent.
+"""The package `gguf`, imported when a GGUF file is read: everything else starts without it, and
+works where it is absent.
 
     from outrider.models.gguf import library
     library.dequantize(...)

@@ -1,8 +1,10 @@
-"""Layers whose weights stay in blocks: a linear layer, those of experts, and a table of embeddings that looks up single rows.
+"""Layers whose weights stay in blocks: a linear layer, those of experts, and a table of embeddings
+that looks up single rows.
 
-On the native kernels (bf16) all read their panels as they are (`native/block_panels.h`): activations are rounded to 8 bits, 32
-at a time with a scale of their own, as llama.cpp does, and multiplied as integers; fp8 is multiplied as it is
-(`native/float_panels.h`). Elsewhere the weights of a layer are widened for each use and dropped again: the reference, and slow.
+On the native kernels (bf16) all read their panels as they are (`native/block_panels.h`):
+activations are rounded to 8 bits, 32 at a time with a scale of their own, as llama.cpp does, and
+multiplied as integers; fp8 is multiplied as it is (`native/float_panels.h`). Elsewhere the weights
+of a layer are widened for each use and dropped again: the reference, and slow.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ class WeightPanels(nn.Module):
 
     panels: Tensor  # ([experts,] ceil(out / 32), bytes of a panel) uint8
 
-    def __init__(self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype
+    ) -> None:
         """`dtype`: of what comes out, and of `weight`."""
         super().__init__()
         self.register_buffer("panels", panels)
-        self.form, self.dtype = form, dtype
-        self.outputs, self.inputs = outputs, inputs
+        self.form = form
+        self.dtype = dtype
+        self.outputs = outputs
+        self.inputs = inputs
 
     @property
     def weight(self) -> Tensor:
@@ -49,10 +55,17 @@ class BlockLinear(WeightPanels, KernelLayer):
     bias: Tensor | None
 
     def __init__(
-        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, bias: Tensor | None = None
+        self,
+        panels: Tensor,
+        form: Form,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
     ) -> None:
         super().__init__(panels, form, outputs, inputs, dtype)
-        self.out_features, self.in_features = outputs, inputs
+        self.out_features = outputs
+        self.in_features = inputs
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
@@ -62,7 +75,8 @@ class BlockLinear(WeightPanels, KernelLayer):
 
 
 class ReorderedLinear(nn.Module):
-    """A layer whose inputs are put into the order that it is stored in first: GPTQ's act-order, Qwen3.5's value heads in GGUF."""
+    """A layer whose inputs are put into the order that it is stored in first: GPTQ's act-order,
+    Qwen3.5's value heads in GGUF."""
 
     order: Tensor
 
@@ -91,10 +105,17 @@ class BlockEmbedding(WeightPanels, KernelLayer):
     scale: Tensor | None
 
     def __init__(
-        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, scale: Tensor | None = None
+        self,
+        panels: Tensor,
+        form: Form,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        scale: Tensor | None = None,
     ) -> None:
         super().__init__(panels, form, outputs, inputs, dtype)
-        self.num_embeddings, self.embedding_dim = outputs, inputs
+        self.num_embeddings = outputs
+        self.embedding_dim = inputs
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (...) -> (..., in)
@@ -106,16 +127,26 @@ class BlockEmbedding(WeightPanels, KernelLayer):
         if self.kernel is not None:
             return self.kernel.rows(tokens)
         flat = tokens.reshape(-1)
-        near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(-1, WIDTH, self.inputs)
+        near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(
+            -1, WIDTH, self.inputs
+        )
         found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
         return found.to(self.dtype).view(*tokens.shape, self.inputs)
 
 
 class BlockExperts(WeightPanels):
-    """Weights of a linear layer of several experts, in place of the parameter that transformers' code takes one expert's from."""
+    """Weights of a linear layer of several experts, in place of the parameter that transformers'
+    code takes one expert's from."""
 
     def __init__(
-        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, *, is_transposed: bool
+        self,
+        panels: Tensor,
+        form: Form,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        *,
+        is_transposed: bool,
     ) -> None:
         """`is_transposed`: transformers' code multiplies with (in, out)."""
         super().__init__(panels, form, outputs, inputs, dtype)
@@ -126,7 +157,9 @@ class BlockExperts(WeightPanels):
 
     def __getitem__(self, index: Any) -> Tensor:
         """A plain copy of one expert's weights, as transformers' code multiplies with them."""
-        found = values_of(self.panels[int(index)], self.form, self.outputs)[:, : self.inputs].to(self.dtype)
+        found = values_of(self.panels[int(index)], self.form, self.outputs)[:, : self.inputs].to(
+            self.dtype
+        )
         return found.t() if self.is_transposed else found
 
     @property
@@ -143,7 +176,9 @@ def put_experts(owner: Any, name: str, experts: BlockExperts) -> None:
 
 def runs_on_kernels(module: nn.Module) -> bool:
     """Whether all layers in blocks that have kernels are on them."""
-    return all(layer.kernel is not None for layer in block_layers(module) if isinstance(layer, KernelLayer))
+    return all(
+        layer.kernel is not None for layer in block_layers(module) if isinstance(layer, KernelLayer)
+    )
 
 
 def block_layers(module: nn.Module) -> Iterator[WeightPanels]:

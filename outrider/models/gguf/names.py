@@ -28,8 +28,8 @@ OTHER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
 def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> GgufFile | None:
     """The GGUF checkpoint of this name; None where the name means something else.
 
-    `fetches`: one on the hub, too, unless the cache has it. Raises CheckpointError where it means one that is missing, ambiguous
-    or damaged, CapabilityError for one that cannot run.
+    `fetches`: one on the hub, too, unless the cache has it. Raises CheckpointError where it means
+    one that is missing, ambiguous or damaged, CapabilityError for one that cannot run.
     """
     path = Path(name).expanduser()
     if path.is_file() and (path.suffix.lower() == SUFFIX or is_gguf(path)):
@@ -37,10 +37,16 @@ def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> 
     if path.is_dir():
         return _in_folder(path)
     if (asked := _asked_of_hub(name)) is not None:
-        return read_gguf(_from_hub(asked["repo"], asked["wanted"], revision, not fetches or hub.only_cached(name)))
+        return read_gguf(
+            _from_hub(
+                asked["repo"], asked["wanted"], revision, not fetches or hub.only_cached(name)
+            )
+        )
     if path.suffix.lower() == SUFFIX:
         near = _nearest(path.name, [one.name for one in path.parent.glob(f"*{SUFFIX}")])
-        raise CheckpointError(f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf.")
+        raise CheckpointError(
+            f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf."
+        )
     return None
 
 
@@ -50,11 +56,16 @@ def names_gguf(name: str) -> bool:
     if path.is_dir():
         has_others = any(next(path.glob(pattern), None) for pattern in OTHER_WEIGHTS)
         return not has_others and any(path.glob(f"*{SUFFIX}"))
-    return path.suffix.lower() == SUFFIX or (path.is_file() and is_gguf(path)) or _asked_of_hub(name) is not None
+    return (
+        path.suffix.lower() == SUFFIX
+        or (path.is_file() and is_gguf(path))
+        or _asked_of_hub(name) is not None
+    )
 
 
 def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> str | None:
-    """The one file among `names` (paths below `where`) that is meant: called `wanted`, or of this quantisation; None: no GGUF.
+    """The one file among `names` (paths below `where`) that is meant: called `wanted`, or of this
+    quantisation; None: no GGUF.
 
     Raises CheckpointError where several are, or none is.
     """
@@ -72,7 +83,9 @@ def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> st
         return None
     shown = ", ".join(files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
     if found:
-        raise CheckpointError(f"'{where}' has {len(found)} GGUF files that could be meant: {shown}. Name one of them.")
+        raise CheckpointError(
+            f"'{where}' has {len(found)} GGUF files that could be meant: {shown}. Name one of them."
+        )
     near = _nearest(wanted or "", [PurePosixPath(name).name for name in files])
     raise CheckpointError(f"'{where}' has no GGUF file '{wanted}'.{near}")
 
@@ -80,7 +93,11 @@ def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> st
 def _asked_of_hub(name: str) -> re.Match[str] | None:
     """The repository and what is wanted of it; None for a name that means no GGUF file on the hub."""
     asked = ON_HUB.fullmatch(name)
-    is_repo = asked is not None and asked["repo"].lower().endswith("gguf") and Path(name).suffix.lower() != SUFFIX
+    is_repo = (
+        asked is not None
+        and asked["repo"].lower().endswith("gguf")
+        and Path(name).suffix.lower() != SUFFIX
+    )
     return asked if asked is not None and (asked["wanted"] or is_repo) else None
 
 
@@ -95,7 +112,12 @@ def _is_part(name: str) -> bool:
 
 def _has_tag(name: str, tag: str) -> bool:
     """Whether a file is named after this quantisation: the word before its end."""
-    return re.search(rf"(^|[-._/]){re.escape(tag)}([-._/]|$)", name.removesuffix(SUFFIX), re.IGNORECASE) is not None
+    return (
+        re.search(
+            rf"(^|[-._/]){re.escape(tag)}([-._/]|$)", name.removesuffix(SUFFIX), re.IGNORECASE
+        )
+        is not None
+    )
 
 
 def _in_folder(folder: Path) -> GgufFile | None:
@@ -111,18 +133,30 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None, offline: bool
     name = repo if wanted is None else f"{repo}:{wanted}"
     try:
         if offline:
-            folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
+            folder = Path(
+                huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True)
+            )
             names = [str(file.relative_to(folder)) for file in folder.rglob(f"*{SUFFIX}")]
         else:
             names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
         found = only_file(names, repo, wanted)
         if found is None:
-            raise CheckpointError(f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone.")
+            raise CheckpointError(
+                f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone."
+            )
         shard = SHARD.fullmatch(found)
-        parts = [found] if shard is None else [
-            f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}" for number in range(1, int(shard["count"]) + 1)
-        ]  # fmt: skip
-        fetched = [huggingface_hub.hf_hub_download(repo, part, revision=revision, local_files_only=offline) for part in parts]
+        parts = (
+            [found]
+            if shard is None
+            else [
+                f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}"
+                for number in range(1, int(shard["count"]) + 1)
+            ]
+        )
+        fetched = [
+            huggingface_hub.hf_hub_download(repo, part, revision=revision, local_files_only=offline)
+            for part in parts
+        ]
     except CheckpointError:
         raise
     except Exception as error:

@@ -1,4 +1,5 @@
-"""Puts tensors of a GGUF file into panels, by torch or by a faster packer (`runtime/block_packing.py`)."""
+"""Puts tensors of a GGUF file into panels, by torch or by a faster packer
+(`runtime/block_packing.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import panels_of
 from outrider.models.gguf.header import TensorInfo
 
-Stored: TypeAlias = tuple[Sequence[TensorInfo], np.ndarray]  # tensors side by side, and which of their rows each output is
+# tensors side by side, and which of their rows each output is
+Stored: TypeAlias = tuple[Sequence[TensorInfo], np.ndarray]
 Packer: TypeAlias = Callable[[Stored], Tensor]
 
 
@@ -25,11 +27,16 @@ def by_torch(stored: Stored) -> Tensor:
     blocks = torch.from_numpy(np.concatenate([tensor.read() for tensor in tensors], axis=-2))
     blocks = blocks if order is SAME else blocks[..., torch.from_numpy(order), :]
     kind = tensors[0].kind
-    return on_huge_pages(panels_of(blocks, kind) if blocks.dim() == 2 else torch.stack([panels_of(own, kind) for own in blocks]))
+    return on_huge_pages(
+        panels_of(blocks, kind)
+        if blocks.dim() == 2
+        else torch.stack([panels_of(own, kind) for own in blocks])
+    )
 
 
 def panels_in(stored: Sequence[Stored], pack: Packer = by_torch) -> Iterator[Tensor]:
-    """Panels of tensors in blocks, whose rows follow one another in these orders; of experts for each of them.
+    """Panels of tensors in blocks, whose rows follow one another in these orders; of experts for
+    each of them.
 
     Made on all threads, each on its own tensors.
     """

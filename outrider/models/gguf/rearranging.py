@@ -1,7 +1,8 @@
 """What llama.cpp's converter did to the tensors of a model, undone.
 
-A function for a row of `architectures.py` is given the stored values of one tensor, its name, and the model's config, and returns
-the values of transformers' parameter. What it does to a matrix is found out on numbers of rows.
+A function for a row of `architectures.py` is given the stored values of one tensor, its name, and
+the model's config, and returns the values of transformers' parameter. What it does to a matrix is
+found out on numbers of rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Halves:
     first: str  # pattern of the first one's name
     second: str  # what to write for it: the second one's
     whole: str  # that of both
-    order: Callable[[Any], np.ndarray] | None = None  # which of the rows each output is, by the model's config
+    # which of the rows each output is, by the model's config
+    order: Callable[[Any], np.ndarray] | None = None
 
 
 def as_stored(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
@@ -41,7 +43,9 @@ def rotary_rows(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np
     """Llama's: rows of queries and keys that are rotated together lie in turn."""
     if ".attn_q." in name:
         return _halves_of_heads(weights, config["num_attention_heads"])
-    return _halves_of_heads(weights, config["num_key_value_heads"]) if ".attn_k." in name else weights
+    return (
+        _halves_of_heads(weights, config["num_key_value_heads"]) if ".attn_k." in name else weights
+    )
 
 
 def _halves_of_heads(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -84,9 +88,11 @@ def correction_row(weights: np.ndarray, name: str, config: Mapping[str, Any]) ->
 
 
 def state_space(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
-    """Mamba's and Mamba 2's: decays are -exp of their logarithm; Mamba 2 has numbers of heads as columns, norms by groups.
+    """Mamba's and Mamba 2's: decays are -exp of their logarithm; Mamba 2 has numbers of heads as
+    columns, norms by groups.
 
-    Queries and keys of layers without positions may lie in Llama's order, which leaves their products as they are.
+    Queries and keys of layers without positions may lie in Llama's order, which leaves their
+    products as they are.
     """
     kind = _kind(name)
     if kind == "ssm_conv1d.weight":
@@ -99,9 +105,13 @@ def state_space(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np
     return weights
 
 
-def delta_net(weights: np.ndarray, name: str, config: Mapping[str, Any], *, in_turn: bool = True) -> np.ndarray:
-    """Qwen3.5's: norms are raised by one, decays are -exp of their logarithm. `in_turn`: value heads lie one of each key head."""
-    values, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+def delta_net(
+    weights: np.ndarray, name: str, config: Mapping[str, Any], *, in_turn: bool = True
+) -> np.ndarray:
+    """Qwen3.5's: norms are raised by one, decays are -exp of their logarithm. `in_turn`: value
+    heads lie one of each key head."""
+    values = config["linear_num_value_heads"]
+    size = config["linear_value_head_dim"]
     keys = config["linear_num_key_heads"]
     queries_and_keys = 2 * keys * config["linear_key_head_dim"]
 
@@ -121,7 +131,9 @@ def delta_net(weights: np.ndarray, name: str, config: Mapping[str, Any], *, in_t
         return grouped(weights, size)
     if kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
         if in_turn and keys != values:
-            weights = np.concatenate([weights[:queries_and_keys], grouped(weights[queries_and_keys:], size)])
+            weights = np.concatenate(
+                [weights[:queries_and_keys], grouped(weights[queries_and_keys:], size)]
+            )
         return weights[:, None] if kind == "ssm_conv1d.weight" else weights
     if kind == "ssm_out.weight":
         return grouped(weights.T, size).T
@@ -136,24 +148,40 @@ def _kind(name: str) -> str:
 def other_paths(parameters: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
     """The parameters whose ends are among `names`, by the names of their tensors."""
     matches = ((LAYER.search(path), path) for path in parameters)
-    known = ((match["layer"], names.get(match["end"]), path) for match, path in matches if match is not None)
+    known = (
+        (match["layer"], names.get(match["end"]), path)
+        for match, path in matches
+        if match is not None
+    )
     return {f"blk.{layer}.{tensor}": path for layer, tensor, path in known if tensor is not None}
 
 
 def is_unused(name: str, config: Any) -> bool:
-    """Whether a tensor is of keys or values that its layer takes from another one; published files have them."""
-    shared, match = getattr(config, "num_kv_shared_layers", 0), OWN_KEYS.match(name)
-    return bool(shared) and match is not None and int(match["layer"]) >= config.num_hidden_layers - shared
+    """Whether a tensor is of keys or values that its layer takes from another one; published files
+    have them."""
+    shared = getattr(config, "num_kv_shared_layers", 0)
+    match = OWN_KEYS.match(name)
+    return (
+        bool(shared)
+        and match is not None
+        and int(match["layer"]) >= config.num_hidden_layers - shared
+    )
 
 
 def order_of(
-    tensor: TensorInfo, arrange: Callable[[np.ndarray, str], np.ndarray], *, is_transposed: bool, of_inputs: bool = False
+    tensor: TensorInfo,
+    arrange: Callable[[np.ndarray, str], np.ndarray],
+    *,
+    is_transposed: bool,
+    of_inputs: bool = False,
 ) -> np.ndarray | None:
-    """Which stored row each output is, or which stored column each input; None where the architecture's rearrangement does more
-    than reorder these."""
+    """Which stored row each output is, or which stored column each input; None where the
+    architecture's rearrangement does more than reorder these."""
     outputs, inputs = tensor.shape
     along = 1 if of_inputs else 0
-    numbers = np.broadcast_to(np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs))
+    numbers = np.broadcast_to(
+        np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs)
+    )
     try:
         result = arrange(numbers, tensor.name)
     except (TypeError, ValueError, KeyError):
@@ -175,14 +203,20 @@ def order_of(
 
 
 def qkvz_order(config: Any) -> np.ndarray:
-    """Rows of queries, keys, values and gates, stored for all heads, in transformers' order: those of a key head together."""
-    heads, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    """Rows of queries, keys, values and gates, stored for all heads, in transformers' order: those
+    of a key head together."""
+    heads = config.linear_num_key_heads
+    each = config.linear_num_value_heads // config.linear_num_key_heads
     sizes = [config.linear_key_head_dim] * 2 + [each * config.linear_value_head_dim] * 2
     starts = np.cumsum([0, *(heads * size for size in sizes[:-1])])
-    parts = [start + np.arange(heads * size).reshape(heads, size) for start, size in zip(starts, sizes, strict=True)]
+    parts = [
+        start + np.arange(heads * size).reshape(heads, size)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
     return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def joined_latents(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """DeepSeek's matrix that makes keys and values of a latent: files have (heads, latent, key) and (heads, value, latent)."""
+    """DeepSeek's matrix that makes keys and values of a latent: files have (heads, latent, key) and
+    (heads, value, latent)."""
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])

@@ -1,10 +1,11 @@
 """The tokenizer of a GGUF checkpoint, with its chat template.
 
-A vocabulary of byte pairs is put together here, with the rule by which its model splits text before it merges: a file only
-names that rule, and transformers takes GPT-2's for names it does not know (SmolLM's, StarCoder's), which gives other tokens. A
-rule that nobody knows is refused. Of a SentencePiece vocabulary the merges are transformers' to recover; blanks and special
-tokens are treated as in llama.cpp, whose own vocabularies and ids are the test. A `tokenizer.json` next to the file is taken
-instead of all this.
+A vocabulary of byte pairs is put together here, with the rule by which its model splits text before
+it merges: a file only names that rule, and transformers takes GPT-2's for names it does not know
+(SmolLM's, StarCoder's), which gives other tokens. A rule that nobody knows is refused. Of a
+SentencePiece vocabulary the merges are transformers' to recover; blanks and special tokens are
+treated as in llama.cpp, whose own vocabularies and ids are the test. A `tokenizer.json` next to the
+file is taken instead of all this.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
@@ -25,17 +35,25 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the file."
 BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
-PIECES, GEMMA4 = "llama", "gemma4"  # what they call SentencePiece vocabularies
+# what they call SentencePiece vocabularies
+PIECES = "llama"
+GEMMA4 = "gemma4"
 KINDS = (BYTE_PAIRS, PIECES, GEMMA4)
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
-PIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of SentencePiece vocabularies whose file names none
+# types of tokens
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+# of SentencePiece vocabularies whose file names none
+PIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 PHI3 = "phi3"  # the architecture whose special tokens take the white space after them, except these
 KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 BLANK = "▁"  # a space in SentencePiece's spelling
 ALPHABET = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 _K = "tokenizer.ggml."
 
-# How text is split: regular expressions one after the other, GPT2 being ByteLevel's own; as in the models' tokenizer.json.
+# How text is split: regular expressions one after the other, GPT2 being ByteLevel's own; as in the
+# models' tokenizer.json.
 GPT2 = "gpt2"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -52,7 +70,8 @@ _SEED = (
 _LING = (  # a quantifier that gives nothing back is its own
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
 )
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = r"[^\r\n\p{L}\p{N}]?" + _UPPER
 _ENDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -73,7 +92,8 @@ _DEEPSEEK_LLM = (
     r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}+",
 )  # fmt: skip
 _SINGLE_DIGITS = (r"\p{N}", GPT2)
-_RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (llama.cpp's llama-vocab.cpp)
+# rule -> the names that files give it (llama.cpp's llama-vocab.cpp)
+_RULES: dict[tuple[str, ...], str] = {
     (GPT2,): (
         "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4"
     ),
@@ -90,7 +110,8 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
     _KIMI: "kimi-k2",
     _GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
     (
-        r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+        r"\p{N}{1,3}",
+        r"[一-龥぀-ゟ゠-ヿ]+",
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ): "deepseek-v3 hunyuan-dense",
@@ -98,8 +119,15 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"): "deepseek-coder",
 }
 RULES = {name: rule for rule, names in _RULES.items() for name in names.split()}
-# A word that the vocabulary has is one token whatever its merges say; texts begin with the bos token where the file does not say.
-BEGIN_BY_DEFAULT = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"} | {"tekken"}
+# A word that the vocabulary has is one token whatever its merges say; texts begin with the bos
+# token where the file does not say.
+BEGIN_BY_DEFAULT = frozenset(_RULES[_LLAMA3].split()) - {
+    "dbrx",
+    "smaug-bpe",
+    "glm4",
+    "glm5",
+    "chatglm-bpe",
+} | {"tekken"}
 WHOLE_WORDS = BEGIN_BY_DEFAULT | {"glm4", "glm5"}
 
 
@@ -113,13 +141,18 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         return transformers.AutoTokenizer.from_pretrained(str(folder))
     kind = file.metadata.get(f"{_K}model")
     if kind not in KINDS:
-        what = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
+        what = (
+            f"a tokenizer of kind '{kind}', which transformers cannot rebuild"
+            if kind
+            else "no tokenizer"
+        )
         raise CapabilityError(f"'{file.path}' has {what}. {REMEDY}")
     rule = file.metadata.get(f"{_K}pre")
     if kind == BYTE_PAIRS and rule not in RULES:
         what = f"names the rule '{rule}'" if rule else "does not say"
         raise CapabilityError(
-            f"'{file.path}' {what} by which its tokenizer splits text, and other rules give other tokens. {REMEDY}"
+            f"'{file.path}' {what} by which its tokenizer splits text, and other rules give other "
+            f"tokens. {REMEDY}"
         )
     try:
         if kind == BYTE_PAIRS:
@@ -127,14 +160,18 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         return _gemma4(file) if kind == GEMMA4 else _sentence_pieces(file)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(f"'{file.path}' has a damaged tokenizer ({reason}). {REMEDY}") from error
+        raise CheckpointError(
+            f"'{file.path}' has a damaged tokenizer ({reason}). {REMEDY}"
+        ) from error
 
 
 def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
     marked = _tokens_with_kinds(file)
     merges = [tuple(merge.split(" ", 1)) for merge in long_list(file, f"{_K}merges")]
     vocabulary = {_spelled(text, kind): token for token, (text, kind) in enumerate(marked)}
-    backend = Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule in WHOLE_WORDS))
+    backend = Tokenizer(
+        models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule in WHOLE_WORDS)
+    )
     backend.pre_tokenizer = _splitting(RULES[rule])
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -143,7 +180,8 @@ def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
 
 
 def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
-    """Every piece of text between special tokens begins with a blank, unless the file says `add_space_prefix = false`."""
+    """Every piece of text between special tokens begins with a blank, unless the file says
+    `add_space_prefix = false`."""
     backend = Tokenizer(_by_transformers(file).backend_tokenizer.model)
     blanks = normalizers.Replace(" ", BLANK)
     to_text: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -158,7 +196,8 @@ def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def _gemma4(file: GgufFile) -> PreTrainedTokenizerFast:
-    """The tokenizer that transformers makes: texts do not begin with the bos token, which the chat template writes."""
+    """The tokenizer that transformers makes: texts do not begin with the bos token, which the chat
+    template writes."""
     tokenizer = _by_transformers(file)
     tokenizer.chat_template = _template(file)
     return tokenizer
@@ -173,12 +212,17 @@ def _by_transformers(file: GgufFile) -> PreTrainedTokenizerFast:
 def _tokens_with_kinds(file: GgufFile) -> list[tuple[str, int]]:
     tokens: list[str] = long_list(file, f"{_K}tokens")
     has_kinds = f"{_K}token_type" in file.metadata
-    kinds: Sequence[int] = long_list(file, f"{_K}token_type") if has_kinds else [NORMAL] * len(tokens)
+    kinds: Sequence[int] = (
+        long_list(file, f"{_K}token_type") if has_kinds else [NORMAL] * len(tokens)
+    )
     return list(zip(tokens, kinds, strict=True))
 
 
-def _add_marked(backend: Tokenizer, marked: Sequence[tuple[str, int]], *, takes_space: bool = False) -> None:
-    """Match control tokens and those that users defined whole; `takes_space`: with the white space after them."""
+def _add_marked(
+    backend: Tokenizer, marked: Sequence[tuple[str, int]], *, takes_space: bool = False
+) -> None:
+    """Match control tokens and those that users defined whole; `takes_space`: with the white space
+    after them."""
     special: list[AddedToken] = []
     plain: list[AddedToken] = []
     for text, kind in marked:
@@ -191,8 +235,11 @@ def _add_marked(backend: Tokenizer, marked: Sequence[tuple[str, int]], *, takes_
     backend.add_tokens(plain)
 
 
-def _wrapped(backend: Tokenizer, file: GgufFile, usual_ids: Mapping[str, int], *, begins: bool) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer around ours, with the tokens that the file names; else those of `usual_ids`."""
+def _wrapped(
+    backend: Tokenizer, file: GgufFile, usual_ids: Mapping[str, int], *, begins: bool
+) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer around ours, with the tokens that the file names; else those of
+    `usual_ids`."""
     named: dict[str, str | None] = {"bos_token": None, "eos_token": None}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = file.metadata.get(f"{_K}{key}_token_id", usual_ids.get(key))
@@ -210,8 +257,10 @@ def _wrapped(backend: Tokenizer, file: GgufFile, usual_ids: Mapping[str, int], *
 
 
 def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
-    """Put the bos and eos tokens around texts, as the file says; where it does not say, `begins`: the bos token before."""
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    """Put the bos and eos tokens around texts, as the file says; where it does not say, `begins`:
+    the bos token before."""
+    bos = tokenizer.bos_token
+    eos = tokenizer.eos_token
     before = bos if file.metadata.get(f"{_K}add_bos_token", begins) else None
     behind = eos if file.metadata.get(f"{_K}add_eos_token", False) else None
     used = [token for token in (before, behind) if token is not None]
@@ -219,9 +268,10 @@ def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
         return
     one, two = ([before, f"${name}", behind] for name in "AB")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=[part for part in one if part], pair=[part for part in (*one, *two) if part],
+        single=[part for part in one if part],
+        pair=[part for part in (*one, *two) if part],
         special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in used],
-    )  # fmt: skip
+    )
 
 
 def _spelled(text: str, kind: int) -> str:
@@ -233,10 +283,11 @@ def _spelled(text: str, kind: int) -> str:
 
 def _splitting(rule: Sequence[str]) -> Any:
     steps: list[Any] = [
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True) if step == GPT2
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        if step == GPT2
         else pre_tokenizers.Split(Regex(step), "isolated")
         for step in rule
-    ]  # fmt: skip
+    ]
     if GPT2 not in rule:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     return pre_tokenizers.Sequence(steps)
@@ -244,7 +295,8 @@ def _splitting(rule: Sequence[str]) -> Any:
 
 def _template(file: GgufFile) -> str | dict[str, str] | None:
     """The chat template; by name where the file has several."""
-    template, names = file.metadata.get("tokenizer.chat_template"), file.metadata.get("tokenizer.chat_templates")
+    template = file.metadata.get("tokenizer.chat_template")
+    names = file.metadata.get("tokenizer.chat_templates")
     if not isinstance(names, list):
         return template
     others = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}

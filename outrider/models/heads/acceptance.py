@@ -1,18 +1,23 @@
-"""A small head that predicts acceptance from a draft model's probabilities, to stop drafting (after SpecDec++, 2405.19715).
+"""A small head that predicts acceptance from a draft model's probabilities, to stop drafting (after
+SpecDec++, 2405.19715).
 
     before the draw   sigmoid(MLP(features of q))           ~  sum min(p, q), the chance that a token drawn from q is accepted
     behind it         sigmoid(MLP(features of q and q(x)))  ~  min(1, p(x) / q(x)), the chance that the drawn x is
 
-SpecDec++ reads the draft's hidden state behind the drawn token, which costs the pass that drafting was to be stopped before.
-Here features are those of the distribution that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities,
-how likely the token before was; and which tokens these are, by a small table of its own (`token_size` numbers for every token):
-the token before, and the one that is drawn or, before the draw, the mean over q. All of that is non-anticipating, needs no
-further pass, and fits any draft model. With few texts the table learns them by heart: token_size=0 leaves it out.
+SpecDec++ reads the draft's hidden state behind the drawn token, which costs the pass that drafting
+was to be stopped before. Here features are those of the distribution that the next token WOULD be
+drawn from: entropy, the likeliest tokens' probabilities, how likely the token before was; and which
+tokens these are, by a small table of its own (`token_size` numbers for every token): the token
+before, and the one that is drawn or, before the draw, the mean over q. All of that is
+non-anticipating, needs no further pass, and fits any draft model. With few texts the table learns
+them by heart: token_size=0 leaves it out.
 
-A greedy row's token is accepted when both models' likeliest tokens agree, which is another question: a feature says which one.
+A greedy row's token is accepted when both models' likeliest tokens agree, which is another
+question: a feature says which one.
 
-docs/results/heads.md says what it saves, with the table and without. The draft's last hidden state beside the distribution was
-tried and left out: it would help greedy rows only, and drafters would have to hand it over.
+docs/results/heads.md says what it saves, with the table and without. The draft's last hidden state
+beside the distribution was tried and left out: it would help greedy rows only, and drafters would
+have to hand it over.
 """
 
 from __future__ import annotations
@@ -50,7 +55,8 @@ class DraftPositions:
     """What is known where tokens may be drafted, of any leading shape (...)."""
 
     probs: Tensor  # (..., V) fp32, the draft's
-    looks: Tensor  # (..., NUM_TOP + 2): the likeliest tokens' logarithms, the entropy, the rest's probability
+    # (..., NUM_TOP + 2): the likeliest tokens' logarithms, the entropy, the rest's probability
+    looks: Tensor
     previous: Tensor  # (...) int64: the token before
     before: Tensor  # (...) fp32: the probability it had in its own distribution
     first: Tensor  # (...) bool: it was not drafted, so that this probability says nothing
@@ -71,15 +77,22 @@ class AcceptanceHead(nn.Module):
     def __init__(self, config: AcceptanceConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.token_size) if config.token_size else None
+        self.tokens = (
+            nn.Embedding(config.vocab_size, config.token_size) if config.token_size else None
+        )
         if self.tokens is not None:
             nn.init.zeros_(self.tokens.weight)  # a token never met says nothing
         self.enter = nn.Linear(NUM_FEATURES + 2 * config.token_size, config.hidden_size)
-        self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers)
+        )
         self.leave = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
-        """Greedy rows (...) bool, tokens (...) int64 drawn there, None before the draw -> logits of acceptance (...)."""
+    def forward(
+        self, positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None
+    ) -> Tensor:
+        """Greedy rows (...) bool, tokens (...) int64 drawn there, None before the draw -> logits of
+        acceptance (...)."""
         known = features(positions, greedy, drawn)
         if self.tokens is not None:
             known = torch.cat([known, _meanings(self.tokens.weight, positions, drawn)], dim=-1)
@@ -89,7 +102,13 @@ class AcceptanceHead(nn.Module):
         return self.leave(states)[..., 0]
 
     def chance(
-        self, probs: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None, *, greedy: Tensor
+        self,
+        probs: Tensor,
+        previous: Tensor,
+        before: Tensor | None,
+        drawn: Tensor | None,
+        *,
+        greedy: Tensor,
     ) -> Tensor:
         """`sampling.confidence.Predict` for rows of which `greedy` (B,) bool says how they choose."""
         first = torch.full(probs.shape[:-1], before is None, device=probs.device)
@@ -98,41 +117,68 @@ class AcceptanceHead(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
-        write_head(folder, "model.safetensors", {"model_type": KIND, **asdict(self.config)}, dict(self.state_dict()))
+        write_head(
+            folder,
+            "model.safetensors",
+            {"model_type": KIND, **asdict(self.config)},
+            dict(self.state_dict()),
+        )
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> AcceptanceHead:
-        """`vocab_size`: width of the logits of the draft model that it is to stop. Raises CheckpointError: nothing there,
-        another kind of head, a tensor that does not fit, a draft model of another width than the head's."""
+        """`vocab_size`: width of the logits of the draft model that it is to stop. Raises
+        CheckpointError: nothing there, another kind of head, a tensor that does not fit, a draft
+        model of another width than the head's."""
         source = HeadSource.open(folder)
-        values = {name: value for name, value in source.config.items() if name in AcceptanceConfig.__dataclass_fields__}
+        values = {
+            name: value
+            for name, value in source.config.items()
+            if name in AcceptanceConfig.__dataclass_fields__
+        }
         if source.config.get("model_type") != KIND:
-            raise CheckpointError(f"'{folder}' is no acceptance head: its config.json does not say model_type {KIND}")
+            raise CheckpointError(
+                f"'{folder}' is no acceptance head: its config.json does not say model_type {KIND}"
+            )
         with source.making("an acceptance head"):
             head = cls(AcceptanceConfig(**values))
         config = source.fill(head, "an acceptance head").config
         if config.token_size and vocab_size not in (None, config.vocab_size):
             raise CheckpointError(
-                f"acceptance head '{folder}' was trained for draft model '{config.draft}' of {config.vocab_size} tokens, "
-                f"this one has {vocab_size}: train one for it (outrider train \"acceptance draft=FOLDER\")"
+                f"acceptance head '{folder}' was trained for draft model '{config.draft}' of "
+                f"{config.vocab_size} tokens, "
+                f'this one has {vocab_size}: train one for it (outrider train "acceptance '
+                'draft=FOLDER")'
             )
         return head
 
 
 def features(positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
-    """Greedy rows (...) bool; tokens drawn (...) int64, None before the draw -> (..., NUM_FEATURES) fp32."""
+    """Greedy rows (...) bool; tokens drawn (...) int64, None before the draw -> (..., NUM_FEATURES)
+    fp32."""
     before = torch.where(positions.first, torch.ones_like(positions.before), positions.before)
-    known = torch.ones_like(before) if drawn is None else positions.probs.gather(-1, drawn[..., None])[..., 0]
+    known = (
+        torch.ones_like(before)
+        if drawn is None
+        else positions.probs.gather(-1, drawn[..., None])[..., 0]
+    )
     single = [
-        before.clamp(min=LEAST).log(), positions.first.float(), greedy.float(),
-        known.clamp(min=LEAST).log(), torch.full_like(before, drawn is not None),
-    ]  # fmt: skip
+        before.clamp(min=LEAST).log(),
+        positions.first.float(),
+        greedy.float(),
+        known.clamp(min=LEAST).log(),
+        torch.full_like(before, drawn is not None),
+    ]
     return torch.cat([positions.looks, torch.stack(single, dim=-1)], dim=-1)
 
 
 def _meanings(table: Tensor, positions: DraftPositions, drawn: Tensor | None) -> Tensor:
-    """(..., 2 token_size): of the token before, and of the token drawn or the mean over what may be drawn. A target's padded
-    vocabulary may be wider than the draft's, or narrower."""
-    last, width = len(table) - 1, min(len(table), positions.probs.shape[-1])
-    next_one = positions.probs[..., :width] @ table[:width] if drawn is None else F.embedding(drawn.clamp(max=last), table)
+    """(..., 2 token_size): of the token before, and of the token drawn or the mean over what may be
+    drawn. A target's padded vocabulary may be wider than the draft's, or narrower."""
+    last = len(table) - 1
+    width = min(len(table), positions.probs.shape[-1])
+    next_one = (
+        positions.probs[..., :width] @ table[:width]
+        if drawn is None
+        else F.embedding(drawn.clamp(max=last), table)
+    )
     return torch.cat([F.embedding(positions.previous.clamp(max=last), table), next_one], dim=-1)

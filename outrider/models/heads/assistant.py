@@ -1,15 +1,17 @@
-"""An assistant: a small decoder that drafts on the target's own keys and values, a checkpoint of its own.
+"""An assistant: a small decoder that drafts on the target's own keys and values, a checkpoint of
+its own.
 
     step k    (token k, state k)  ->  pre_projection  ->  a few layers  ->  logits of token k + 1
                                                                       ->  post_projection  ->  state k + 1
 
-Token 0 is the pending one, state 0 the target's last, behind its final norm; tokens are embedded by the target. The layers have
-queries alone: those of a kind (full attention, sliding window) read what the target's last layer of that kind with keys of its
-own has cached. The assistant keeps nothing of a text and reads no prompt. It stands at the pending token's position throughout a
-draft.
+Token 0 is the pending one, state 0 the target's last, behind its final norm; tokens are embedded by
+the target. The layers have queries alone: those of a kind (full attention, sliding window) read
+what the target's last layer of that kind with keys of its own has cached. The assistant keeps
+nothing of a text and reads no prompt. It stands at the pending token's position throughout a draft.
 
-A `masked_embedding` scores clusters of tokens first, then the tokens of the best clusters. Others are never drafted. GGUF files
-lack how many clusters count, so their tensors for it are left out: all tokens are scored, as llama.cpp does.
+A `masked_embedding` scores clusters of tokens first, then the tokens of the best clusters. Others
+are never drafted. GGUF files lack how many clusters count, so their tensors for it are left out:
+all tokens are scored, as llama.cpp does.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def is_assistant(source: ModelSource) -> bool:
     """Whether a folder or a GGUF file holds such a checkpoint, by its config."""
     if source.gguf is not None:
         return source.gguf.architecture == ASSISTANTS.architecture
-    return source.folder is not None and read_config(source.folder).get("model_type") in ASSISTANTS.model_types
+    return (
+        source.folder is not None
+        and read_config(source.folder).get("model_type") in ASSISTANTS.model_types
+    )
 
 
 def _config_of(source: ModelSource) -> dict[str, Any]:
@@ -56,32 +61,54 @@ def _config_of(source: ModelSource) -> dict[str, Any]:
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json of an assistant in a GGUF file would hold. Raises CheckpointError where the metadata lacks something."""
-    size, count = file.of_model("embedding_length_out"), file.of_model("block_count")
+    """What config.json of an assistant in a GGUF file would hold. Raises CheckpointError where the
+    metadata lacks something."""
+    size = file.of_model("embedding_length_out")
+    count = file.of_model("block_count")
     if size is None:
         lacks = f"lacks '{ASSISTANTS.architecture}.embedding_length_out' of its metadata"
         raise CheckpointError(f"'{file.path}' {lacks}. Convert it again.")
-    whole = replace(file, metadata={f"{ASSISTANTS.architecture}.attention.shared_kv_layers": count, **file.metadata})
-    text = own_config(whole, ARCHITECTURES[ASSISTANTS.like]) | {"final_logit_softcapping": None, "attention_bias": False}
-    rows = next((tensor.shape[0] for tensor in file.tensors if tensor.name == "token_embd.weight"), None)
-    text |= {"vocab_size": rows or text.get("vocab_size"), "num_kv_shared_layers": count, "tie_word_embeddings": True}
-    return {"model_type": ASSISTANTS.model_types[0], "backbone_hidden_size": size, "text_config": text}
+    whole = replace(
+        file,
+        metadata={f"{ASSISTANTS.architecture}.attention.shared_kv_layers": count, **file.metadata},
+    )
+    text = own_config(whole, ARCHITECTURES[ASSISTANTS.like]) | {
+        "final_logit_softcapping": None,
+        "attention_bias": False,
+    }
+    rows = next(
+        (tensor.shape[0] for tensor in file.tensors if tensor.name == "token_embd.weight"), None
+    )
+    text |= {
+        "vocab_size": rows or text.get("vocab_size"),
+        "num_kv_shared_layers": count,
+        "tie_word_embeddings": True,
+    }
+    return {
+        "model_type": ASSISTANTS.model_types[0],
+        "backbone_hidden_size": size,
+        "text_config": text,
+    }
 
 
 def _gguf_tensors(file: GgufFile) -> dict[str, Tensor]:
-    """The tensors by the names of transformers' module, in plain numbers. Raises CheckpointError for one that is no part."""
+    """The tensors by the names of transformers' module, in plain numbers. Raises CheckpointError
+    for one that is no part."""
     tensors = dict[str, Tensor]()
     for tensor in file.tensors:
         if not tensor.name.startswith(LEFT_OUT):
             name = ASSISTANTS.names.ours(tensor.name)
             if name == tensor.name:
-                raise CheckpointError(f"'{file.path}' has '{tensor.name}', which is no part of an assistant.")
+                raise CheckpointError(
+                    f"'{file.path}' has '{tensor.name}', which is no part of an assistant."
+                )
             tensors[name] = torch.from_numpy(plain_values(tensor).copy())
     return tensors
 
 
 def read_layers(config: Any) -> dict[str, int]:
-    """By kind of attention, the target's last layer with keys and values of its own. Empty for models without such kinds."""
+    """By kind of attention, the target's last layer with keys and values of its own. Empty for
+    models without such kinds."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or []
     own = kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", 0) or 0)]
@@ -93,21 +120,26 @@ def check_fits(source: ModelSource, target_config: Any) -> None:
     config = _config_of(source)
     target = target_config.get_text_config()
     text = config.get("text_config") or {}
-    for name, expected in (("backbone_hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+    for name, expected in (
+        ("backbone_hidden_size", target.hidden_size),
+        ("vocab_size", target.vocab_size),
+    ):
         found = config.get(name, text.get(name))
         if found is not None and found != expected:
             what = f"the assistant in '{source.name}' was made for another target"
             raise CheckpointError(f"{what}: {name} is {found}, expected {expected}.")
     if lacking := sorted({*text.get("layer_types", ())} - read_layers(target_config).keys()):
         raise CheckpointError(
-            f"the assistant in '{source.name}' was made for another target: it reads the keys of layers with {lacking[0]}, and "
+            f"the assistant in '{source.name}' was made for another target: it reads the keys of "
+            f"layers with {lacking[0]}, and "
             f"{target.model_type} has none. It drafts for the model that it is named after."
         )
 
 
 @dataclass(frozen=True)
 class Attended:
-    """What one draft attends to: by kind of attention, keys and values (B, KV heads, S, D), and which of them (B, 1, 1, S)."""
+    """What one draft attends to: by kind of attention, keys and values (B, KV heads, S, D), and
+    which of them (B, 1, 1, S)."""
 
     shared: Mapping[str, tuple[Tensor, Tensor]]
     masks: Mapping[str, Tensor]
@@ -117,55 +149,89 @@ class Attended:
 class Assistant:
     """An assistant at work beside its target."""
 
-    def __init__(self, module: Any, target: LM, layers: Mapping[str, int], embedding: nn.Module) -> None:
+    def __init__(
+        self, module: Any, target: LM, layers: Mapping[str, int], embedding: nn.Module
+    ) -> None:
         """`layers`: of the target, by kind (`read_layers`); `embedding`: the target's."""
-        self._module, self._target, self._layers, self._embedding = module, target, layers, embedding
+        self._module = module
+        self._target = target
+        self._layers = layers
+        self._embedding = embedding
         text = module.config.get_text_config()
         self._window: int = text.sliding_window
         self.max_positions: int = text.max_position_embeddings
 
     def look(self, lengths: Sequence[int]) -> Attended:
         """What rows see whose caches hold this many committed tokens."""
-        kv, device = self._target.kv, self._target.device
-        shared, masks = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
+        kv = self._target.kv
+        device = self._target.device
+        shared = dict[str, tuple[Tensor, Tensor]]()
+        masks = dict[str, Tensor]()
         for kind, layer in self._layers.items():
-            bases = [0] * len(lengths) if kv.layers[layer].window is None else kv.bases[: len(lengths)]
-            held = [end - base for end, base in zip(lengths, bases, strict=True)]  # as they lie in their slots
+            bases = (
+                [0] * len(lengths) if kv.layers[layer].window is None else kv.bases[: len(lengths)]
+            )
+            # as they lie in their slots
+            held = [end - base for end, base in zip(lengths, bases, strict=True)]
             first = [max(0, end - self._window - 1) if kind == SLIDING else 0 for end in held]
-            low, high = min(first), max(held)
+            low = min(first)
+            high = max(held)
             positions = torch.arange(low, high, device=device)
-            begins, ends = torch.tensor(first, device=device), torch.tensor(held, device=device)
-            masks[kind] = ((positions >= begins[:, None]) & (positions < ends[:, None]))[:, None, None]
-            keys, values = (store[layer][: len(lengths), low:high].transpose(1, 2) for store in (kv.keys, kv.values))
+            begins = torch.tensor(first, device=device)
+            ends = torch.tensor(held, device=device)
+            masks[kind] = ((positions >= begins[:, None]) & (positions < ends[:, None]))[
+                :, None, None
+            ]
+            keys, values = (
+                store[layer][: len(lengths), low:high].transpose(1, 2)
+                for store in (kv.keys, kv.values)
+            )
             shared[kind] = keys, values
         return Attended(shared, masks, torch.tensor(lengths, device=device)[:, None])
 
     def step(self, tokens: Tensor, states: Tensor, seen: Attended) -> tuple[Tensor, Tensor]:
-        """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the states that follow."""
-        module, width = self._module, tokens.shape[1]
-        inputs = module.pre_projection(torch.cat([self._embedding(tokens).to(states.dtype), states], dim=-1))
+        """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the
+        states that follow."""
+        module = self._module
+        width = tokens.shape[1]
+        inputs = module.pre_projection(
+            torch.cat([self._embedding(tokens).to(states.dtype), states], dim=-1)
+        )
         made = module.model(
-            inputs_embeds=inputs, position_ids=seen.positions.expand(-1, width), use_cache=False,
-            attention_mask={kind: mask.expand(-1, -1, width, -1) for kind, mask in seen.masks.items()},
-            shared_kv_states=dict(seen.shared), logits_to_keep=None,  # as 0, several tokens fail in transformers 5.23
-        ).last_hidden_state  # fmt: skip
+            inputs_embeds=inputs,
+            position_ids=seen.positions.expand(-1, width),
+            use_cache=False,
+            attention_mask={
+                kind: mask.expand(-1, -1, width, -1) for kind, mask in seen.masks.items()
+            },
+            # as 0, several tokens fail in transformers 5.23
+            shared_kv_states=dict(seen.shared),
+            logits_to_keep=None,
+        ).last_hidden_state
         return self._logits(made), module.post_projection(made)
 
     def _logits(self, states: Tensor) -> Tensor:
-        chooser, head = self._module.masked_embedding, self._module.lm_head
+        chooser = self._module.masked_embedding
+        head = self._module.lm_head
         if chooser is None:
             return head(states)
-        clusters = chooser.token_ordering.long().view(chooser.num_centroids, -1)  # (C, tokens of each)
+        # (C, tokens of each)
+        clusters = chooser.token_ordering.long().view(chooser.num_centroids, -1)
         best = chooser.centroids(states).topk(chooser.centroid_intermediate_top_k, dim=-1).indices
         tokens = clusters[best].flatten(-2)  # (B, M, K)
         scores = (head.weight[tokens] @ states[..., None])[..., 0]
-        return states.new_full((*states.shape[:-1], chooser.vocab_size), OUTSIDE).scatter_(-1, tokens, scores)
+        return states.new_full((*states.shape[:-1], chooser.vocab_size), OUTSIDE).scatter_(
+            -1, tokens, scores
+        )
 
 
 @contextmanager
 def every_layer_shares() -> Iterator[None]:
-    """Lets transformers make models whose layers all read another's keys and values, which 5.23 refuses."""
-    known = [getattr(transformers, name) for name in ASSISTANTS.decoders if hasattr(transformers, name)]
+    """Lets transformers make models whose layers all read another's keys and values, which 5.23
+    refuses."""
+    known = [
+        getattr(transformers, name) for name in ASSISTANTS.decoders if hasattr(transformers, name)
+    ]
     kinds = [kind for kind in known if "kv_sharing_modes" in vars(kind)]
     before = [vars(kind)["kv_sharing_modes"] for kind in kinds]
     for kind, modes in zip(kinds, before, strict=True):
@@ -182,12 +248,18 @@ def _modes(modes: Callable[[Any], list[str | None]], config: Any) -> list[str | 
     return ["reuse"] * config.num_hidden_layers if alone else modes(config)
 
 
-def load_assistant(source: ModelSource, target: LM, target_config: Any, embedding: nn.Module) -> Assistant:
-    """The assistant in a folder or a GGUF file. Raises CheckpointError where it is damaged or was made for another target."""
+def load_assistant(
+    source: ModelSource, target: LM, target_config: Any, embedding: nn.Module
+) -> Assistant:
+    """The assistant in a folder or a GGUF file. Raises CheckpointError where it is damaged or was
+    made for another target."""
     what = f"the assistant in '{source.name}'"
     check_fits(source, target_config)
     if target.why_own_cache is not None:
-        raise CapabilityError(f"{what} reads the target's keys and values, which this target keeps on transformers' cache")
+        raise CapabilityError(
+            f"{what} reads the target's keys and values, which this target keeps on transformers' "
+            "cache"
+        )
     with in_silence(), every_layer_shares():
         try:
             folder: Path | None = None
@@ -200,18 +272,26 @@ def load_assistant(source: ModelSource, target: LM, target_config: Any, embeddin
                 kind = transformers.AutoModelForCausalLM
                 files = {"local_files_only": True}
             module, report = kind.from_pretrained(
-                folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, attn_implementation="sdpa",
+                folder,
+                dtype=target.dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                attn_implementation="sdpa",
                 **files,
-            )  # fmt: skip
+            )
         except OutriderError:
             raise
         except Exception as error:
-            raise CheckpointError(f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+            raise CheckpointError(
+                f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}"
+            ) from error
     if lacking := sorted(report["missing_keys"]):
         raise CheckpointError(f"{what} is incomplete: it lacks '{lacking[0]}'.")
     if other := sorted(report["mismatched_keys"]):
         name, found, wanted = other[0]
-        raise CheckpointError(f"{what} is damaged: '{name}' has shape {list(found)}, expected {list(wanted)}.")
+        raise CheckpointError(
+            f"{what} is damaged: '{name}' has shape {list(found)}, expected {list(wanted)}."
+        )
     for name, tensor in module.named_parameters():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{what} is damaged: '{name}' has NaN or infinite values.")
@@ -220,17 +300,23 @@ def load_assistant(source: ModelSource, target: LM, target_config: Any, embeddin
     _check_shapes(what, module.config.get_text_config(), target.shape.layers, layers)
     module = module.eval().requires_grad_(False).to(target.device)
     if can_pack(target.device, target.dtype):
-        pack_linears(module if module.masked_embedding is None else module.model)  # the chooser picks rows of the output head
+        # the chooser picks rows of the output head
+        pack_linears(module if module.masked_embedding is None else module.model)
     return Assistant(module, target, layers, embedding)
 
 
-def _check_shapes(what: str, text: Any, shapes: Sequence[LayerShape], layers: Mapping[str, int]) -> None:
+def _check_shapes(
+    what: str, text: Any, shapes: Sequence[LayerShape], layers: Mapping[str, int]
+) -> None:
     """Raises CheckpointError where the assistant's queries do not fit the keys that they meet."""
     for index, kind in enumerate(text.layer_types):
-        own, there = text.per_layer_config[index], shapes[layers[kind]]
-        found, expected = (own.num_key_value_heads, own.head_dim), (there.num_kv_heads, there.key_size)
+        own = text.per_layer_config[index]
+        there = shapes[layers[kind]]
+        found = (own.num_key_value_heads, own.head_dim)
+        expected = (there.num_kv_heads, there.key_size)
         if found != expected:
             raise CheckpointError(
-                f"{what} was made for another target: its layers with {kind} read {found[0]} key heads of size {found[1]}, the "
+                f"{what} was made for another target: its layers with {kind} read {found[0]} key "
+                f"heads of size {found[1]}, the "
                 f"target has {expected[0]} of {expected[1]}."
             )

@@ -1,4 +1,5 @@
-"""A block head: a few layers that guess a whole block of tokens in one pass (DFlash, 2602.06036; DSpark, 2607.05147).
+"""A block head: a few layers that guess a whole block of tokens in one pass (DFlash, 2602.06036;
+DSpark, 2607.05147).
 
     context    c_t = RMSNorm(fc [h_t of the selected target layers])        for every position the target was fed
     block      embeddings of [last token, mask, mask, ...], at the positions that follow the context
@@ -6,13 +7,14 @@
                unless the head is causal; sliding layers see so many positions back
     logits     output layer of the target over RMSNorm of the last layer, one distribution per block position
 
-The context's keys and values depend on nothing but their own position, so a drafter keeps them (`context_keys`) and a pass costs
-the block only. Slot k guesses its own token (DFlash), or, from the anchor on, the one after it (`sample_from_anchor`, DSpark).
+The context's keys and values depend on nothing but their own position, so a drafter keeps them
+(`context_keys`) and a pass costs the block only. Slot k guesses its own token (DFlash), or, from
+the anchor on, the one after it (`sample_from_anchor`, DSpark).
 
-DSpark's additions: the Markov head adds W2 W1[x_{k-1}] to the logits of position k, or what a recurrence makes of the whole draft
-so far: a token fits those before it although one pass made all distributions; the confidence head says how likely token k is to
-be accepted, given the one before it. Embedding and output layer are the target's unless a checkpoint has its own; `bind` sets
-them.
+DSpark's additions: the Markov head adds W2 W1[x_{k-1}] to the logits of position k, or what a
+recurrence makes of the whole draft so far: a token fits those before it although one pass made all
+distributions; the confidence head says how likely token k is to be accepted, given the one before
+it. Embedding and output layer are the target's unless a checkpoint has its own; `bind` sets them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from outrider.models.heads.block_parts import BlockConvolution, CandidateSelecto
 from outrider.models.tokens.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
-# (layer, queries (B, heads, S, D), the block's own keys and values (B, KV heads, S, D)) -> (B, heads, S, D)
+# (layer, queries (B, heads, S, D), the block's own keys and values (B, KV heads, S, D)) -> (B,
+# heads, S, D)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -42,7 +45,9 @@ class BlockAttention(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        size, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        size = config.hidden_size
+        dim = config.head_dim
+        bias = config.attention_bias
         self.head_dim = dim
         self.q_proj = nn.Linear(size, config.num_heads * dim, bias=bias)
         self.k_proj = nn.Linear(size, config.num_kv_heads * dim, bias=bias)
@@ -88,7 +93,9 @@ class BlockLayer(nn.Module):
         return states + _around(self.mlp_conv, self.mlp, self.post_attention_layernorm(states))
 
 
-def _around(conv: BlockConvolution | None, part: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+def _around(
+    conv: BlockConvolution | None, part: Callable[[Tensor], Tensor], states: Tensor
+) -> Tensor:
     if conv is None:
         return part(states)
     states, kernels = conv.enter(states)
@@ -125,12 +132,14 @@ class BlockHead(nn.Module):
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self.register_buffer("token_ids", token_ids, persistent=False)
-        self.__dict__["_rotary"] = _rotary(config)  # not a child: its tables stay fp32 whatever the head's dtype
+        # not a child: its tables stay fp32 whatever the head's dtype
+        self.__dict__["_rotary"] = _rotary(config)
         self.__dict__["_target"] = None  # nor are the target's tables the head's to save
 
     @classmethod
     def new(cls, config: BlockConfig, target: Any) -> BlockHead:
-        """An untrained head of a transformers module: random layers, a Markov head and a confidence that say nothing yet."""
+        """An untrained head of a transformers module: random layers, a Markov head and a confidence
+        that say nothing yet."""
         made = cls(config)
         for part in made.modules():
             if isinstance(part, nn.Linear | nn.Embedding):
@@ -153,7 +162,8 @@ class BlockHead(nn.Module):
         return self.hidden_norm.weight.dtype  # a norm's: linears may be packed
 
     def tables(self) -> tuple[Any, Any]:
-        """(embedding, output layer) in use: the head's own, or the target's. Bind a head without its own first."""
+        """(embedding, output layer) in use: the head's own, or the target's. Bind a head without
+        its own first."""
         own = self.embed_tokens, self.lm_head
         if own[0] is not None and own[1] is not None:
             return own
@@ -171,22 +181,31 @@ class BlockHead(nn.Module):
         return target
 
     def context(self, hidden: Sequence[Tensor]) -> Tensor:
-        """The target's states (..., target H) of `target_layers`, in this order -> context (..., H)."""
+        """The target's states (..., target H) of `target_layers`, in this order -> context (...,
+        H)."""
         return self.hidden_norm(self.fc(torch.cat(list(hidden), dim=-1).to(self.dtype)))
 
     def context_keys(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Context (B, T, H) at positions (B, T) -> per layer its rotated keys and values (B, KV heads, T, D)."""
+        """Context (B, T, H) at positions (B, T) -> per layer its rotated keys and values (B, KV
+        heads, T, D)."""
         return [self._keys_values(layer, context, positions) for layer in self.layers]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(...) -> (..., H). The table as it is: some models scale what they look up, a block head does so by its own flag."""
+        """(...) -> (..., H). The table as it is: some models scale what they look up, a block head
+        does so by its own flag."""
         table = self.embed_tokens if self.embed_tokens is not None else self._bound()[0]
-        rows = table.rows(tokens) if isinstance(table, BlockEmbedding) else F.embedding(tokens, table.weight)
+        rows = (
+            table.rows(tokens)
+            if isinstance(table, BlockEmbedding)
+            else F.embedding(tokens, table.weight)
+        )
         return rows.to(self.dtype) * self.config.embedding_scale
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
         """Anchor tokens (...) -> what a block is fed (..., block size): the anchor, then masks."""
-        masks = anchors.new_full((*anchors.shape, self.config.block_size - 1), self.config.mask_token_id)
+        masks = anchors.new_full(
+            (*anchors.shape, self.config.block_size - 1), self.config.mask_token_id
+        )
         return torch.cat([anchors[..., None], masks], dim=-1)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -194,20 +213,28 @@ class BlockHead(nn.Module):
         states = self.embed(tokens)
         layer: Any
         for index, layer in enumerate(self.layers):
-            states = layer.mix(states, partial(self._attended, index, layer.self_attn, positions, attend))
+            states = layer.mix(
+                states, partial(self._attended, index, layer.self_attn, positions, attend)
+            )
         return self.norm(states)
 
-    def _attended(self, index: int, attention: Any, positions: Tensor, attend: Attend, normed: Tensor) -> Tensor:
+    def _attended(
+        self, index: int, attention: Any, positions: Tensor, attend: Attend, normed: Tensor
+    ) -> Tensor:
         keys, values = attention.keys_values(normed)
         queries = self._rotate(attention.queries(normed), positions)
-        return attention.o_proj(attend(index, queries, self._rotate(keys, positions), values).transpose(1, 2).flatten(2))
+        return attention.o_proj(
+            attend(index, queries, self._rotate(keys, positions), values).transpose(1, 2).flatten(2)
+        )
 
     def guessing(self, states: Tensor) -> Tensor:
-        """Block states (..., block size, H) -> those that guess (..., guesses, H), first guess first."""
+        """Block states (..., block size, H) -> those that guess (..., guesses, H), first guess
+        first."""
         return states if self.config.sample_from_anchor else states[..., 1:, :]
 
     def logits(self, states: Tensor) -> Tensor:
-        """States (..., H) -> logits (..., draft vocabulary), not yet corrected by what comes before."""
+        """States (..., H) -> logits (..., draft vocabulary), not yet corrected by what comes
+        before."""
         logits = self._outputs(states) * self.config.logit_scale
         cap = self.config.softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -217,15 +244,22 @@ class BlockHead(nn.Module):
             return self.lm_head(states)
         table, output = self._bound()
         dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
-        return output(states.to(dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
+        # in training the head is fp32, whatever the target is
+        return output(states.to(dtype)).to(states.dtype)
 
     @property
     def output_parameters(self) -> list[Tensor]:
         """The head's own tensors that `logits` and `corrected` read."""
-        return [tensor for part in (self.lm_head, self.markov_head) if part is not None for tensor in part.parameters()]
+        return [
+            tensor
+            for part in (self.lm_head, self.markov_head)
+            if part is not None
+            for tensor in part.parameters()
+        ]
 
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """Logits (..., draft vocabulary) of positions with these states, behind tokens `before` (...)."""
+        """Logits (..., draft vocabulary) of positions with these states, behind tokens `before`
+        (...)."""
         if self.candidate_selector is not None:
             return self.candidate_selector(logits, states, before)
         return logits if self.markov_head is None else logits + self.markov_head(states, before)
@@ -233,7 +267,8 @@ class BlockHead(nn.Module):
     def remembering(
         self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """`corrected`, also by a recurrent Markov head, whose `memory` (..., rank) of earlier tokens goes in and comes out."""
+        """`corrected`, also by a recurrent Markov head, whose `memory` (..., rank) of earlier
+        tokens goes in and comes out."""
         if self.markov_head is None or not self.config.markov_recurrent:
             return self.corrected(logits, states, before), None
         correction, memory = self.markov_head.step(states, before, memory)
@@ -247,18 +282,25 @@ class BlockHead(nn.Module):
         return full.index_copy(-1, self.token_ids, logits)
 
     def confidence_logits(self, states: Tensor, before: Tensor) -> Tensor:
-        """(...): how sure the head is that the token at a position is accepted, given the token before it; not calibrated."""
+        """(...): how sure the head is that the token at a position is accepted, given the token
+        before it; not calibrated."""
         assert self.confidence_head is not None, "a head without confidence"
         if self.config.confidence_with_markov:
-            assert self.markov_head is not None, "a confidence with Markov features needs the Markov head"
+            assert self.markov_head is not None, (
+                "a confidence with Markov features needs the Markov head"
+            )
             states = torch.cat([states, self.markov_head.markov_w1(before)], dim=-1)
         return self.confidence_head.proj(states)[..., 0]
 
     def confidence(self, level: int, states: Tensor, before: Tensor) -> Tensor:
-        """(..., n): the calibrated probability that each of the n guesses from this level on, whose states are (..., n, H), is
-        accepted, given that those before it are. `before` (..., n): the token before each."""
-        logits, known = self.confidence_logits(states, before).float(), self.config.temperatures or (1.0,)
-        temperatures = [known[min(each, len(known) - 1)] for each in range(level, level + logits.shape[-1])]
+        """(..., n): the calibrated probability that each of the n guesses from this level on, whose
+        states are (..., n, H), is accepted, given that those before it are. `before` (..., n): the
+        token before each."""
+        logits = self.confidence_logits(states, before).float()
+        known = self.config.temperatures or (1.0,)
+        temperatures = [
+            known[min(each, len(known) - 1)] for each in range(level, level + logits.shape[-1])
+        ]
         return torch.sigmoid(logits / torch.tensor(temperatures, device=logits.device))
 
     def _keys_values(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,7 +319,11 @@ class BlockHead(nn.Module):
 def _rotary(config: BlockConfig) -> nn.Module:
     return Qwen3RotaryEmbedding(
         Qwen3Config(
-            hidden_size=config.hidden_size, num_attention_heads=config.num_heads, head_dim=config.head_dim,
-            num_hidden_layers=1, max_position_embeddings=config.max_positions, rope_parameters=dict(config.rope),
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_heads,
+            head_dim=config.head_dim,
+            num_hidden_layers=1,
+            max_position_embeddings=config.max_positions,
+            rope_parameters=dict(config.rope),
         )
-    )  # fmt: skip
+    )

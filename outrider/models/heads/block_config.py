@@ -31,7 +31,8 @@ class BlockConfig:
     vocab_size: int  # the target's
     block_size: int  # slots of a block, the anchor's included
     target_hidden_size: int
-    target_layers: tuple[int, ...]  # keys of models/signals.py: whose residual streams make the context
+    # keys of models/signals.py: whose residual streams make the context
+    target_layers: tuple[int, ...]
     num_target_layers: int
     mask_token_id: int
     sample_from_anchor: bool = True  # slot k guesses the token after it, the anchor's slot included
@@ -40,7 +41,9 @@ class BlockConfig:
     window_layers: tuple[int, ...] = ()
     causal_windows: bool = False  # inside the block, of `window_layers`
     norm_eps: float = 1e-6
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    rope: dict[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
     max_positions: int = 40960
     attention_bias: bool = False
     qk_norm: bool = True
@@ -59,7 +62,8 @@ class BlockConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None  # of the logits
-    temperatures: tuple[float, ...] = ()  # of the confidence logits by position, from calibration; () = 1
+    # of the confidence logits by position, from calibration; () = 1
+    temperatures: tuple[float, ...] = ()
     trained_for: str = ""
 
     @property
@@ -73,15 +77,25 @@ class BlockConfig:
         return Sight(self.window if slides else 0, self.causal or (slides and self.causal_windows))
 
     def mask(self, sight: Sight, context: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-        """The additive attention mask of blocks behind `context` (B,) positions of a cache, as `models/attention.py` wants it.
+        """The additive attention mask of blocks behind `context` (B,) positions of a cache, as
+        `models/attention.py` wants it.
 
         Its shape is (B, 1, block size rounded up to QUERY_BLOCK, num_keys).
         """
         positions = torch.arange(num_keys, device=context.device)
-        queries = torch.arange(-(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device)
-        seen = (queries + 1).clamp(max=self.block_size) if sight.causal else torch.full_like(queries, self.block_size)
-        allowed = positions < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
+        queries = torch.arange(
+            -(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device
+        )
+        seen = (
+            (queries + 1).clamp(max=self.block_size)
+            if sight.causal
+            else torch.full_like(queries, self.block_size)
+        )
+        # what padding queries compute is never read
+        allowed = positions < (context[:, None] + seen)[..., None]
         if sight.window:
             own = queries.clamp(max=self.block_size - 1)
             allowed &= positions > (context[:, None] + own)[..., None] - sight.window
-        return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(~allowed, float("-inf"))[:, None]
+        return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(
+            ~allowed, float("-inf")
+        )[:, None]

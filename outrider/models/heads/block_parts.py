@@ -1,10 +1,13 @@
-"""Parts that some block heads have: Markov heads (DSpark), convolutions and a candidate selector (DFlash2).
+"""Parts that some block heads have: Markov heads (DSpark), convolutions and a candidate selector
+(DFlash2).
 
     convolution   y_t = sum over taps i of (base_i + delta_i(x_t)) * x_{t-i}, per channel, deltas shared by a group of channels;
-                  around attention and MLP, on their input and, with deltas of the same x, on their output; a block begins with 0
+                  around attention and MLP, on their input and, with deltas of the same x, on their
+                  output; a block begins with 0
     selector      the top k tokens of a position's logits get <P[token before] * (W h), S[token]> added; all others get none
 
-DSpark: 2607.05147. DFlash2 is published in speculators and vLLM (2026), as `attention_conv`, `mlp_conv` and `candidate_selector`.
+DSpark: 2607.05147. DFlash2 is published in speculators and vLLM (2026), as `attention_conv`,
+`mlp_conv` and `candidate_selector`.
 """
 
 from __future__ import annotations
@@ -21,15 +24,21 @@ class BlockConvolution(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        size, taps = config.hidden_size, config.conv_taps
-        self._block_size, self._taps, self._groups = config.block_size, taps, size // config.conv_group_size
+        size = config.hidden_size
+        taps = config.conv_taps
+        self._block_size = config.block_size
+        self._taps = taps
+        self._groups = size // config.conv_group_size
         self.base_kernel = nn.Parameter(torch.zeros(2, taps, size))
         self.kernel_projection = nn.Linear(size, 2 * taps * self._groups, bias=False)
 
     def enter(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Normed states (B, S, H) of whole blocks -> the input of the layer's part, and the kernels for its output."""
+        """Normed states (B, S, H) of whole blocks -> the input of the layer's part, and the kernels
+        for its output."""
         kernels = self.kernel_projection(states).unflatten(-1, (2, self._taps, self._groups))
-        return self._convolved(states, kernels[..., 0, :, :], self.base_kernel[0]), kernels[..., 1, :, :]
+        return self._convolved(states, kernels[..., 0, :, :], self.base_kernel[0]), kernels[
+            ..., 1, :, :
+        ]
 
     def leave(self, states: Tensor, kernels: Tensor) -> Tensor:
         """The output of the layer's part (B, S, H), convolved."""
@@ -37,7 +46,8 @@ class BlockConvolution(nn.Module):
 
     def _convolved(self, states: Tensor, deltas: Tensor, base: Tensor) -> Tensor:
         blocks = states.unflatten(1, (-1, self._block_size))
-        kernels = base.unflatten(-1, (self._groups, -1)) + deltas[..., None]  # (B, S, taps, groups, channels of one)
+        # (B, S, taps, groups, channels of one)
+        kernels = base.unflatten(-1, (self._groups, -1)) + deltas[..., None]
         kernels = kernels.flatten(-2).unflatten(1, (-1, self._block_size))
         found = kernels[..., 0, :] * blocks
         for tap in range(1, self._taps):
@@ -52,23 +62,29 @@ class CandidateSelector(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self._top_k = config.selector_top_k
-        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
+        self.predecessor_codebook = nn.Parameter(
+            torch.zeros(config.vocab_size, config.selector_rank)
+        )
         self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
 
     def forward(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """Logits (..., V) of positions with states (..., H), behind tokens (...) -> (..., V), OUTSIDE but for the candidates."""
+        """Logits (..., V) of positions with states (..., H), behind tokens (...) -> (..., V),
+        OUTSIDE but for the candidates."""
         values, candidates = logits.topk(self._top_k, dim=-1)
         asked = self.predecessor_codebook[before] * self.hidden_projection(states)
-        scores = values + (self.successor_codebook[candidates] @ asked[..., None])[..., 0].to(values.dtype)
+        scores = values + (self.successor_codebook[candidates] @ asked[..., None])[..., 0].to(
+            values.dtype
+        )
         return torch.full_like(logits, OUTSIDE).scatter(-1, candidates, scores)
 
 
 class MarkovHead(nn.Module):
     """What the tokens before do to a distribution.
 
-    The last token: W2 W1[x], or W2 (gate * W1[x]) with a gate made of the hidden state and W1[x]. All tokens of the draft so far
-    (`joint_proj`): W2 of what a gated recurrence over their W1[x] and the hidden states says.
+    The last token: W2 W1[x], or W2 (gate * W1[x]) with a gate made of the hidden state and W1[x].
+    All tokens of the draft so far (`joint_proj`): W2 of what a gated recurrence over their W1[x]
+    and the hidden states says.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -77,7 +93,9 @@ class MarkovHead(nn.Module):
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
         self.gate_proj = nn.Linear(config.hidden_size + rank, rank) if config.markov_gated else None
-        self.joint_proj = nn.Linear(2 * rank + config.hidden_size, 3 * rank) if config.markov_recurrent else None
+        self.joint_proj = (
+            nn.Linear(2 * rank + config.hidden_size, 3 * rank) if config.markov_recurrent else None
+        )
 
     def forward(self, states: Tensor, before: Tensor) -> Tensor:
         """States (..., H) of positions, tokens before them (...) -> (..., V)."""
@@ -87,13 +105,18 @@ class MarkovHead(nn.Module):
         return self.markov_w2(latent)
 
     def step(self, states: Tensor, before: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Corrections (..., V) of the recurrent kind, and what it remembers (..., rank) of these tokens and those before.
+        """Corrections (..., V) of the recurrent kind, and what it remembers (..., rank) of these
+        tokens and those before.
 
         `memory`: of those before them; None: there are none.
         """
         assert self.joint_proj is not None, "a Markov head without memory"
         latent = self.markov_w1(before)
         memory = torch.zeros_like(latent) if memory is None else memory
-        gate, candidate, output = self.joint_proj(torch.cat([memory, latent, states], dim=-1)).chunk(3, dim=-1)
+        gate, candidate, output = self.joint_proj(
+            torch.cat([memory, latent, states], dim=-1)
+        ).chunk(3, dim=-1)
         kept = torch.sigmoid(gate)
-        return self.markov_w2(torch.tanh(output)), kept * memory + (1 - kept) * torch.tanh(candidate)
+        return self.markov_w2(torch.tanh(output)), kept * memory + (1 - kept) * torch.tanh(
+            candidate
+        )

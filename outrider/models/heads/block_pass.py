@@ -1,7 +1,8 @@
 """A block head's passes over its cache.
 
-A pass takes the target's states of the tokens that were committed since the last one, puts their keys and values behind what
-the cache holds, the block's own behind these, and attends from the block to all of them:
+A pass takes the target's states of the tokens that were committed since the last one, puts their
+keys and values behind what the cache holds, the block's own behind these, and attends from the
+block to all of them:
 
     slot of a row   [ cached ][ unread ][ block ][ padding of shorter rows ]
 
@@ -35,7 +36,9 @@ class Unread(NamedTuple):
 
     def positions(self, last: int) -> Tensor:
         """(B, W), none beyond `last`; of padding, any."""
-        starts = torch.tensor([end - count for end, count in zip(self.ends, self.counts, strict=True)])
+        starts = torch.tensor(
+            [end - count for end, count in zip(self.ends, self.counts, strict=True)]
+        )
         return (starts[:, None] + torch.arange(self.width)).clamp(min=0, max=last)
 
 
@@ -57,11 +60,13 @@ class Corrected(NamedTuple):
     """A level's logits behind each of M tokens of the level above."""
 
     logits: Tensor  # (B, M, draft vocabulary)
-    memory: Tensor | None  # (B, M, rank): what a recurrent Markov head remembers of each token and those before it
+    # (B, M, rank): what a recurrent Markov head remembers of each token and those before it
+    memory: Tensor | None
 
 
 class BlockPasses(Protocol):
-    """How a head's arithmetic is done. Caches have the room that a pass needs; what is put there is for the caller to commit."""
+    """How a head's arithmetic is done. Caches have the room that a pass needs; what is put there is
+    for the caller to commit."""
 
     def read(self, kv: KVCache, first_row: int, unread: Unread) -> None:
         """Put keys and values of these states behind what the rows from `first_row` on hold."""
@@ -69,10 +74,14 @@ class BlockPasses(Protocol):
     def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
         """One block behind every row and what it has not read yet."""
 
-    def corrected(self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
-        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B, M).
+    def corrected(
+        self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
+    ) -> Corrected:
+        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B,
+        M).
 
-        `memory` (B, M, rank): what is remembered of the tokens before those; None: there are none, or nothing is.
+        `memory` (B, M, rank): what is remembered of the tokens before those; None: there are none,
+        or nothing is.
         """
 
 
@@ -94,37 +103,53 @@ class ModulePasses:
 
     def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
         """See `BlockPasses`."""
-        head, config, device = self._head, self._head.config, kv.device
+        head = self._head
+        config = self._head.config
+        device = kv.device
         counts = [0] * len(pending.tokens) if unread is None else unread.counts
-        cached, count, ends = (torch.tensor(each, device=device) for each in (kv.lengths, counts, pending.positions))
+        cached, count, ends = (
+            torch.tensor(each, device=device) for each in (kv.lengths, counts, pending.positions)
+        )
         block = torch.arange(config.block_size, device=device)
         context = [] if unread is None else self._context(unread, device)
         offsets = count[:, None] + block
         if unread is not None:
             waiting = torch.arange(unread.width, device=device)
-            moved = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
+            # padding goes behind the block
+            moved = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)
             offsets = torch.cat([moved, offsets], dim=1)
         slots = torch.arange(len(counts), device=device) * kv.capacity
-        longest = max(length + more for length, more in zip(kv.lengths, counts, strict=True)) + config.block_size
+        longest = (
+            max(length + more for length, more in zip(kv.lengths, counts, strict=True))
+            + config.block_size
+        )
         num_keys = min(-(-longest // BLOCK) * BLOCK, kv.capacity)
-        indices, behind = ((slots + cached)[:, None] + offsets).flatten(), cached + count
+        indices = ((slots + cached)[:, None] + offsets).flatten()
+        behind = cached + count
         plans = {
-            sight: PassPlan(kv.keys, kv.values, indices, partial(config.mask, sight, behind, num_keys, kv.dtype))
+            sight: PassPlan(
+                kv.keys, kv.values, indices, partial(config.mask, sight, behind, num_keys, kv.dtype)
+            )
             for sight in set(map(config.sight, range(config.num_layers)))
         }
 
         def attention(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
             if context:
                 own_keys, own_values = (
-                    torch.cat(pair, dim=2) for pair in zip(context[layer], (own_keys, own_values), strict=True)
+                    torch.cat(pair, dim=2)
+                    for pair in zip(context[layer], (own_keys, own_values), strict=True)
                 )
-            return attend(plans[config.sight(layer)], layer, queries, own_keys, own_values).transpose(1, 2)
+            return attend(
+                plans[config.sight(layer)], layer, queries, own_keys, own_values
+            ).transpose(1, 2)
 
         fed = head.block_tokens(torch.tensor(pending.tokens, device=device))
         states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attention))
         return Guessed(states, head.logits(states))
 
-    def corrected(self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
+    def corrected(
+        self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
+    ) -> Corrected:
         """See `BlockPasses`."""
         return corrected_by(self._head, logits, states, before, memory)
 
@@ -133,7 +158,9 @@ class ModulePasses:
         return self._head.context_keys(self._head.context(unread.hidden), positions)
 
 
-def corrected_by(head: BlockHead, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
+def corrected_by(
+    head: BlockHead, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
+) -> Corrected:
     """`BlockPasses.corrected` by a head's own modules."""
     base, own = (one[:, None].expand(-1, before.shape[1], -1) for one in (logits, states))
     return Corrected(*head.remembering(base, own, before, memory))

@@ -1,18 +1,21 @@
-"""EAGLE and EAGLE-3 heads: a decoder layer or few that continue what the target thinks, one token at a time.
+"""EAGLE and EAGLE-3 heads: a decoder layer or few that continue what the target thinks, one token
+at a time.
 
     pair t of a text:  (token x_{t+1}, feature g_t)  ->  state o_t  ->  logits of x_{t+2}
 
-where g_t is made of the target's hidden states at position t. When drafting, the pair behind the last known feature takes the
-head's own state instead (`carry`): a guess at the feature, good for a few tokens, so every committed token is fed again with the
-target's feature.
+where g_t is made of the target's hidden states at position t. When drafting, the pair behind the
+last known feature takes the head's own state instead (`carry`): a guess at the feature, good for a
+few tokens, so every committed token is fed again with the target's feature.
 
     EAGLE   (Li et al. 2401.15077)  g = what the target's output head reads; input fc [embedding ; g]; the layer has no first
             norm; the target's own output head reads the state
     EAGLE-3 (2503.01840)  g = fc [hidden states entering three layers]; the layer reads [norm(embedding) ; norm(g)], so its
-            projections are twice as wide; a norm and an output head of its own, often over a part of the vocabulary
+            projections are twice as wide; a norm and an output head of its own, often over a part
+            of the vocabulary
 
-Published heads differ in small ways that cost most of the acceptance when ignored: all are fields of `EagleConfig`.
-Attention is the caller's (`Attend`): over a cache when drafting, over an unrolled text in training.
+Published heads differ in small ways that cost most of the acceptance when ignored: all are fields
+of `EagleConfig`. Attention is the caller's (`Attend`): over a cache when drafting, over an unrolled
+text in training.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
@@ -39,7 +46,8 @@ from outrider.models.tokens.vocabulary import OUTSIDE
 # (layer, query (B, heads, T, D), key (B, KV heads, T, D), value) -> (B, T, heads, D)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Kind = Literal["eagle", "eagle3"]
-STEADY_ROPE = ("default", "linear", "llama3", "yarn")  # whose rotation of a position never depends on the text's length
+# whose rotation of a position never depends on the text's length
+STEADY_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,15 @@ class EagleConfig:
     vocab_size: int  # the target's
     draft_vocab_size: int  # equal to it where the head knows every token
     num_layers: int = 1
-    signals: tuple[int, ...] = (AFTER_NORM,)  # the target's hidden states that make a feature, by the keys of `models/signals.py`
+    # the target's hidden states that make a feature, by the keys of `models/signals.py`
+    signals: tuple[int, ...] = (AFTER_NORM,)
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_position_embeddings: int | None = None  # None: its files do not say, so as far as the target
+    rope: dict[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
+    # None: its files do not say, so as far as the target
+    max_position_embeddings: int | None = None
     fc_bias: bool = False
     attention_bias: bool = False  # of queries, keys and values
     output_bias: bool = False  # of what attention gives
@@ -69,7 +81,8 @@ class EagleConfig:
     norm_before_residual: bool = False  # eagle3: the first layer's residual is the normed feature
     norm_before_fc: bool = False  # eagle3: one norm over the joined hidden states
     fc_norm: bool = False  # eagle3 (3.1): a norm for each of them
-    norm_output: bool = False  # eagle3 (3.1): the state behind the final norm is carried, not the one before it
+    # eagle3 (3.1): the state behind the final norm is carried, not the one before it
+    norm_output: bool = False
     own_embedding: bool = False  # else the target's
     own_output: bool = True  # else the target's
     logit_scale: float = 1.0
@@ -86,9 +99,12 @@ class EagleAttention(nn.Module):
 
     def __init__(self, config: EagleConfig, layer: int, inputs: int) -> None:
         super().__init__()
-        size, bias = config.head_dim, config.attention_bias
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.layer, self.head_dim = layer, size
+        size = config.head_dim
+        bias = config.attention_bias
+        heads = config.num_attention_heads
+        kv_heads = config.num_key_value_heads
+        self.layer = layer
+        self.head_dim = size
         self.q_proj = nn.Linear(inputs, heads * size, bias=bias)
         self.k_proj = nn.Linear(inputs, kv_heads * size, bias=bias)
         self.v_proj = nn.Linear(inputs, kv_heads * size, bias=bias)
@@ -99,10 +115,12 @@ class EagleAttention(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """(B, T, inputs) -> (B, T, H)."""
         q, k, v = (
-            projection(x).view(*x.shape[:2], -1, self.head_dim) for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).view(*x.shape[:2], -1, self.head_dim)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *rotation)
         return self.o_proj(attend(self.layer, q, k, v.transpose(1, 2)).flatten(2))
 
@@ -112,7 +130,9 @@ class EagleMLP(nn.Module):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden = config.hidden_size
+        inner = config.intermediate_size
+        bias = config.mlp_bias
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
@@ -123,7 +143,8 @@ class EagleMLP(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """One decoder layer. The first one of EAGLE-3 also reads the embedding, the first one of EAGLE norms nothing first."""
+    """One decoder layer. The first one of EAGLE-3 also reads the embedding, the first one of EAGLE
+    norms nothing first."""
 
     def __init__(self, config: EagleConfig, layer: int) -> None:
         super().__init__()
@@ -135,11 +156,15 @@ class EagleLayer(nn.Module):
         self.norm_before_residual = config.norm_before_residual
         self.hidden_norm = norm() if first and config.kind == "eagle3" else None
         self.input_layernorm = norm() if not first or config.kind == "eagle3" else None
-        self.self_attn = EagleAttention(config, layer, config.hidden_size * (2 if self.hidden_norm is not None else 1))
+        self.self_attn = EagleAttention(
+            config, layer, config.hidden_size * (2 if self.hidden_norm is not None else 1)
+        )
         self.post_attention_layernorm = norm()
         self.mlp = EagleMLP(config)
 
-    def forward(self, hidden: Tensor, embeds: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(
+        self, hidden: Tensor, embeds: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
         """(B, T, H) -> (B, T, H); `embeds` (B, T, H) of the pairs' tokens."""
         x = residual = hidden
         if self.hidden_norm is not None and self.input_layernorm is not None:
@@ -158,7 +183,8 @@ class EagleHead(nn.Module):
     Where embedding or output are the target's, `bind` must name them before the first pass.
     """
 
-    draft_ids: Tensor | None  # (Vd,) int64: the target's id of every token the head knows; None: all
+    # (Vd,) int64: the target's id of every token the head knows; None: all
+    draft_ids: Tensor | None
     window: int | None = None  # it sees all of a text
 
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None) -> None:
@@ -168,26 +194,43 @@ class EagleHead(nn.Module):
         if config.kind == "eagle3":
             self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=config.fc_bias)
         else:
-            self.fc = nn.Linear(config.hidden_size + config.feature_size, config.hidden_size, bias=config.fc_bias)
+            self.fc = nn.Linear(
+                config.hidden_size + config.feature_size, config.hidden_size, bias=config.fc_bias
+            )
         eps = config.rms_norm_eps
         self.input_norm = LlamaRMSNorm(config.feature_size, eps) if config.norm_before_fc else None
-        each = [LlamaRMSNorm(config.target_hidden_size, eps) for _ in config.signals] if config.fc_norm else None
+        each = (
+            [LlamaRMSNorm(config.target_hidden_size, eps) for _ in config.signals]
+            if config.fc_norm
+            else None
+        )
         self.fc_norm = None if each is None else nn.ModuleList(each)
         self.layers = nn.ModuleList(EagleLayer(config, layer) for layer in range(config.num_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps) if config.kind == "eagle3" else None
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if config.own_output else None
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+            if config.own_output
+            else None
+        )
+        self.embed_tokens = (
+            nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+        )
         self.rotary = LlamaRotaryEmbedding(_rope_config(config))
-        self._shared: dict[str, Any] = {}  # the target's, so no children of ours: neither saved nor trained
+        # the target's, so no children of ours: neither saved nor trained
+        self._shared: dict[str, Any] = {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EagleHead:
-        """Applies `fn` to the weights as any module does, but keeps the frequencies of the rotary embedding in fp32."""
+        """Applies `fn` to the weights as any module does, but keeps the frequencies of the rotary
+        embedding in fp32."""
         super()._apply(fn, recurse)
-        self.rotary = LlamaRotaryEmbedding(_rope_config(self.config)).to(next(self.parameters()).device)
+        self.rotary = LlamaRotaryEmbedding(_rope_config(self.config)).to(
+            next(self.parameters()).device
+        )
         return self
 
     def bind(self, embedding: Tensor, output: Callable[[Tensor], Tensor]) -> EagleHead:
-        """The target's embedding (V, H) and output head (..., H) -> (..., V), where the head has none of its own."""
+        """The target's embedding (V, H) and output head (..., H) -> (..., V), where the head has
+        none of its own."""
         self._shared = {"embedding": embedding, "output": output}
         return self
 
@@ -204,26 +247,35 @@ class EagleHead(nn.Module):
     @property
     def output_parameters(self) -> list[Tensor]:
         """The head's own tensors that `logits` reads."""
-        return [tensor for layer in (self.norm, self.lm_head) if layer is not None for tensor in layer.parameters()]
+        return [
+            tensor
+            for layer in (self.norm, self.lm_head)
+            if layer is not None
+            for tensor in layer.parameters()
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
         layer: Any = self.layers[0]
-        dtype: torch.dtype = layer.post_attention_layernorm.weight.dtype  # a norm's: linears may be packed
+        # a norm's: linears may be packed
+        dtype: torch.dtype = layer.post_attention_layernorm.weight.dtype
         return dtype
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What its cache keeps of a token, for each layer."""
         config = self.config
-        return [LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)] * config.num_layers
+        return [
+            LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+        ] * config.num_layers
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
         """g, (..., H), from the target's hidden states (..., target H) by signal."""
         return self.fuse(self.join(hidden))
 
     def join(self, hidden: dict[int, Tensor]) -> Tensor:
-        """The target's hidden states that make a feature, side by side: (..., F) of `EagleConfig.feature_size` numbers."""
+        """The target's hidden states that make a feature, side by side: (..., F) of
+        `EagleConfig.feature_size` numbers."""
         dtype = self.dtype
         states = [hidden[signal].to(dtype) for signal in self.config.signals]
         return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
@@ -234,21 +286,31 @@ class EagleHead(nn.Module):
             return joined
         if self.fc_norm is not None:
             parts = joined.split(self.config.target_hidden_size, dim=-1)
-            joined = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            joined = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
         """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
         return self.states(F.embedding(tokens, self.embedding), features, positions, attend)
 
-    def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+    def on_cache(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan
+    ) -> Tensor:
         """What a pass gives (see `forward`), attending over a cache."""
         return self(tokens, features, positions, partial(attend, plan))
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states of pairs whose tokens are embedded already, (B, T, H)."""
         embeds = embeds.to(features.dtype)
-        hidden = self.fc(torch.cat([embeds, features], dim=-1)) if self.config.kind == "eagle" else features
+        hidden = (
+            self.fc(torch.cat([embeds, features], dim=-1))
+            if self.config.kind == "eagle"
+            else features
+        )
         rotation = self.rotary(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, embeds, rotation, attend)
@@ -268,7 +330,8 @@ class EagleHead(nn.Module):
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def in_full(self, logits: Tensor) -> Tensor:
-        """(..., Vd) -> (..., V): over the target's vocabulary, `OUTSIDE` for tokens the head does not know."""
+        """(..., Vd) -> (..., V): over the target's vocabulary, `OUTSIDE` for tokens the head does
+        not know."""
         if self.draft_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)
@@ -276,11 +339,18 @@ class EagleHead(nn.Module):
 
 
 def _rope_config(config: EagleConfig) -> LlamaConfig:
-    """What transformers' rotary embedding reads. Raises CapabilityError for kinds that depend on the length of the text."""
+    """What transformers' rotary embedding reads. Raises CapabilityError for kinds that depend on
+    the length of the text."""
     kind = config.rope.get("rope_type", "default")
     if kind not in STEADY_ROPE:
-        raise CapabilityError(f"the head's rotary embedding '{kind}' is not supported; known are {', '.join(STEADY_ROPE)}")
+        raise CapabilityError(
+            f"the head's rotary embedding '{kind}' is not supported; known are "
+            f"{', '.join(STEADY_ROPE)}"
+        )
     return LlamaConfig(
-        hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads, head_dim=config.head_dim,
-        rope_parameters=dict(config.rope), max_position_embeddings=config.max_position_embeddings or 2048,
-    )  # fmt: skip
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        rope_parameters=dict(config.rope),
+        max_position_embeddings=config.max_position_embeddings or 2048,
+    )

@@ -1,11 +1,13 @@
-"""What an early exit reads better with: a trained scale behind the target's final norm, and a low-rank correction of it.
+"""What an early exit reads better with: a trained scale behind the target's final norm, and a
+low-rank correction of it.
 
     x  = final_norm(h_E)                      the target's own norm, on the stream entering layer E
     x' = scale * x + up(silu(down(x)))        trained: H + 2 H r numbers
     logits = head(x')                         the target's own output head
 
-The scale stands for a norm of its own; the correction, of rank r, moves what layer E knows to where the head looks for it (logits
-change by head(up(...)), a low-rank correction of the head). Layout, ours alone: `config.json` and `model.safetensors`.
+The scale stands for a norm of its own; the correction, of rank r, moves what layer E knows to where
+the head looks for it (logits change by head(up(...)), a low-rank correction of the head). Layout,
+ours alone: `config.json` and `model.safetensors`.
 """
 
 from __future__ import annotations
@@ -63,16 +65,21 @@ class ExitHead(nn.Module):
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
         tensors = {name: value.float() for name, value in self.state_dict().items()}
-        write_head(folder, "model.safetensors", {"model_type": KIND, **asdict(self.config)}, tensors)
+        write_head(
+            folder, "model.safetensors", {"model_type": KIND, **asdict(self.config)}, tensors
+        )
 
     @classmethod
     def load(cls, folder: Path) -> ExitHead:
-        """The head in a folder. Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
+        """The head in a folder. Raises CheckpointError: nothing there, another kind of head, a
+        tensor that does not fit."""
         source = HeadSource.open(folder)
         values = {name: value for name, value in source.config.items() if name != "model_type"}
         if source.config.get("model_type") != KIND:
             how = "'outrider train early-exit' makes one"
-            raise CheckpointError(f"'{folder}' is no exit head: its config.json does not say model_type {KIND}; {how}")
+            raise CheckpointError(
+                f"'{folder}' is no exit head: its config.json does not say model_type {KIND}; {how}"
+            )
         with source.making("an exit head"):
             head = cls(ExitConfig(**values))
         return source.fill(head, "an exit head")
@@ -83,7 +90,8 @@ class ExitReader(nn.Module):
 
     def __init__(self, exit_head: ExitHead, output: nn.Module) -> None:
         super().__init__()
-        self.exit_head, self.output = exit_head, output
+        self.exit_head = exit_head
+        self.output = output
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.output(self.exit_head(hidden))

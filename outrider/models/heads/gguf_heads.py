@@ -1,4 +1,5 @@
-"""Draft heads in GGUF files of their own, as llama.cpp's converter writes them: their names and configs in the words of folders.
+"""Draft heads in GGUF files of their own, as llama.cpp's converter writes them: their names and
+configs in the words of folders.
 
     eagle3    an EAGLE-3 head of one layer; queries and keys lie in Llama's order
     dflash    a block head: DFlash, DFlash2, DSpark
@@ -33,20 +34,31 @@ CONVOLVED = (("attn", "attention"), ("ffn", "mlp"))
 EAGLE3 = Names(*LAYER, ("blk.{n}.attn_norm_2.weight", "layers.{n}.hidden_norm.weight"))
 DFLASH = Names(
     *LAYER,
-    *((f"blk.{{n}}.attn_{part}_norm.weight", f"layers.{{n}}.self_attn.{part}_norm.weight") for part in "qk"),
-    *((f"blk.{{n}}.{there}_conv_base", f"layers.{{n}}.{here}_conv.base_kernel") for there, here in CONVOLVED),
     *(
-        (f"blk.{{n}}.{there}_conv_proj.weight", f"layers.{{n}}.{here}_conv.kernel_projection.weight")
+        (f"blk.{{n}}.attn_{part}_norm.weight", f"layers.{{n}}.self_attn.{part}_norm.weight")
+        for part in "qk"
+    ),
+    *(
+        (f"blk.{{n}}.{there}_conv_base", f"layers.{{n}}.{here}_conv.base_kernel")
         for there, here in CONVOLVED
     ),
-    ("enc.output_norm.weight", "hidden_norm.weight"), ("markov_{rest}", "markov_head.markov_{rest}"),
+    *(
+        (
+            f"blk.{{n}}.{there}_conv_proj.weight",
+            f"layers.{{n}}.{here}_conv.kernel_projection.weight",
+        )
+        for there, here in CONVOLVED
+    ),
+    ("enc.output_norm.weight", "hidden_norm.weight"),
+    ("markov_{rest}", "markov_head.markov_{rest}"),
     ("conf_proj.{rest}", "confidence_head.proj.{rest}"),
     ("selector_hidden.weight", "candidate_selector.hidden_projection.weight"),
     ("selector_predecessor.weight", "candidate_selector.predecessor_codebook"),
     ("selector_successor.weight", "candidate_selector.successor_codebook"),
-)  # fmt: skip
+)
 QUERIES_AND_KEYS = re.compile(r"layers\.0\.self_attn\.(?P<kind>[qk])_proj\.")
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # the only ones that published models have
+# the only ones that published models have
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_LENGTH = 8192  # and the length that theirs were extended from
 
 
@@ -81,7 +93,8 @@ def gguf_layout(file: GgufFile) -> GgufLayout:
     layout = LAYOUTS.get(file.architecture)
     if layout is None:
         raise CheckpointError(
-            f"'{file.path}' is a model of architecture '{file.architecture}' and no draft head; of those {' and '.join(LAYOUTS)} "
+            f"'{file.path}' is a model of architecture '{file.architecture}' and no draft head; "
+            f"of those {' and '.join(LAYOUTS)} "
             "are read."
         )
     return layout
@@ -90,15 +103,23 @@ def gguf_layout(file: GgufFile) -> GgufLayout:
 def _layer_config(file: GgufFile) -> dict[str, Any]:
     """What both kinds say of their layers."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    size, heads = _needed(file, "embedding_length"), _needed(file, "attention.head_count")
+    size = _needed(file, "embedding_length")
+    heads = _needed(file, "attention.head_count")
     found = {
-        "hidden_size": size, "num_attention_heads": heads,
+        "hidden_size": size,
+        "num_attention_heads": heads,
         "num_key_value_heads": file.of_model("attention.head_count_kv", heads),
-        "head_dim": file.of_model("attention.key_length") or file.of_model("rope.dimension_count") or size // heads,
-        "rms_norm_eps": float(f"{_needed(file, 'attention.layer_norm_rms_epsilon'):.6g}"),  # an fp32 1e-6 is meant as 1e-6
-        "rope_theta": file.of_model("rope.freq_base", 10000.0), "max_position_embeddings": file.of_model("context_length"),
-        "vocab_size": file.of_model("vocab_size") or (int(tokens) if isinstance(tokens, Count) else len(tokens or ())) or None,
-    }  # fmt: skip
+        "head_dim": file.of_model("attention.key_length")
+        or file.of_model("rope.dimension_count")
+        or size // heads,
+        # an fp32 1e-6 is meant as 1e-6
+        "rms_norm_eps": float(f"{_needed(file, 'attention.layer_norm_rms_epsilon'):.6g}"),
+        "rope_theta": file.of_model("rope.freq_base", 10000.0),
+        "max_position_embeddings": file.of_model("context_length"),
+        "vocab_size": file.of_model("vocab_size")
+        or (int(tokens) if isinstance(tokens, Count) else len(tokens or ()))
+        or None,
+    }
     scaling = rope_scaling(file) or _llama3(file, found["rope_theta"], found["head_dim"])
     if scaling is not None:
         found["rope_parameters"] = {"rope_theta": found["rope_theta"], **scaling}
@@ -106,44 +127,65 @@ def _layer_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any] | None:
-    """Llama 3's scaled positions, of which a file has the divisors. Raises CapabilityError where these follow no such rule."""
+    """Llama 3's scaled positions, of which a file has the divisors. Raises CapabilityError where
+    these follow no such rule."""
     factors = rope_factors(file)
     if factors is None or bool((factors == 1).all()):
         return None
     factor = float(factors.max())
     length = int(file.of_model("rope.scaling.original_context_length") or LLAMA3_LENGTH)
     waves = 2 * torch.pi * theta ** (torch.arange(0, head_dim, 2) / head_dim)
-    smooth = (length / waves - LLAMA3["low_freq_factor"]) / (LLAMA3["high_freq_factor"] - LLAMA3["low_freq_factor"])
+    smooth = (length / waves - LLAMA3["low_freq_factor"]) / (
+        LLAMA3["high_freq_factor"] - LLAMA3["low_freq_factor"]
+    )
     expected = 1 / ((1 - smooth.clamp(0, 1)) / factor + smooth.clamp(0, 1))
     if expected.shape != factors.shape or not torch.allclose(expected, factors, rtol=1e-3):
-        raise CapabilityError(f"'{file.path}' divides its rotary frequencies (rope_freqs) by a rule that is not Llama 3's.")
-    return {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": length, **LLAMA3}
+        raise CapabilityError(
+            f"'{file.path}' divides its rotary frequencies (rope_freqs) by a rule that is not "
+            "Llama 3's."
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "original_max_position_embeddings": length,
+        **LLAMA3,
+    }
 
 
 def _eagle3(file: GgufFile) -> dict[str, Any]:
     layers = file.of_model("extract_layers") or _needed(file, "target_layers")
     return _layer_config(file) | {
-        "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": layers,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_aux_hidden_state_layer_ids": layers,
         "norm_before_residual": bool(file.of_model("norm_before_residual", False)),
-    }  # fmt: skip
+    }
 
 
 def _dflash(file: GgufFile) -> dict[str, Any]:
     if file.of_model("hyper_connection_count"):
         raise CapabilityError(
-            f"'{file.path}' is a DSpark head whose layers have hyper-connections, which is not read."
+            f"'{file.path}' is a DSpark head whose layers have hyper-connections, which is not "
+            "read."
         )
     mask = file.metadata.get("tokenizer.ggml.mask_token_id", file.of_model("mask_token_id"))
     slides = file.of_model("attention.sliding_window_pattern")
     own = {
-        "block_size": file.of_model("block_size", 16), "mask_token_id": mask,  # llama.cpp's, where a file does not say
+        # llama.cpp's, where a file does not say
+        "block_size": file.of_model("block_size", 16),
+        "mask_token_id": mask,
         "target_layer_ids": [int(layer) - 1 for layer in _needed(file, "target_layers")],
-        "causal": bool(file.of_model("attention.causal", False)), "sliding_window": file.of_model("attention.sliding_window"),
-        "sample_from_anchor": file.of_model("sample_from_anchor"), "selector_top_k": file.of_model("selector_top_k"),
-        "output_multiplier": file.of_model("logit_scale"), "final_logit_softcapping": file.of_model("final_logit_softcapping"),
-        "layer_types": slides and ["sliding_attention" if slide else "full_attention" for slide in slides],
-    }  # fmt: skip
-    return _layer_config(file) | {"dflash_config": {name: value for name, value in own.items() if value is not None}}
+        "causal": bool(file.of_model("attention.causal", False)),
+        "sliding_window": file.of_model("attention.sliding_window"),
+        "sample_from_anchor": file.of_model("sample_from_anchor"),
+        "selector_top_k": file.of_model("selector_top_k"),
+        "output_multiplier": file.of_model("logit_scale"),
+        "final_logit_softcapping": file.of_model("final_logit_softcapping"),
+        "layer_types": slides
+        and ["sliding_attention" if slide else "full_attention" for slide in slides],
+    }
+    return _layer_config(file) | {
+        "dflash_config": {name: value for name, value in own.items() if value is not None}
+    }
 
 
 def _needed(file: GgufFile, key: str) -> Any:

@@ -1,4 +1,5 @@
-"""Which kind of trained head a folder or a GGUF file holds: its files and the headers of its weights decide, not its name.
+"""Which kind of trained head a folder or a GGUF file holds: its files and the headers of its
+weights decide, not its name.
 
     what `outrider train` saved          by the config, which names the kind: loading will say which tensor a damaged one lacks
     medusa, eagle, eagle3, block, mtp    of others by the names of their tensors; assistants, which draft as mtp, by the config
@@ -19,10 +20,13 @@ from outrider.models.heads.mtp_layout import find_tensors
 from outrider.models.heads.source import WEIGHT_FILES, HeadSource, read_config
 from outrider.models.source import ModelSource
 
-ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
+ACCEPTANCE = "acceptance"
+EARLY_EXIT = "early-exit"
 OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's model_type
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
-MEDUSA = re.compile(r"(model\.)?(0\.0\.linear|0\.1\.weight|blocks\.0\.|medusa_heads?\.)")  # how its tensors begin
+# one of them beside a model, none beside a head
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+# how its tensors begin
+MEDUSA = re.compile(r"(model\.)?(0\.0\.linear|0\.1\.weight|blocks\.0\.|medusa_heads?\.)")
 PROJECTION = re.compile(r"(model\.)?(encoder\.)?fc\.weight")  # which EAGLE's and block heads have
 SIGNS = {  # tensors by which these differ; an EAGLE head has none of them
     "eagle3": re.compile(r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight"),
@@ -31,7 +35,8 @@ SIGNS = {  # tensors by which these differ; an EAGLE head has none of them
 
 
 def head_kind(source: ModelSource) -> str | None:
-    """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
+    """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None:
+    no head, perhaps a whole model.
 
     Raises CheckpointError for files that cannot be read.
     """
@@ -44,7 +49,8 @@ def head_kind(source: ModelSource) -> str | None:
     if folder is None or source.adapter is not None:
         return None
     config = read_config(folder)
-    model_type, own = str(config.get("model_type")), config.get("outrider")
+    model_type = str(config.get("model_type"))
+    own = config.get("outrider")
     if model_type in OURS or model_type in ASSISTANTS.model_types:
         return OURS.get(model_type, "mtp")
     if isinstance(own, dict) and own.get("head"):
@@ -59,7 +65,11 @@ def how_to_draft(kind: str, folder: str) -> str:
     """Options of the command line that use a head of this kind."""
     if kind == ACCEPTANCE:
         return f'--draft MODEL --drafter "draft-model stop={ACCEPTANCE} acceptance_head={folder}"'
-    return f'--drafter "{kind} head={folder}"' if kind == EARLY_EXIT else f"--drafter {kind} --draft {folder}"
+    return (
+        f'--drafter "{kind} head={folder}"'
+        if kind == EARLY_EXIT
+        else f"--drafter {kind} --draft {folder}"
+    )
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -74,7 +84,10 @@ def _kind_by_names(names: list[str]) -> str | None:
         return "medusa"
     if not any(PROJECTION.fullmatch(name) for name in names):
         return None
-    return next((kind for kind, sign in SIGNS.items() if any(sign.fullmatch(name) for name in names)), "eagle")
+    return next(
+        (kind for kind, sign in SIGNS.items() if any(sign.fullmatch(name) for name in names)),
+        "eagle",
+    )
 
 
 def _is_mtp_alone(names: list[str]) -> bool:

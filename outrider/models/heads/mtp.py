@@ -1,13 +1,15 @@
-"""The MTP head of a checkpoint: a projection and one decoder layer of the target's own kind, applied again and again.
+"""The MTP head of a checkpoint: a projection and one decoder layer of the target's own kind,
+applied again and again.
 
     pair t of a text:  (token x_{t+1}, the target's state h_t)  ->  state o_t  ->  logits of x_{t+2}
 
     o_t = layer(projection [norm(embedding of x_{t+1}) ; norm(h_t)])        logits = the target's output head (norm(o_t))
 
-When drafting, the pair behind the last known state takes the head's own state instead, normed as the target's is. A head of
-several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the state of layer k - 1 at t). Embedding and output
-head are the target's. The layer is transformers' code for the target's family (`mtp_body.py`), so its attention, rotary
-embedding and experts are the family's, too; it attends over a cache of the head's own.
+When drafting, the pair behind the last known state takes the head's own state instead, normed as
+the target's is. A head of several layers has one for each token of a draft: layer k reads
+(x_{t+1+k}, the state of layer k - 1 at t). Embedding and output head are the target's. The layer is
+transformers' code for the target's family (`mtp_body.py`), so its attention, rotary embedding and
+experts are the family's, too; it attends over a cache of the head's own.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from outrider.models.pass_plan import PassPlan, following
 from outrider.models.signals import AFTER_NORM
 
 BY_FUNCTION = "outrider-by-function"  # the attention of a head in training
-_by: ContextVar[Callable[..., Tensor]] = ContextVar("the function that attends in the pass that this thread makes")
+_by: ContextVar[Callable[..., Tensor]] = ContextVar(
+    "the function that attends in the pass that this thread makes"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class MtpConfig:
     hidden_first: bool = False  # the projection's input begins with the hidden state
     max_position_embeddings: int | None = None  # by its own files; None: as far as the target
     trained_for: str = ""  # name of the target, of a head that was trained here
-    signals: tuple[int, ...] = (AFTER_NORM,)  # the target's hidden state that a pair reads, by its key of `models/signals.py`
+    # the target's hidden state that a pair reads, by its key of `models/signals.py`
+    signals: tuple[int, ...] = (AFTER_NORM,)
 
     @property
     def feature_size(self) -> int:
@@ -51,7 +56,8 @@ class MtpConfig:
 
 
 def _copied(norm: nn.Module) -> nn.Module:
-    """A norm with weights of its own, made on the CPU: a deep copy takes no tensor that only says where it is."""
+    """A norm with weights of its own, made on the CPU: a deep copy takes no tensor that only says
+    where it is."""
     weight: Any = norm.weight
     device = weight.device
     made = copy.deepcopy(norm.cpu()).to(device)
@@ -63,24 +69,42 @@ class MtpLayer(nn.Module):
     """One layer with its norms and its projection."""
 
     def __init__(
-        self, body: Any, norm: nn.Module, shape: LayerShape, window: int | None, size: int, *, bias: bool
+        self,
+        body: Any,
+        norm: nn.Module,
+        shape: LayerShape,
+        window: int | None,
+        size: int,
+        *,
+        bias: bool,
     ) -> None:
-        """`body`: a decoder of one layer that ends without a norm; `norm`: its own; `shape`, `window`: of its attention."""
+        """`body`: a decoder of one layer that ends without a norm; `norm`: its own; `shape`,
+        `window`: of its attention."""
         super().__init__()
-        self.shape, self.window = shape, window
+        self.shape = shape
+        self.window = window
         weight: Any = norm.weight
-        self.embed_norm, self.hidden_norm, self.norm = _copied(norm), _copied(norm), norm
-        self.projection = nn.Linear(2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device)
+        self.embed_norm = _copied(norm)
+        self.hidden_norm = _copied(norm)
+        self.norm = norm
+        self.projection = nn.Linear(
+            2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device
+        )
         self.body = body
 
-    def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False) -> Tensor:
+    def forward(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False
+    ) -> Tensor:
         """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T)."""
         pair = [self.embed_norm(embeds), self.hidden_norm(features)]
         inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
-        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
+        return self.body(
+            inputs_embeds=inputs, position_ids=positions, use_cache=False
+        ).last_hidden_state
 
     def number(self, index: int, num_layers: int) -> None:
-        """Set the index of its layer in the cache, and of an indexer's, which lie behind those of all layers."""
+        """Set the index of its layer in the cache, and of an indexer's, which lie behind those of
+        all layers."""
         for part in self.body.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = index
@@ -120,12 +144,22 @@ class MtpHead(nn.Module):
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What its cache keeps of a token: of each layer, then of their indexers."""
-        return [*(self.layer(index).shape for index in range(len(self.layers))), *indexer_layers(self)]
+        return [
+            *(self.layer(index).shape for index in range(len(self.layers))),
+            *indexer_layers(self),
+        ]
 
     @property
     def window(self) -> int | None:
         """Tokens that attention sees back; None: all."""
-        return next((layer.window for layer in map(self.layer, range(len(self.layers))) if layer.window is not None), None)
+        return next(
+            (
+                layer.window
+                for layer in map(self.layer, range(len(self.layers)))
+                if layer.window is not None
+            ),
+            None,
+        )
 
     def layer(self, index: int) -> MtpLayer:
         found = self.layers[index]
@@ -150,7 +184,9 @@ class MtpHead(nn.Module):
         """What `join` gives is the feature."""
         return joined
 
-    def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, layer: int = 0) -> Tensor:
+    def on_cache(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, layer: int = 0
+    ) -> Tensor:
         """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
         with following(plan):
             return self.states(tokens, features, positions, layer)
@@ -160,9 +196,13 @@ class MtpHead(nn.Module):
         embeds = self.shared[0](tokens).to(features.dtype)
         return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first)
 
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling): for training."""
-        body, before = self.layer(0).body, _by.set(attend)
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]
+    ) -> Tensor:
+        """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling):
+        for training."""
+        body = self.layer(0).body
+        before = _by.set(attend)
         if body.config._attn_implementation != BY_FUNCTION:
             make_known(BY_FUNCTION, _by_function, reads_latents=False)
             body.set_attn_implementation(BY_FUNCTION)
@@ -177,11 +217,17 @@ class MtpHead(nn.Module):
 
     def logits(self, states: Tensor, layer: int = 0) -> Tensor:
         """(..., H) -> (..., V)."""
-        states, output = self.layer(layer).norm(states), self.shared[1]
+        states = self.layer(layer).norm(states)
+        output = self.shared[1]
         table = getattr(output, "weight", None)
-        if states.dtype != torch.float32 or not isinstance(table, Tensor) or table.dtype not in (torch.bfloat16, torch.float16):
+        if (
+            states.dtype != torch.float32
+            or not isinstance(table, Tensor)
+            or table.dtype not in (torch.bfloat16, torch.float16)
+        ):
             return output(states)
-        return output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
+        # in training the head is fp32, whatever the target is
+        return output(states.to(table.dtype)).to(states.dtype)
 
     def in_full(self, logits: Tensor) -> Tensor:
         """The logits are over the target's whole vocabulary."""
@@ -189,30 +235,40 @@ class MtpHead(nn.Module):
 
 
 def _by_function(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
     **unused: object,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, None]:
     """transformers' attention contract."""
     return _by.get()(module.layer_idx, query, key, value, scaling), None
 
 
 class MtpTurnsLM(HeadLM):
-    """A head whose layers take turns: the first token of a draft is the first layer's, the second the second's.
+    """A head whose layers take turns: the first token of a draft is the first layer's, the second
+    the second's.
 
-    Layer k stands at the same positions as the first and reads what layer k - 1 made of them, next to tokens that are k later:
+    Layer k stands at the same positions as the first and reads what layer k - 1 made of them, next
+    to tokens that are k later:
 
         slot of a row's cache     0              1              ...   n - 2
         layer 0                   (x_1, h_0)     (x_2, h_1)           (x_{n-1}, h_{n-2})      -> x_n
         layer 1                   (x_2, o_0)     (x_3, o_1)           (x_n, o_{n-2})          -> x_{n+1}
 
-    So the last positions of all layers but the first hold guesses. They are never committed: the target's states of the last
-    `lag` positions are fed again with those that come after them. Drafts are chains of at most one token a layer.
+    So the last positions of all layers but the first hold guesses. They are never committed: the
+    target's states of the last `lag` positions are fed again with those that come after them.
+    Drafts are chains of at most one token a layer.
     """
 
     def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
         super().__init__(head, vocab_size, context_length)
-        self._layers, self._num_turns = head, len(head.layers)
-        self.max_chain, self.lag = self._num_turns, self._num_turns - 1
+        self._layers = head
+        self._num_turns = len(head.layers)
+        self.max_chain = self._num_turns
+        self.lag = self._num_turns - 1
         self._turn = 0  # the layer that makes the next pass
         self._line = torch.empty(0)  # (B, T) tokens of the last pass
         self._begun: list[int] = []  # lengths of the rows' caches before the first turn
@@ -221,24 +277,31 @@ class MtpTurnsLM(HeadLM):
         super().give(features)
         self._turn = 0
 
-    def own_logits(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    def own_logits(
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None
+    ) -> Tensor:
         """Logits (B, T, V) of the positions given, then (B, 1, V) for one more token at a time."""
         assert parents is None, "its drafts are chains"
         if self._turn:
             return self._next(tokens)
         self._line, self._begun = tokens, list(self.kv.lengths)
-        self._carried, logits = self._pass(tokens, self._features(tokens.shape[1], None), None, 0, self._all(tokens))
+        self._carried, logits = self._pass(
+            tokens, self._features(tokens.shape[1], None), None, 0, self._all(tokens)
+        )
         self._turn = 1
         return logits
 
     def settle(self) -> None:
-        """Run the layers whose turn did not come, so that all that is committed is in every layer's cache."""
+        """Run the layers whose turn did not come, so that all that is committed is in every layer's
+        cache."""
         while 0 < self._turn < self._num_turns:
             self._next(self._line.new_zeros(len(self._line), 1))
 
     def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
-        """Feed and commit positions of one row: the target's features (n, H) for them, tokens (n + lag,)."""
-        count, carried = len(features), features[None]
+        """Feed and commit positions of one row: the target's features (n, H) for them, tokens (n +
+        lag,)."""
+        count = len(features)
+        carried = features[None]
         for turn in range(self._num_turns):
             self._turn = turn
             part = torch.tensor([list(tokens[turn : turn + count])], device=self.device)
@@ -247,7 +310,8 @@ class MtpTurnsLM(HeadLM):
         self.kv.advance(row, count)
 
     def _next(self, tokens: Tensor) -> Tensor:
-        """The next layer at the positions of the first, each row's last token being one of `tokens` (B, 1)."""
+        """The next layer at the positions of the first, each row's last token being one of `tokens`
+        (B, 1)."""
         assert self._carried is not None
         rows = torch.arange(len(tokens), device=self.device)
         last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
@@ -256,7 +320,9 @@ class MtpTurnsLM(HeadLM):
         lengths = list(self.kv.lengths)
         for row, begun in enumerate(self._begun):
             self.kv.truncate(row, begun)
-        self._carried, logits = self._pass(self._line, self._carried, None, 0, self._all(self._line))
+        self._carried, logits = self._pass(
+            self._line, self._carried, None, 0, self._all(self._line)
+        )
         for row, length in enumerate(lengths):
             self.kv.advance(row, length - self.kv.lengths[row])
         self._turn += 1
@@ -265,7 +331,9 @@ class MtpTurnsLM(HeadLM):
     def _all(self, tokens: Tensor) -> Tensor:
         return torch.arange(tokens.shape[1], device=self.device)
 
-    def _states(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+    def _states(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan
+    ) -> Tensor:
         return self._layers.on_cache(tokens, features, positions, plan, self._turn)
 
     def _carry(self, states: Tensor) -> Tensor:

@@ -4,9 +4,10 @@
     blk.N.*                                                  a decoder layer of the family, named as its other layers are
     blk.N.nextn.{embed_tokens, shared_head_head}             copies of the target's tables, not read
 
-Such a layer is loaded as a model of one layer by the same code as the target: what the converter rearranged is undone alike, and
-weights stay in their blocks where the target's do. Files of Qwen's have norms and projection of several layers once. A file may
-hold nothing but a head and copies of its target's tables and final norm.
+Such a layer is loaded as a model of one layer by the same code as the target: what the converter
+rearranged is undone alike, and weights stay in their blocks where the target's do. Files of Qwen's
+have norms and projection of several layers once. A file may hold nothing but a head and copies of
+its target's tables and final norm.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ from outrider.models.heads.mtp_body import body_of, empty_model, one_layer_confi
 from outrider.models.heads.mtp_layout import MtpLayout
 
 TENSOR = re.compile(r"blk\.(?P<block>\d+)\.(?P<name>.+)")
-PROJECTION, NORMS = "nextn.eh_proj.weight", {"nextn.enorm.weight": "embed_norm", "nextn.hnorm.weight": "hidden_norm"}
-FINAL = ("nextn.shared_head_norm.weight", "layer_output_norm.weight")  # the norm before the output head: the first that is there
+PROJECTION = "nextn.eh_proj.weight"
+NORMS = {"nextn.enorm.weight": "embed_norm", "nextn.hnorm.weight": "hidden_norm"}
+# the norm before the output head: the first that is there
+FINAL = ("nextn.shared_head_norm.weight", "layer_output_norm.weight")
 OUTPUT_NORM = "output_norm.weight"
-EVERYWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors of no layer
+# tensors of no layer
+EVERYWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LOOKED_FOR = ", ".join(f"blk.{{next}}.{name}" for name in (PROJECTION, *NORMS))
 
 
@@ -52,7 +56,8 @@ class NextnHead:
 
     @property
     def layout(self) -> MtpLayout:
-        """The layout of the family's safetensors checkpoints: the usual one, unless another names the file's architecture."""
+        """The layout of the family's safetensors checkpoints: the usual one, unless another names
+        the file's architecture."""
         named = (layout for layout in MTP_LAYOUTS.values() if self.file.architecture in layout.gguf)
         return next(named, MTP_USUAL)
 
@@ -69,7 +74,10 @@ class NextnHead:
     @property
     def is_alone(self) -> bool:
         """Whether the file lacks the layers of the target."""
-        return not any(tensor.name.startswith("blk.0.") for tensor in self.file.tensors) or self.first == 0
+        return (
+            not any(tensor.name.startswith("blk.0.") for tensor in self.file.tensors)
+            or self.first == 0
+        )
 
     def beside(self, index: int, name: str) -> TensorInfo | None:
         """A norm or the projection of a layer: the first layer's, where it has none of its own."""
@@ -77,17 +85,26 @@ class NextnHead:
 
     def final_norm(self, index: int) -> TensorInfo | None:
         """The norm before the output head, which is the target's where the layer has none."""
-        own = next((found for name in FINAL if (found := self.beside(index, name)) is not None), None)
-        return own or next((tensor for tensor in self.file.tensors if tensor.name == OUTPUT_NORM), None)
+        own = next(
+            (found for name in FINAL if (found := self.beside(index, name)) is not None), None
+        )
+        return own or next(
+            (tensor for tensor in self.file.tensors if tensor.name == OUTPUT_NORM), None
+        )
 
     def of_layer(self, index: int) -> list[TensorInfo]:
-        """The decoder layer's tensors, with the norm behind it, as a model of that layer alone would have them."""
+        """The decoder layer's tensors, with the norm behind it, as a model of that layer alone
+        would have them."""
         found = [tensor for tensor in self.file.tensors if tensor.name in EVERYWHERE]
         for name, tensor in self.layers[index].items():
             if not name.startswith("nextn.") and name not in FINAL:
                 second = self.layout.second_block
                 is_second = second is not None and second.match(name) is not None
-                name = "attn_norm.weight" if is_second and name.startswith("post_attention_norm") else name
+                name = (
+                    "attn_norm.weight"
+                    if is_second and name.startswith("post_attention_norm")
+                    else name
+                )
                 found.append(replace(tensor, name=f"blk.{int(is_second)}.{name}"))
         norm = self.final_norm(index)
         return found if norm is None else [*found, replace(norm, name=OUTPUT_NORM)]
@@ -105,30 +122,55 @@ class NextnHead:
     def bytes_of(self, dtype: torch.dtype, *, experts_stay: bool = True) -> int:
         """Bytes of its weights once loaded."""
         stay = staying(self.file, experts=experts_stay)
-        used = {tensor.name: tensor for index in range(len(self.layers)) for tensor in self._used(index)}
+        used = {
+            tensor.name: tensor for index in range(len(self.layers)) for tensor in self._used(index)
+        }
         return sum(tensor_bytes(list(used.values()), stay, dtype))
 
     def _used(self, index: int) -> Iterator[TensorInfo]:
-        yield from (tensor for name, tensor in self.layers[index].items() if not name.startswith("nextn."))
+        yield from (
+            tensor for name, tensor in self.layers[index].items() if not name.startswith("nextn.")
+        )
         beside = (self.beside(index, name) for name in (PROJECTION, *NORMS, *FINAL))
         yield from (tensor for tensor in beside if tensor is not None)
 
 
 def find_nextn(file: GgufFile, num_layers: int | None = None) -> NextnHead | None:
-    """The head in a file whose target has `num_layers` layers (None: as many as its metadata says); None where there is none."""
-    count = num_layers if num_layers is not None else int(file.of_model("block_count", 0)) - num_extra_layers(file)
+    """The head in a file whose target has `num_layers` layers (None: as many as its metadata says);
+    None where there is none."""
+    count = (
+        num_layers
+        if num_layers is not None
+        else int(file.of_model("block_count", 0)) - num_extra_layers(file)
+    )
     names = {tensor.name for tensor in file.tensors}
-    return NextnHead(file, count) if any(f"blk.{count}.{name}" in names for name in (PROJECTION, *NORMS)) else None
+    return (
+        NextnHead(file, count)
+        if any(f"blk.{count}.{name}" in names for name in (PROJECTION, *NORMS))
+        else None
+    )
 
 
 def nextn_layer(
-    head: NextnHead, index: int, config: Any, dtype: torch.dtype, device: torch.device, pack: Packer, *, blocks_stay: bool
+    head: NextnHead,
+    index: int,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack: Packer,
+    *,
+    blocks_stay: bool,
 ) -> MtpLayer:
-    """One layer of a head for a target with this config. `blocks_stay`: weights in blocks stay so; else all are widened."""
+    """One layer of a head for a target with this config. `blocks_stay`: weights in blocks stay so;
+    else all are widened."""
     file = head.file
     what = f"the MTP head in '{file.path}' (blk.{head.first + index})"
     tensors = head.of_layer(index)
-    text = one_layer_config(config, has_experts=any("_exps." in tensor.name for tensor in tensors), kinds=head.layout.kinds)
+    text = one_layer_config(
+        config,
+        has_experts=any("_exps." in tensor.name for tensor in tensors),
+        kinds=head.layout.kinds,
+    )
     alone = replace(file, tensors=tuple(tensors))
     with torch.no_grad():
         module = empty_model(what, text, dtype)
@@ -136,12 +178,16 @@ def nextn_layer(
         stay = staying(alone, experts=device.type == "cpu") if blocks_stay else frozenset()
         GgufLoading(alone, module, text, dtype, stay, pack).run()
         divide_frequencies(module, file)
-    layer = MtpLayer(*body_of(what, module, device), config.get_text_config().hidden_size, bias=False)
+    layer = MtpLayer(
+        *body_of(what, module, device), config.get_text_config().hidden_size, bias=False
+    )
     arrange = arranging(file, config)
     with torch.no_grad():
         for name, part in NORMS.items():
             _put_norm(what, head.beside(index, name), getattr(layer, part), arrange)
-        made = _projection(what, head, index, layer.projection, dtype, pack, blocks_stay=blocks_stay)
+        made = _projection(
+            what, head, index, layer.projection, dtype, pack, blocks_stay=blocks_stay
+        )
         layer.add_module("projection", made.to(device))
     return layer.requires_grad_(False)
 
@@ -154,7 +200,14 @@ def _put_norm(what: str, tensor: TensorInfo | None, norm: Any, arrange: Callable
 
 
 def _projection(
-    what: str, head: NextnHead, index: int, like: nn.Linear, dtype: torch.dtype, pack: Packer, *, blocks_stay: bool
+    what: str,
+    head: NextnHead,
+    index: int,
+    like: nn.Linear,
+    dtype: torch.dtype,
+    pack: Packer,
+    *,
+    blocks_stay: bool,
 ) -> nn.Module:
     tensor = head.beside(index, PROJECTION)
     assert tensor is not None
@@ -163,13 +216,16 @@ def _projection(
     if blocks_stay and tensor.kind.name in FORMS:
         (panels,) = panels_in([((tensor,), SAME)], pack)
         return BlockLinear(panels, FORMS[tensor.kind.name], outputs, inputs, dtype)
-    like.weight = nn.Parameter(torch.from_numpy(plain_values(tensor).copy()).to(dtype), requires_grad=False)
+    like.weight = nn.Parameter(
+        torch.from_numpy(plain_values(tensor).copy()).to(dtype), requires_grad=False
+    )
     return like
 
 
 def _check_shape(what: str, tensor: TensorInfo, wanted: tuple[int, ...]) -> None:
     if tensor.shape != wanted:
         raise CheckpointError(
-            f"{what}: tensor '{tensor.name}' has shape {list(tensor.shape)}, expected {list(wanted)}: it was made for another "
+            f"{what}: tensor '{tensor.name}' has shape {list(tensor.shape)}, expected "
+            f"{list(wanted)}: it was made for another "
             "target."
         )

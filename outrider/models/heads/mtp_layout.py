@@ -1,7 +1,9 @@
-"""What tensors of an MTP head are called in a family's checkpoints (multi-token prediction, DeepSeek-V3 2412.19437).
+"""What tensors of an MTP head are called in a family's checkpoints (multi-token prediction,
+DeepSeek-V3 2412.19437).
 
-A layer is a projection of a token's embedding and a hidden state, each normed, one more decoder layer of the family, and a norm.
-Layouts are tables in `models/families/`; the names on their right are ours:
+A layer is a projection of a token's embedding and a hidden state, each normed, one more decoder
+layer of the family, and a norm. Layouts are tables in `models/families/`; the names on their right
+are ours:
 
     {layer}.projection.weight, {layer}.embed_norm.weight ...     parts of one layer
     projection.weight ...                                        parts that all layers share
@@ -19,7 +21,12 @@ from dataclasses import dataclass
 
 from outrider.models.heads.names import Names, expression
 
-EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
+# parts of a layer
+EMBED_NORM = "embed_norm"
+HIDDEN_NORM = "hidden_norm"
+PROJECTION = "projection"
+NORM = "norm"
+BLOCK = "block"
 OUTER = re.compile(r"^(model\.|language_model\.)+")
 COPY = "copy"
 NUMBERED = re.compile(r"(\d+)\.(.+)")
@@ -32,12 +39,14 @@ class MtpLayout:
     name: str
     names: Names
     sign: str  # a tensor by which the layout is recognised
-    hidden_first: bool = False  # the projection's input begins with the hidden state, not with the embedding
+    # the projection's input begins with the hidden state, not with the embedding
+    hidden_first: bool = False
     counts_on: bool = False  # layers are numbered behind the target's
     under: str = ""  # the prefix with which its names are written
     kinds: str = ""  # of a layer of several blocks: the list of their kinds in the config
     gguf: tuple[str, ...] = ()  # architectures whose GGUF files hold such heads
-    second_block: re.Pattern[str] | None = None  # beginnings of a GGUF file's names that belong to the second block
+    # beginnings of a GGUF file's names that belong to the second block
+    second_block: re.Pattern[str] | None = None
 
     @property
     def is_stacked(self) -> bool:
@@ -45,7 +54,8 @@ class MtpLayout:
         return bool(self.kinds)
 
     def written(self, name: str, layer: int, last: int) -> str:
-        """What a layer's tensor is called. `layer`: its number; `last`: that of the last of its blocks."""
+        """What a layer's tensor is called. `layer`: its number; `last`: that of the last of its
+        blocks."""
         shared = self.names.theirs(name, last=last)
         return self.under + (self.names.theirs(f"{layer}.{name}") if shared == name else shared)
 
@@ -76,12 +86,19 @@ class MtpTensors:
             for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM)
             if f"{part}.weight" not in layer
         ]
-        blocks = [f"decoder layer {index}" for index, layer in enumerate(self.layers) if not any(map(_is_block, layer))]
+        blocks = [
+            f"decoder layer {index}"
+            for index, layer in enumerate(self.layers)
+            if not any(map(_is_block, layer))
+        ]
         return parts + blocks
 
 
-def find_tensors(layouts: Iterable[MtpLayout], names: Iterable[str], num_layers: int) -> MtpTensors | None:
-    """The head among a checkpoint's tensors; None where there is none of these layouts. `num_layers`: of the target."""
+def find_tensors(
+    layouts: Iterable[MtpLayout], names: Iterable[str], num_layers: int
+) -> MtpTensors | None:
+    """The head among a checkpoint's tensors; None where there is none of these layouts.
+    `num_layers`: of the target."""
     there = {OUTER.sub("", name): name for name in names}
     return next((match for layout in layouts if (match := _find(layout, there, num_layers))), None)
 
@@ -100,7 +117,9 @@ def _find(layout: MtpLayout, there: Mapping[str, str], num_layers: int) -> MtpTe
         begins = [f"{begins[0]}{number}." for number in numbers]
     if not signs or not begins:
         return None
-    shared, layers, copies = dict[str, str](), dict[int, dict[str, str]](), list[str]()
+    shared = dict[str, str]()
+    layers = dict[int, dict[str, str]]()
+    copies = list[str]()
     for name, stored in there.items():
         if not name.startswith(tuple(begins)):
             continue

@@ -1,16 +1,18 @@
-"""The source of a trained head: a config and named tensors, in a folder, in the target's checkpoint or in a GGUF file.
+"""The source of a trained head: a config and named tensors, in a folder, in the target's checkpoint
+or in a GGUF file.
 
-A source is opened by the headers of its files, so a head can be checked and weighed before a weight is read. A kind of head says
-how published layouts name its tensors (`names.py`), makes its network of the config and has it filled:
+A source is opened by the headers of its files, so a head can be checked and weighed before a weight
+is read. A kind of head says how published layouts name its tensors (`names.py`), makes its network
+of the config and has it filled:
 
     source = HeadSource.open(folder, NAMES)
     with source.making(KIND), torch.device(source.device):
         network = Network(config of source.config and source.shape(...))
     source.fill(network, KIND)                 every parameter has its tensor, of its shape, and nothing is left over
 
-A tensor that nobody asks for means that the head is of another kind, or has a part that would be missing without a word.
-Weights in fp8 are widened by their scales; without scales, or as whole numbers, they are refused: such a head drafts, and
-nothing of it is ever kept.
+A tensor that nobody asks for means that the head is of another kind, or has a part that would be
+missing without a word. Weights in fp8 are widened by their scales; without scales, or as whole
+numbers, they are refused: such a head drafts, and nothing of it is ever kept.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from outrider.models.loading.weight_files import safetensors_header
 from outrider.wellformed import load_object
 
 CONFIG = "config.json"
-WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")  # in the order of preference: a folder may hold the same tensors twice
+# in the order of preference: a folder may hold the same tensors twice
+WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")
 FLOATS = ("F64", "F32", "F16", "BF16")
 FP8 = "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")  # of weights in fp8, in blocks or whole
@@ -63,29 +66,46 @@ class Stored(NamedTuple):
 class HeadSource:
     """A head's config and its tensors, each of which is taken once."""
 
-    def __init__(self, path: Path, config: dict[str, Any], tensors: Iterable[Stored], names: Names, *, outline: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        tensors: Iterable[Stored],
+        names: Names,
+        *,
+        outline: bool,
+    ) -> None:
         """`outline`: of weights the shapes alone, as tensors on torch's meta device."""
-        self.path, self.config, self.outline = path, config, outline
+        self.path = path
+        self.config = config
+        self.outline = outline
         self.device = "meta" if outline else "cpu"  # on which the network is made
         self._names = names
         self._left = {names.ours(tensor.name): tensor for tensor in with_scales(tensors)}
 
     @classmethod
-    def open(cls, path: Path | str, names: Names | None = None, *, outline: bool = False) -> HeadSource:
-        """The head in a folder or a GGUF file. Raises CheckpointError when there is none, no weight file in it, or one that
-        cannot be read."""
-        names, file = names or Names(), gguf_in(str(path)) if Path(path).exists() else None
+    def open(
+        cls, path: Path | str, names: Names | None = None, *, outline: bool = False
+    ) -> HeadSource:
+        """The head in a folder or a GGUF file. Raises CheckpointError when there is none, no weight
+        file in it, or one that cannot be read."""
+        names = names or Names()
+        file = gguf_in(str(path)) if Path(path).exists() else None
         if file is not None:
             layout = gguf_layout(file)
             config = layout.config(file)
             return cls(file.path, config, _of_gguf(file, layout, config), names, outline=outline)
         folder = Path(path)
         if not folder.is_dir():
-            raise CheckpointError(f"no head folder at '{path}'. Give the folder or the GGUF file that holds the head's weights.")
+            raise CheckpointError(
+                f"no head folder at '{path}'. Give the folder or the GGUF file that holds the "
+                "head's weights."
+            )
         return cls(folder, read_config(folder), _of_folder(folder), names, outline=outline)
 
     def rename(self, names: Names) -> None:
-        """The network's names of tensors that are still called as in the files, once it is clear which layout they have."""
+        """The network's names of tensors that are still called as in the files, once it is clear
+        which layout they have."""
         self._names = names
         self._left = {names.ours(tensor.name): tensor for tensor in self._left.values()}
 
@@ -98,12 +118,16 @@ class HeadSource:
     def trained_for(self) -> str:
         """The target the config names; '' where it names none."""
         speculators = _table(self.config, "speculators_config")
-        target = _table(self.config, "outrider").get("target") or _table(speculators, "verifier").get("name_or_path")
+        target = _table(self.config, "outrider").get("target") or _table(
+            speculators, "verifier"
+        ).get("name_or_path")
         return str(target or self.config.get("base_model_name_or_path") or "")
 
     def what(self) -> str:
         """The folder, and the target that it was trained for: the beginning of every message."""
-        return f"head '{self.path}'" + (f" (trained for '{self.trained_for}')" if self.trained_for else "")
+        return f"head '{self.path}'" + (
+            f" (trained for '{self.trained_for}')" if self.trained_for else ""
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -113,12 +137,13 @@ class HeadSource:
         return self._stored(name).shape
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the head's own target, and for
-        weights that are NaN, infinite or codes without their scales."""
+        """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the
+        head's own target, and for weights that are NaN, infinite or codes without their scales."""
         tensor = self._stored(name)
         if tensor.shape != shape:
             raise CheckpointError(
-                f"{self.what()}: tensor '{tensor.name}' has shape {list(tensor.shape)}, expected {list(shape)}"
+                f"{self.what()}: tensor '{tensor.name}' has shape {list(tensor.shape)}, expected "
+                f"{list(shape)}"
             )
         del self._left[name]
         return read_weights(tensor, self.what(), outline=self.outline)
@@ -137,14 +162,20 @@ class HeadSource:
                 f"{' ...' if len(named) > 6 else ''}. It may be a head of another kind."
             )
 
-    def fill(self, network: Network, kind: str, given: Mapping[str, Tensor] | None = None) -> Network:
-        """`network` with a tensor for each of its parameters, which must be all that there is; an outline is only checked.
+    def fill(
+        self, network: Network, kind: str, given: Mapping[str, Tensor] | None = None
+    ) -> Network:
+        """`network` with a tensor for each of its parameters, which must be all that there is; an
+        outline is only checked.
 
         `given`: tensors of parameters that are made of others, or read already.
         """
         own = given or {}
         shapes = {name: parameter.shape for name, parameter in network.state_dict().items()}
-        state = {name: own[name] if name in own else self.take(name, *shape) for name, shape in shapes.items()}
+        state = {
+            name: own[name] if name in own else self.take(name, *shape)
+            for name, shape in shapes.items()
+        }
         self.finish(kind)
         if not self.outline:
             network.load_state_dict(state)
@@ -152,50 +183,73 @@ class HeadSource:
 
     @contextlib.contextmanager
     def making(self, kind: str) -> Iterator[None]:
-        """While a head is made of what config.json says, which may be anything: what goes wrong inside is a CheckpointError."""
+        """While a head is made of what config.json says, which may be anything: what goes wrong
+        inside is a CheckpointError."""
         try:
             yield
         except OutriderError:
             raise
         except Exception as error:
             what = kind.removeprefix("a ").removeprefix("an ")
-            raise CheckpointError(f"{self.what()}: no {what} can be made of its config.json ({first_line(error)})") from error
+            raise CheckpointError(
+                f"{self.what()}: no {what} can be made of its config.json ({first_line(error)})"
+            ) from error
 
     def _stored(self, name: str) -> Stored:
         if name not in self._left:
             held = ", ".join(sorted(tensor.name for tensor in self._left.values())) or "nothing"
-            raise CheckpointError(f"{self.what()} lacks tensor '{self._names.theirs(name)}'. It has: {held}.")
+            raise CheckpointError(
+                f"{self.what()} lacks tensor '{self._names.theirs(name)}'. It has: {held}."
+            )
         return self._left[name]
 
 
 def read_weights(tensor: Stored, what: str, *, outline: bool = False) -> Tensor:
     """A tensor in plain numbers; of an outline's weights the shape.
 
-    Raises CheckpointError, beginning with `what`, for weights that are NaN, infinite or codes without their scales.
+    Raises CheckpointError, beginning with `what`, for weights that are NaN, infinite or codes
+    without their scales.
     """
     check_numbers(tensor, what)
     if outline and tensor.kind in FLOATS:
         return torch.empty(tensor.shape, device="meta")
     values = tensor.read()
     if values.is_floating_point() and not values.isfinite().all():
-        raise CheckpointError(f"{what} is damaged: tensor '{tensor.name}' has NaN or infinite values. Fetch it again.")
+        raise CheckpointError(
+            f"{what} is damaged: tensor '{tensor.name}' has NaN or infinite values. Fetch it again."
+        )
     return values
 
 
 def check_numbers(tensor: Stored, what: str) -> None:
-    """Raises CheckpointError, beginning with `what`, for weights that are codes: floats of 8 bits, whole numbers in a matrix."""
-    if tensor.kind.startswith("F8") or (tensor.kind not in (*FLOATS, "BOOL") and len(tensor.shape) > 1):
-        missing = f" and its scales '{_scale_names(tensor.name)[0]}' are missing" if tensor.kind == FP8 else ""
+    """Raises CheckpointError, beginning with `what`, for weights that are codes: floats of 8 bits,
+    whole numbers in a matrix."""
+    if tensor.kind.startswith("F8") or (
+        tensor.kind not in (*FLOATS, "BOOL") and len(tensor.shape) > 1
+    ):
+        missing = (
+            f" and its scales '{_scale_names(tensor.name)[0]}' are missing"
+            if tensor.kind == FP8
+            else ""
+        )
         read = "Heads in floats, or in fp8 with scales, are read."
-        raise CheckpointError(f"{what} is quantised: tensor '{tensor.name}' is stored as {tensor.kind}{missing}. {read}")
+        raise CheckpointError(
+            f"{what} is quantised: tensor '{tensor.name}' is stored as {tensor.kind}{missing}. "
+            f"{read}"
+        )
 
 
 def with_scales(tensors: Iterable[Stored]) -> list[Stored]:
-    """Tensors without those that scale others: weights in fp8 are widened by theirs when they are read."""
+    """Tensors without those that scale others: weights in fp8 are widened by theirs when they are
+    read."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for name in [name for name, tensor in by_name.items() if tensor.kind == FP8]:
-        if scale := next((by_name.pop(there) for there in _scale_names(name) if there in by_name), None):
-            by_name[name] = by_name[name]._replace(kind="F32", read=partial(_widened, by_name[name], scale))
+        if scale := next(
+            (by_name.pop(there) for there in _scale_names(name) if there in by_name), None
+        ):
+            by_name[name] = by_name[name]._replace(
+                kind="F32", read=partial(_widened, by_name[name], scale)
+            )
     return list(by_name.values())
 
 
@@ -206,16 +260,22 @@ def _scale_names(name: str) -> list[str]:
 
 def _widened(weight: Stored, scale: Stored) -> Tensor:
     """Weights (out, in) in fp8 times their scales: one, one a row, or one for each block."""
-    values, scales = weight.read().float(), scale.read()
+    values = weight.read().float()
+    scales = scale.read()
     if scales.dim() == 2:
-        sizes = [-(-whole // parts) for whole, parts in zip(values.shape, scales.shape, strict=True)]
+        sizes = [
+            -(-whole // parts) for whole, parts in zip(values.shape, scales.shape, strict=True)
+        ]
         sizes = [1 << (size - 1).bit_length() for size in sizes]  # blocks at the edge are cut
-        scales = scales.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)[: values.shape[0], : values.shape[1]]
+        scales = scales.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)[
+            : values.shape[0], : values.shape[1]
+        ]
     return values * scales.float()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, or nothing where there is none. Raises CheckpointError when it is no JSON object."""
+    """config.json, or nothing where there is none. Raises CheckpointError when it is no JSON
+    object."""
     path = folder / CONFIG
     if not path.exists():
         return {}
@@ -237,7 +297,11 @@ def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _of_folder(folder: Path) -> list[Stored]:
     for pattern in WEIGHT_FILES:
         if paths := sorted(folder.glob(pattern)):
-            return [tensor for path in paths for tensor in (of_safetensors(path) if "safe" in pattern else _of_pickle(path))]
+            return [
+                tensor
+                for path in paths
+                for tensor in (of_safetensors(path) if "safe" in pattern else _of_pickle(path))
+            ]
     held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     raise CheckpointError(f"'{folder}' holds no weights ({', '.join(WEIGHT_FILES)}), only: {held}")
 
@@ -266,7 +330,9 @@ class _Opened:
         try:
             tensor: Tensor = self._file.get_tensor(name)
         except (OSError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read the weights '{self._path}': {first_line(error)}") from error
+            raise CheckpointError(
+                f"cannot read the weights '{self._path}': {first_line(error)}"
+            ) from error
         return tensor
 
 
@@ -275,7 +341,9 @@ def _of_pickle(path: Path) -> list[Stored]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"cannot read the weights '{path}': {first_line(error)}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(tensor, Tensor) for tensor in tensors.values()
+    ):
         raise CheckpointError(f"'{path}' must hold named tensors, got a {type(tensors).__name__}")
     return [
         Stored(name, KINDS.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.detach)
@@ -290,15 +358,23 @@ def _of_gguf(file: GgufFile, layout: GgufLayout, config: dict[str, Any]) -> list
         if tensor.name not in USED_ELSEWHERE:
             kind = tensor.kind.name if tensor.kind.name in ("I64", *DTYPES) else "F32"
             name = layout.names.ours(tensor.name)
-            tensors.append(Stored(name, kind, tensor.shape, partial(_gguf_values, tensor, name, layout, config)))
+            tensors.append(
+                Stored(
+                    name, kind, tensor.shape, partial(_gguf_values, tensor, name, layout, config)
+                )
+            )
     return tensors
 
 
-def _gguf_values(tensor: TensorInfo, name: str, layout: GgufLayout, config: dict[str, Any]) -> Tensor:
+def _gguf_values(
+    tensor: TensorInfo, name: str, layout: GgufLayout, config: dict[str, Any]
+) -> Tensor:
     if tensor.kind.name == "I64":
         values = torch.from_numpy(tensor.read().view(np.int64).reshape(tensor.shape).copy())
     else:
-        values = torch.from_numpy(plain_values(tensor).copy()).to(DTYPES.get(tensor.kind.name, torch.float32))
+        values = torch.from_numpy(plain_values(tensor).copy()).to(
+            DTYPES.get(tensor.kind.name, torch.float32)
+        )
     return layout.rearranged(name, values, config)
 
 
@@ -306,14 +382,26 @@ def _gguf_values(tensor: TensorInfo, name: str, layout: GgufLayout, config: dict
 
 
 def write_head(
-    folder: Path, file: str, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+    folder: Path,
+    file: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """config.json and one safetensors file; weights as they are, or in `dtype`, which the config then names. Raises OSError
-    when they cannot be written."""
+    """config.json and one safetensors file; weights as they are, or in `dtype`, which the config
+    then names. Raises OSError when they cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     if dtype is not None:
         config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
-        tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        tensors = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+    (folder / CONFIG).write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     # clones: safetensors refuses tensors that share storage
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
+    save_file(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+        str(folder / file),
+    )

@@ -1,4 +1,5 @@
-"""Weights rounded to codes of 4 or 8 bits, a scale for each group of them: one rounding for drafts and targets.
+"""Weights rounded to codes of 4 or 8 bits, a scale for each group of them: one rounding for drafts
+and targets.
 
     4 bits   w = (code - middle) * scale + zero    a pair per output and group of inputs
     8 bits   w = code * scale                      a scale per output (a group of inputs is rounded as an output of its own)
@@ -15,7 +16,8 @@ def four_bits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes (out, in) uint8, scales and zeros (out, in / group) of weights (out, in) fp32."""
     groups = weight.view(weight.shape[0], -1, group_size)
-    low, high = groups.amin(dim=2), groups.amax(dim=2)
+    low = groups.amin(dim=2)
+    high = groups.amax(dim=2)
     scales = _stored((high - low) / 15, factors)
     zeros = (low + middle * scales.float()).to(factors)
     codes = ((groups - zeros.float()[..., None]) / scales.float()[..., None]).round() + middle
@@ -31,5 +33,6 @@ def eight_bits(weight: Tensor, *, factors: torch.dtype = torch.bfloat16) -> tupl
 def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales in the type that the kernels read; never 0, so that codes can be found by division."""
     numbers = torch.finfo(dtype)
-    smallest = numbers.tiny * numbers.eps if dtype == torch.float16 else numbers.tiny  # fp16: 2 ** -24, it reaches no further
+    # fp16: 2 ** -24, it reaches no further
+    smallest = numbers.tiny * numbers.eps if dtype == torch.float16 else numbers.tiny
     return scales.clamp(min=smallest).to(dtype)

@@ -1,7 +1,9 @@
-"""Folders with an adapter: peft merges it into its base model on load, which runs as any other model from then on.
+"""Folders with an adapter: peft merges it into its base model on load, which runs as any other
+model from then on.
 
-The merged model is the one that peft computes without merging. So layers that share weights, as an output layer does that is tied
-to the embeddings, get weights of their own before one of them is changed. What cannot be merged is refused.
+The merged model is the one that peft computes without merging. So layers that share weights, as an
+output layer does that is tied to the embeddings, get weights of their own before one of them is
+changed. What cannot be merged is refused.
 """
 
 from __future__ import annotations
@@ -28,9 +30,16 @@ CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 PREFIX = "base_model.model."  # of an adapter's tensors
-WHOLE_TABLES = ("weight", "base_layer.weight", "modules_to_save.weight", "token_adapter.base_layer.weight")
-TIED = r"(Model (has|with) `tie_word_embeddings|Input and output embeddings are no longer tied)"  # warnings: we untie
-NO_WEIGHTS = ("XLORA", "POLY", "SHADOW", "LILY")  # kinds that do more than change weights; peft merges the first all the same
+WHOLE_TABLES = (
+    "weight",
+    "base_layer.weight",
+    "modules_to_save.weight",
+    "token_adapter.base_layer.weight",
+)
+# warnings: we untie
+TIED = r"(Model (has|with) `tie_word_embeddings|Input and output embeddings are no longer tied)"
+# kinds that do more than change weights; peft merges the first all the same
+NO_WEIGHTS = ("XLORA", "POLY", "SHADOW", "LILY")
 NOT_MERGED = {  # settings with which LoRA and its like do more than that
     "layer_replication": "it repeats layers of its base",
     "sample_at_inference": "it draws its weights anew in each pass",
@@ -50,7 +59,9 @@ class Adapter:
 
     @property
     def weights_bytes(self) -> int:
-        return sum((self.folder / file).stat().st_size for file in WEIGHTS if (self.folder / file).exists())
+        return sum(
+            (self.folder / file).stat().st_size for file in WEIGHTS if (self.folder / file).exists()
+        )
 
     @property
     def has_tokenizer(self) -> bool:
@@ -69,11 +80,14 @@ class Adapter:
     def merging_bytes(self, config: Any, dtype: torch.dtype) -> int:
         """Bytes that are there besides the base's weights while it is merged. `config`: the base's."""
         text = config.get_text_config()
-        table = text.vocab_size * text.hidden_size if getattr(text, "tie_word_embeddings", False) else 0
+        table = (
+            text.vocab_size * text.hidden_size if getattr(text, "tie_word_embeddings", False) else 0
+        )
         return self.weights_bytes + (table * dtype.itemsize if self._changes_part_of(table) else 0)
 
     def _changes_part_of(self, table: int) -> bool:
-        """Whether it has smaller matrices that belong to no numbered layer: for the embeddings or the output layer."""
+        """Whether it has smaller matrices that belong to no numbered layer: for the embeddings or
+        the output layer."""
         if not (self.folder / WEIGHTS[0]).is_file():
             return False  # only a pickle, whose names cannot be read without all of it
         with safe_open(self.folder / WEIGHTS[0], "pt") as file:
@@ -84,8 +98,9 @@ class Adapter:
     def merged_into(self, module: Any, config: Any) -> Any:
         """The base model with the adapter's changes made to its weights.
 
-        `config`: says the merged model's vocabulary, and whether it is tied, from then on. Raises CheckpointError where the
-        adapter does not fit, CapabilityError where no weights do what it does.
+        `config`: says the merged model's vocabulary, and whether it is tied, from then on. Raises
+        CheckpointError where the adapter does not fit, CapabilityError where no weights do what it
+        does.
         """
         from peft import PeftModel  # seconds, and only who has an adapter needs it
         from peft.utils.save_and_load import load_peft_weights
@@ -96,7 +111,8 @@ class Adapter:
             self._resize(module, tensors)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=TIED)
-                warnings.filterwarnings("error", message="Found missing adapter keys")  # else they stay as they were drawn
+                # else they stay as they were drawn
+                warnings.filterwarnings("error", message="Found missing adapter keys")
                 adapted = PeftModel.from_pretrained(module, str(self.folder))
         except CheckpointError:
             raise
@@ -104,7 +120,8 @@ class Adapter:
             if (method := quantisation_of(config)) is not None and "Target module" in str(error):
                 raise _on_quantised(self.folder, self.base, f"quantised by {method}") from error
             raise CheckpointError(
-                f"the adapter '{self.folder}' does not fit its base '{self.base}': {first_line(error)}"
+                f"the adapter '{self.folder}' does not fit its base '{self.base}': "
+                f"{first_line(error)}"
             ) from error
         if not hasattr(adapted, "merge_and_unload"):
             raise _not_merged(self.folder, self.kind, "it does more than change weights")
@@ -123,10 +140,14 @@ class Adapter:
         """Raises CheckpointError for an adapter with values that are no numbers."""
         for name, tensor in tensors.items():
             if not tensor.float().isfinite().all():
-                raise CheckpointError(f"the adapter '{self.folder}' is damaged: '{name}' has values that are no finite numbers.")
+                raise CheckpointError(
+                    f"the adapter '{self.folder}' is damaged: '{name}' has values that are no "
+                    "finite numbers."
+                )
 
     def _resize(self, module: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Give the embeddings the rows that the adapter was trained with, as its user does who adds tokens.
+        """Give the embeddings the rows that the adapter was trained with, as its user does who adds
+        tokens.
 
         Raises CheckpointError where it has no values for rows that it adds.
         """
@@ -137,14 +158,23 @@ class Adapter:
         if after == before:
             return
         if len(set(rows.values())) > 1:
-            raise CheckpointError(f"the adapter '{self.folder}' is damaged: rows of its embeddings and output layer are {rows}.")
-        filled = [path for path in tables if any(f"{PREFIX}{path}.{end}" in tensors for end in WHOLE_TABLES)]
+            raise CheckpointError(
+                f"the adapter '{self.folder}' is damaged: rows of its embeddings and output layer "
+                f"are {rows}."
+            )
+        filled = [
+            path
+            for path in tables
+            if any(f"{PREFIX}{path}.{end}" in tensors for end in WHOLE_TABLES)
+        ]
         lacking = sorted(tables.keys() - filled)
         is_tied = len({id(part.weight) for part in tables.values()}) < len(tables)
         if after > before and lacking and not (is_tied and filled):
             raise CheckpointError(
-                f"the adapter '{self.folder}' was trained with {after} tokens, its base '{self.base}' has {before}, and it lacks "
-                f"'{lacking[0]}' for the others. Save the base with {after} tokens, and name its folder in {CONFIG}."
+                f"the adapter '{self.folder}' was trained with {after} tokens, its base "
+                f"'{self.base}' has {before}, and it lacks "
+                f"'{lacking[0]}' for the others. Save the base with {after} tokens, and name its "
+                f"folder in {CONFIG}."
             )
         module.resize_token_embeddings(after, mean_resizing=False)
 
@@ -152,7 +182,8 @@ class Adapter:
 def adapter_in(name: str) -> Adapter | None:
     """The adapter that a folder holds; None for other folders and for hub ids.
 
-    Raises CheckpointError for a damaged or ambiguous folder, CapabilityError where peft is not installed.
+    Raises CheckpointError for a damaged or ambiguous folder, CapabilityError where peft is not
+    installed.
     """
     folder = Path(name).expanduser()
     if not (folder / CONFIG).is_file():
@@ -161,21 +192,27 @@ def adapter_in(name: str) -> Adapter | None:
         settings = load_object(folder / CONFIG)
         named = settings["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"'{folder / CONFIG}' is damaged: it names no base_model_name_or_path.") from error
+        raise CheckpointError(
+            f"'{folder / CONFIG}' is damaged: it names no base_model_name_or_path."
+        ) from error
     if whole := _whole_weights(folder):
         raise CheckpointError(
-            f"'{name}' has weights of a whole model ({whole}) and an adapter for '{named}': which one is meant? Move {CONFIG} "
-            f"and {WEIGHTS[0]} to a folder of their own, and give that folder for the adapter or this one for the weights."
+            f"'{name}' has weights of a whole model ({whole}) and an adapter for '{named}': which "
+            f"one is meant? Move {CONFIG} "
+            f"and {WEIGHTS[0]} to a folder of their own, and give that folder for the adapter or "
+            "this one for the weights."
         )
     if not any((folder / file).is_file() for file in WEIGHTS):
         raise CheckpointError(f"'{name}' has {CONFIG} but no {WEIGHTS[0]}: incomplete adapter.")
     base = _base(folder, str(named or ""))
     if find_spec("peft") is None:
         raise CapabilityError(
-            f"'{name}' is an adapter for '{named}', which is merged by peft, and that is not installed: pip install peft, "
+            f"'{name}' is an adapter for '{named}', which is merged by peft, and that is not "
+            "installed: pip install peft, "
             f"or {install_hint('lora')}."
         )
-    kind, revision = str(settings.get("peft_type", "LORA")), settings.get("revision")
+    kind = str(settings.get("peft_type", "LORA"))
+    revision = settings.get("revision")
     _refuse_more_than_weights(folder, kind, settings)
     return Adapter(folder, kind, base, revision if isinstance(revision, str) else None)
 
@@ -193,8 +230,10 @@ def _base(folder: Path, named: str) -> str:
         raise _on_quantised(folder, named, "a GGUF file")
     if not named or here.is_absolute() or named.startswith((".", "~")) or named.count("/") > 1:
         raise CheckpointError(
-            f"'{folder}' is an adapter for '{named}', and no such folder is there. Put the base model into "
-            f"'{here.name or 'base'}' beside it, or correct base_model_name_or_path in its {CONFIG}."
+            f"'{folder}' is an adapter for '{named}', and no such folder is there. Put the base "
+            "model into "
+            f"'{here.name or 'base'}' beside it, or correct base_model_name_or_path in its "
+            f"{CONFIG}."
         )
     return named
 
@@ -207,7 +246,9 @@ def _whole_weights(folder: Path) -> str | None:
 
 def about_base(adapter: Adapter, error: CheckpointError) -> CheckpointError:
     """An error about the base, for someone who named the adapter."""
-    return CheckpointError(f"'{adapter.folder}' is an adapter for '{adapter.base}', which cannot be loaded: {error}")
+    return CheckpointError(
+        f"'{adapter.folder}' is an adapter for '{adapter.base}', which cannot be loaded: {error}"
+    )
 
 
 def _refuse_more_than_weights(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
@@ -221,24 +262,32 @@ def _refuse_more_than_weights(folder: Path, kind: str, settings: Mapping[str, An
 
 def _not_merged(folder: Path, kind: str, reason: str) -> CapabilityError:
     return CapabilityError(
-        f"'{folder}' is an adapter of kind {kind}, which cannot be merged into weights: {reason.rstrip('.')}. Plain LoRA can."
+        f"'{folder}' is an adapter of kind {kind}, which cannot be merged into weights: "
+        f"{reason.rstrip('.')}. Plain LoRA can."
     )
 
 
 def _on_quantised(folder: Path, base: str, what: str) -> CapabilityError:
     return CapabilityError(
-        f"'{folder}' is an adapter for '{base}', which is {what}: weights that stay in blocks take no adapter. Set "
-        f"base_model_name_or_path in its {CONFIG} to the checkpoint that '{Path(base).name}' was made from."
+        f"'{folder}' is an adapter for '{base}', which is {what}: weights that stay in blocks "
+        "take no adapter. Set "
+        f"base_model_name_or_path in its {CONFIG} to the checkpoint that '{Path(base).name}' was "
+        "made from."
     )
 
 
 def _ends(module: Any) -> list[nn.Module]:
     """Embeddings and output layer."""
-    return [part for part in (module.get_input_embeddings(), module.get_output_embeddings()) if part is not None]
+    return [
+        part
+        for part in (module.get_input_embeddings(), module.get_output_embeddings())
+        if part is not None
+    ]
 
 
 def _rows(tensors: Mapping[str, Tensor], path: str) -> int | None:
-    """How many rows an adapter's tensors say that the embeddings or the output layer at this path have; None: they do not."""
+    """How many rows an adapter's tensors say that the embeddings or the output layer at this path
+    have; None: they do not."""
     for end in (*WHOLE_TABLES, "lora_B.weight"):
         if (tensor := tensors.get(f"{PREFIX}{path}.{end}")) is not None:
             return tensor.shape[0]
@@ -247,13 +296,16 @@ def _rows(tensors: Mapping[str, Tensor], path: str) -> int | None:
 
 
 def _untied(adapted: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Give layers that share weights, of which an adapter changes some, weights of their own; the layers that shared, in groups.
+    """Give layers that share weights, of which an adapter changes some, weights of their own; the
+    layers that shared, in groups.
 
     After the adapter is loaded, which may bring the shared weights along.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    changed = [part.get_base_layer() for part in adapted.modules() if isinstance(part, BaseTunerLayer)]
+    changed = [
+        part.get_base_layer() for part in adapted.modules() if isinstance(part, BaseTunerLayer)
+    ]
     changes = {id(parameter) for part in changed for parameter in part.parameters()}
     groups: dict[int, list[tuple[nn.Module, str]]] = {}
     for layer in adapted.modules():
@@ -264,7 +316,11 @@ def _untied(adapted: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     for group in shared:
         for layer, name in group[1:]:
             parameter = getattr(layer, name)
-            setattr(layer, name, nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+            setattr(
+                layer,
+                name,
+                nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad),
+            )
     return shared
 
 
@@ -278,7 +334,8 @@ def _tie_equals(shared: list[list[tuple[nn.Module, str]]]) -> None:
 
 
 def _describe(module: Any, config: Any) -> None:
-    """Write into configs how many tokens there are, and whether the output layer shares the embeddings' weights.
+    """Write into configs how many tokens there are, and whether the output layer shares the
+    embeddings' weights.
 
     peft says of its tables that they are not tied, whatever becomes of them."""
     config.get_text_config().vocab_size = module.config.get_text_config().vocab_size

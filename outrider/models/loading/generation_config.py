@@ -1,7 +1,9 @@
-"""What a model's `generation_config.json` says about sampling: defaults for requests that leave it open, by vLLM's rule.
+"""What a model's `generation_config.json` says about sampling: defaults for requests that leave it
+open, by vLLM's rule.
 
-vLLM takes `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `max_new_tokens`, whatever `do_sample` says.
-transformers obeys more of the file; what of that would change a text and is not taken is named in `notes`.
+vLLM takes `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `max_new_tokens`,
+whatever `do_sample` says. transformers obeys more of the file; what of that would change a text and
+is not taken is named in `notes`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from outrider.wellformed import load_object
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-AUTO, NONE = "auto", "none"  # the model's own file; no file. Anything else is a folder
+# the model's own file; no file. Anything else is a folder
+AUTO = "auto"
+NONE = "none"
 FILE = "generation_config.json"
 TAKEN = {  # field of the file -> of SamplingParams
     "temperature": "temperature",
@@ -33,9 +37,11 @@ TAKEN = {  # field of the file -> of SamplingParams
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-ALWAYS = ("temperature", "max_new_tokens")  # taken also where they equal our defaults: the server's are others
+# taken also where they equal our defaults: the server's are others
+ALWAYS = ("temperature", "max_new_tokens")
 FILTERS = ("top_k", "top_p", "min_p")
-WITHOUT_EFFECT = frozenset((  # on the text of an answer, or read elsewhere (end tokens, max_length), or about beams only
+# on the text of an answer, or read elsewhere (end tokens, max_length), or about beams only
+WITHOUT_EFFECT = frozenset((
     "do_sample", "max_length", "early_stopping", "length_penalty", "use_cache", "cache_implementation", "cache_config",
     "max_cache_len", "use_mtp", "renormalize_logits", "remove_invalid_values", "num_return_sequences", "output_attentions",
     "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "pad_token_id", "bos_token_id",
@@ -50,7 +56,8 @@ SHOWN = 40  # characters of a value in a note
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Values of `SamplingParams` for requests that leave them open. Empty: those of `SamplingParams` hold."""
+    """Values of `SamplingParams` for requests that leave them open. Empty: those of
+    `SamplingParams` hold."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was taken, and what was not, for a person to read
@@ -65,8 +72,10 @@ class SamplingDefaults:
 class Asked:
     """What a generation_config asks for, as plain values."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)  # of TAKEN and `do_sample`, where it names one
-    foreign: Mapping[str, str] = field(default_factory=dict)  # settings that change texts and that nothing here honours
+    # of TAKEN and `do_sample`, where it names one
+    values: Mapping[str, Any] = field(default_factory=dict)
+    # settings that change texts and that nothing here honours
+    foreign: Mapping[str, str] = field(default_factory=dict)
     max_length: int | None = None  # where it is another than transformers' own
 
 
@@ -78,25 +87,37 @@ def asked_of(config: GenerationConfig | None) -> Asked | None:
     foreign: dict[str, str] = {}
     for name in vars(transformers.GenerationConfig()):
         value = getattr(config, name, None)
-        is_set = not (value is None or value is False or value in ([], {}) or value == idle.get(name))
+        is_set = not (
+            value is None or value is False or value in ([], {}) or value == idle.get(name)
+        )
         if is_set and not name.startswith("_") and name not in TAKEN and name not in WITHOUT_EFFECT:
             text = json.dumps(value, default=str)
             foreign[name] = text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
     values = {name: getattr(config, name, None) for name in (*TAKEN, "do_sample")}
     length = getattr(config, "max_length", None)
     is_length = isinstance(length, int) and length != idle["max_length"]
-    return Asked({name: value for name, value in values.items() if value is not None}, foreign, length if is_length else None)
+    return Asked(
+        {name: value for name, value in values.items() if value is not None},
+        foreign,
+        length if is_length else None,
+    )
 
 
 def checked_choice(choice: str) -> str:
-    """`choice` itself. Raises ConfigError for what is neither auto, none nor a folder with the file."""
-    if not isinstance(choice, str | Path) or not (choice in (AUTO, NONE) or (Path(choice) / FILE).is_file()):
-        raise ConfigError(f"generation_config must be auto, none or a folder with {FILE}, got '{choice}'")
+    """`choice` itself. Raises ConfigError for what is neither auto, none nor a folder with the
+    file."""
+    if not isinstance(choice, str | Path) or not (
+        choice in (AUTO, NONE) or (Path(choice) / FILE).is_file()
+    ):
+        raise ConfigError(
+            f"generation_config must be auto, none or a folder with {FILE}, got '{choice}'"
+        )
     return choice
 
 
 def sampling_defaults(choice: str, model: LoadedModel, context: int) -> SamplingDefaults:
-    """The defaults for a model that holds `context` tokens. `choice`: "auto", "none" or a folder. Raises ConfigError."""
+    """The defaults for a model that holds `context` tokens. `choice`: "auto", "none" or a folder.
+    Raises ConfigError."""
     if checked_choice(choice) not in (AUTO, NONE):
         return _defaults_of(_read(Path(choice)), str(Path(choice) / FILE), context)
     if model.generation_config is None:
@@ -112,7 +133,10 @@ def sampling_defaults(choice: str, model: LoadedModel, context: int) -> Sampling
         asked = [*_words(found.values), *_foreign(model.generation_config, context)]
         return SamplingDefaults(unused=f"{source} asks for {', '.join(asked)}" if asked else "")
     if is_broken:
-        found = replace(found, notes=(*found.notes, f"{FILE} is not JSON and was not read, nor were its end tokens"))
+        found = replace(
+            found,
+            notes=(*found.notes, f"{FILE} is not JSON and was not read, nor were its end tokens"),
+        )
     return found
 
 
@@ -139,16 +163,27 @@ def _defaults_of(asked: Asked, source: str, context: int) -> SamplingDefaults:
     for theirs, ours in TAKEN.items():
         value = asked.values.get(theirs)
         try:
-            if value is not None and (theirs in ALWAYS or SamplingParams(**{ours: value}) != SamplingParams()):
+            if value is not None and (
+                theirs in ALWAYS or SamplingParams(**{ours: value}) != SamplingParams()
+            ):
                 values[ours] = getattr(SamplingParams(**{ours: value}), ours)
         except ConfigError as error:
             notes.append(f"{source} is ignored where it is wrong: {error}")
-    if "temperature" not in values and (asked.values.get("do_sample") or any(name in values for name in FILTERS)):
+    if "temperature" not in values and (
+        asked.values.get("do_sample") or any(name in values for name in FILTERS)
+    ):
         values["temperature"] = 1.0  # what transformers and vLLM take
     if values.get("temperature") and asked.values.get("do_sample") is False:
-        notes.append(f"{source} has do_sample=false, which is not looked at, as in vLLM: temperature 0 is greedy")
+        notes.append(
+            f"{source} has do_sample=false, which is not looked at, as in vLLM: temperature 0 is "
+            "greedy"
+        )
     if values:
-        notes.insert(0, f"sampling defaults from {source}: {', '.join(_words(values))} (generation_config=none ignores them)")
+        notes.insert(
+            0,
+            f"sampling defaults from {source}: {', '.join(_words(values))} "
+            "(generation_config=none ignores them)",
+        )
     if foreign := _foreign(asked, context):
         notes.append(f"{source} asks for {', '.join(foreign)}: not supported here and ignored")
     return SamplingDefaults(values, tuple(notes))
@@ -161,7 +196,11 @@ def _words(values: Mapping[str, Any]) -> list[str]:
 def _foreign(asked: Asked, context: int) -> list[str]:
     """Settings that would change texts and that nothing here honours."""
     found = [f"{name}={text}" for name, text in asked.foreign.items()]
-    if asked.max_length is not None and asked.max_length < context and "max_new_tokens" not in asked.values:
+    if (
+        asked.max_length is not None
+        and asked.max_length < context
+        and "max_new_tokens" not in asked.values
+    ):
         found.append(f"max_length={asked.max_length}")
     return found
 
@@ -170,13 +209,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:
-    """Every token id that ends a text: generation_config's (config's where that names none) and the tokenizer's eos_token.
+def eos_token_ids(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> frozenset[int]:
+    """Every token id that ends a text: generation_config's (config's where that names none) and the
+    tokenizer's eos_token.
 
-    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a document in the other. Ids outside
-    the vocabulary, as some configs have them (-1), are left out. Raises CheckpointError for what is no id.
+    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a
+    document in the other. Ids outside the vocabulary, as some configs have them (-1), are left out.
+    Raises CheckpointError for what is no id.
     """
-    named, fallback, own = (_eos_ids(source, vocab_size) for source in (module.generation_config, module.config, tokenizer))
+    named, fallback, own = (
+        _eos_ids(source, vocab_size)
+        for source in (module.generation_config, module.config, tokenizer)
+    )
     return (named or fallback) | own
 
 
@@ -185,5 +231,7 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(token, int) for token in ids):
         remedy = "mend it in generation_config.json or config.json"
-        raise CheckpointError(f"'eos_token_id' must be a token id or a list of some, got {str(value)[:80]}: {remedy}.")
+        raise CheckpointError(
+            f"'eos_token_id' must be a token id or a list of some, got {str(value)[:80]}: {remedy}."
+        )
     return frozenset(token for token in ids if 0 <= token < vocab_size)

@@ -1,10 +1,10 @@
 """How much memory a model will need, against what is there: known before a single weight is read.
 
-Weights are counted from the headers of the safetensors files (which also shows a truncated file at once), or
-from the config where there are no files yet. Keys and values cost `layers x KV heads x head size x 2 x bytes
-per number` for each token. A draft model has a share of both, and so have trained heads. On CPU the weights exist
-twice while they are packed (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
-megabytes.
+Weights are counted from the headers of the safetensors files (which also shows a truncated file at
+once), or from the config where there are no files yet. Keys and values cost `layers x KV heads x
+head size x 2 x bytes per number` for each token. A draft model has a share of both, and so have
+trained heads. On CPU the weights exist twice while they are packed (`copies`). Activations, the
+interpreter and torch itself are not counted: a few hundred megabytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from outrider.models.source import ModelSource
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
-OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, which keeps latents as heads
-KEEPS_HEADS = "5.17."  # the version of transformers whose own cache does so where an indexer picks keys
+# the package of a checkpoint's own code, which keeps latents as heads
+OWN_CODE = "transformers_modules"
+# the version of transformers whose own cache does so where an indexer picks keys
+KEEPS_HEADS = "5.17."
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
-DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
-WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "recurrent", "moe", "mlp")  # in values of a config's `layer_types`
+# room asked for when nobody names a length: the cache only grows as it is used
+DEFAULT_TOKENS = 4096
+# in values of a config's `layer_types`
+WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "recurrent", "moe", "mlp")
 FLOATS = {
     "F64": 8,
     "F32": 4,
@@ -43,7 +47,8 @@ FLOATS = {
     "BF16": 2,
 }  # loaded as the dtype asked for; anything else keeps its size, unless it is widened
 FLOATS_8 = ("F8_E4M3", "F8_E5M2")
-SCALES = ("_scale", "_scales", "_scale_inv", "_zero_point", "_shape", "_g_idx")  # endings of what goes with quantised tensors
+# endings of what goes with quantised tensors
+SCALES = ("_scale", "_scales", "_scale_inv", "_zero_point", "_shape", "_g_idx")
 CGROUP = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -88,7 +93,9 @@ class MemoryReport:
     @property
     def draft_bytes(self) -> int:
         """Weights and KV of the draft model and of heads."""
-        kv = sum(draft.kv_bytes_per_token for draft in self.drafts) * self.num_rows * self.num_tokens
+        kv = (
+            sum(draft.kv_bytes_per_token for draft in self.drafts) * self.num_rows * self.num_tokens
+        )
         return sum(draft.held_bytes(self.copies) for draft in self.drafts) + kv
 
     @property
@@ -125,8 +132,10 @@ class MemoryReport:
             return
         draft = self._drafts_share()
         raise CapabilityError(
-            f"not enough memory on {self.device}: '{self.target.name}' needs {_size(self.needed_bytes)} "
-            f"(weights {_size(self.weights_bytes)} + KV {_size(self.kv_bytes)} for {self.num_rows} x "
+            f"not enough memory on {self.device}: '{self.target.name}' needs "
+            f"{_size(self.needed_bytes)} "
+            f"(weights {_size(self.weights_bytes)} + KV {_size(self.kv_bytes)} for "
+            f"{self.num_rows} x "
             f"{self.num_tokens} tokens{draft}), {_size(self.available_bytes)} available; "
             f"try {self._advice()}."
         )
@@ -156,21 +165,31 @@ def estimate_memory(
     rounding: Sequence[int] | None = None,
     called: Sequence[str] | None = None,
 ) -> MemoryReport:
-    """Weigh the target and, as second source, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
+    """Weigh the target and, as second source, its draft; `heads` beside them. Raises
+    CapabilityError when they do not fit.
 
-    `called`: what the report calls the models; None: by their names.
-    `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
-    damaged files. `rounding`: bytes that rounding the target's linear layers frees and takes (`rounded_bytes`).
+    `called`: what the report calls the models; None: by their names. `num_tokens` None: up to 4096
+    a row, since the cache grows only as it is used. Raises CheckpointError on damaged files.
+    `rounding`: bytes that rounding the target's linear layers frees and takes (`rounded_bytes`).
     """
-    models = [model_memory(source, config, dtype, device) for source, config in zip(sources, configs, strict=True)]
+    models = [
+        model_memory(source, config, dtype, device)
+        for source, config in zip(sources, configs, strict=True)
+    ]
     if called is not None:
         models = [replace(model, name=label) for model, label in zip(models, called, strict=True)]
     if rounding is not None:
         models[0] = rounded_memory(models[0], *rounding)
     return memory_report(
-        models, configured_context(configs[0]), heads=heads, device=device, num_rows=num_rows, num_tokens=num_tokens,
-        packed=packed, available_bytes=available_bytes,
-    )  # fmt: skip
+        models,
+        configured_context(configs[0]),
+        heads=heads,
+        device=device,
+        num_rows=num_rows,
+        num_tokens=num_tokens,
+        packed=packed,
+        available_bytes=available_bytes,
+    )
 
 
 def memory_report(
@@ -184,7 +203,8 @@ def memory_report(
     packed: bool = False,
     available_bytes: int | None = None,
 ) -> MemoryReport:
-    """What the target and, as second one, its draft need, against what is there. Raises CapabilityError when they do not fit.
+    """What the target and, as second one, its draft need, against what is there. Raises
+    CapabilityError when they do not fit.
 
     `context`: tokens that the target holds. The others as for `estimate_memory`.
     """
@@ -214,9 +234,12 @@ def model_memory(
         plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
     else:
         stays = quantisation_of(config) is not None and not widened
-        plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
+        plain = 0 if stays else config_weights_bytes(config, dtype)
+        quantised = 0
     plain += 0 if source.adapter is None else source.adapter.merging_bytes(config, dtype)
-    return ModelMemory(source.name, plain + quantised, kv_bytes_per_token(config, dtype, device), quantised)
+    return ModelMemory(
+        source.name, plain + quantised, kv_bytes_per_token(config, dtype, device), quantised
+    )
 
 
 def rounded_memory(plain: ModelMemory, freed: int, blocks: int) -> ModelMemory:
@@ -224,33 +247,54 @@ def rounded_memory(plain: ModelMemory, freed: int, blocks: int) -> ModelMemory:
     if plain.weights_bytes <= freed:  # not known
         return plain
     return replace(
-        plain, weights_bytes=plain.weights_bytes - freed + blocks, quantised_bytes=blocks,
+        plain,
+        weights_bytes=plain.weights_bytes - freed + blocks,
+        quantised_bytes=blocks,
         loading_bytes=plain.weights_bytes + blocks,
-    )  # fmt: skip
+    )
 
 
-def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype) -> ModelMemory:
-    """A trained head's part, once loaded as `dtype`; its tensors may be on torch's meta device. `kv_numbers_per_token`: keys and
-    values of one token over its layers."""
+def head_memory(
+    name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype
+) -> ModelMemory:
+    """A trained head's part, once loaded as `dtype`; its tensors may be on torch's meta device.
+    `kv_numbers_per_token`: keys and values of one token over its layers."""
     numbers = sum(parameter.numel() for parameter in head.parameters())
     return ModelMemory(name, numbers * dtype.itemsize, kv_numbers_per_token * dtype.itemsize)
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype, device: torch.device = CPU) -> int:
-    """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded).
+    """Keys and values of one token over all layers; 0 for a model without attention heads (refused
+    when it is loaded).
 
     Raises CheckpointError for a config without layers.
     """
     text = config.get_text_config()
-    expands = quantisation_of(config) is not None and not is_widened(config, device) and scheme_of(config, device) is None
+    expands = (
+        quantisation_of(config) is not None
+        and not is_widened(config, device)
+        and scheme_of(config, device) is None
+    )
     num_layers = getattr(text, "num_hidden_layers", None) or 0
     if num_layers < 1 and getattr(text, "num_attention_heads", None):
-        raise CheckpointError(f"config.json says num_hidden_layers {num_layers}; a model has at least one layer.")
-    if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
-        numbers = sum(_kv_numbers(text.per_layer_config[layer], expands=expands) for layer in range(num_layers))
+        raise CheckpointError(
+            f"config.json says num_hidden_layers {num_layers}; a model has at least one layer."
+        )
+    # layers of several shapes (Gemma 4): the config answers for each alone
+    if getattr(text, "is_heterogeneous", False):
+        numbers = sum(
+            _kv_numbers(text.per_layer_config[layer], expands=expands)
+            for layer in range(num_layers)
+        )
     else:
-        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text, expands=expands, ours=device.type == "cpu")
-        numbers -= (getattr(text, "indexer_types", None) or []).count("shared") * text.index_head_dim if _has_indexer(text) else 0
+        numbers = _num_with_keys(text, num_layers) * _kv_numbers(
+            text, expands=expands, ours=device.type == "cpu"
+        )
+        numbers -= (
+            (getattr(text, "indexer_types", None) or []).count("shared") * text.index_head_dim
+            if _has_indexer(text)
+            else 0
+        )
     return int(numbers * dtype.itemsize)
 
 
@@ -262,9 +306,12 @@ def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def _num_with_keys(text: Any, num_layers: int) -> int:
-    """Layers that keep keys and values of every token: not those with a running state, nor those without attention."""
+    """Layers that keep keys and values of every token: not those with a running state, nor those
+    without attention."""
     kinds = getattr(text, "layer_types", None) or ()
-    return num_layers - sum(any(each in kind for each in WITHOUT_KEYS) for kind in kinds[:num_layers])
+    return num_layers - sum(
+        any(each in kind for each in WITHOUT_KEYS) for kind in kinds[:num_layers]
+    )
 
 
 def _has_indexer(layer: Any) -> bool:
@@ -272,30 +319,39 @@ def _has_indexer(layer: Any) -> bool:
 
 
 def _kv_numbers(layer: Any, *, expands: bool = False, ours: bool = True) -> int:
-    """Numbers in the key and value of one token in a layer of this config. `expands`: its weights stay quantised in transformers'
-    code, so latents are kept as heads (`latent.py`). `ours`: our cache keeps an indexer's keys."""
+    """Numbers in the key and value of one token in a layer of this config. `expands`: its weights
+    stay quantised in transformers' code, so latents are kept as heads (`latent.py`). `ours`: our
+    cache keeps an indexer's keys."""
     heads = getattr(layer, "num_attention_heads", None)
     if not heads:
         return 0
     kv_heads = getattr(layer, "num_key_value_heads", None) or heads
-    if (rank := getattr(layer, "kv_lora_rank", None)) and getattr(layer, "v_head_dim", None):  # `models/latent.py`
+    # `models/latent.py`
+    if (rank := getattr(layer, "kv_lora_rank", None)) and getattr(layer, "v_head_dim", None):
         picked = layer.index_head_dim if _has_indexer(layer) else 0  # an indexer's key
         if picked and not ours:
             expands = transformers.__version__.startswith(KEEPS_HEADS)
         if expands or type(layer).__module__.startswith(OWN_CODE):
-            return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) + picked)
+            return int(
+                heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
+                + picked
+            )
         return int(rank + layer.qk_rope_head_dim + picked)
     head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
     return int(kv_heads * head_size * 2)
 
 
 def folder_weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes of the weights in a checkpoint folder once loaded as `dtype`, from the files' headers alone."""
+    """Bytes of the weights in a checkpoint folder once loaded as `dtype`, from the files' headers
+    alone."""
     return sum(_folder_bytes(folder, dtype, None, widened=False))
 
 
-def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: bool) -> tuple[int, int]:
-    """Bytes of a checkpoint folder's weights once loaded: of plain ones, and of quantised ones that stay as they are stored."""
+def _folder_bytes(
+    folder: Path, dtype: torch.dtype, config: Any, *, widened: bool
+) -> tuple[int, int]:
+    """Bytes of a checkpoint folder's weights once loaded: of plain ones, and of quantised ones that
+    stay as they are stored."""
     files = weight_files(folder)
     if files[0].suffix != ".safetensors":
         stored = sum(file.stat().st_size for file in files)
@@ -309,7 +365,9 @@ def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: boo
         bits = bits_per_weight(config)
         return sum(_widened_bytes(name, entry, bits, dtype) for name, entry in tensors.items()), 0
     sizes = [(_loaded_bytes(entry, dtype), entry["dtype"] in FLOATS) for entry in tensors.values()]
-    return sum(size for size, is_float in sizes if is_float), sum(size for size, is_float in sizes if not is_float)
+    return sum(size for size, is_float in sizes if is_float), sum(
+        size for size, is_float in sizes if not is_float
+    )
 
 
 def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
@@ -346,7 +404,8 @@ def _loaded_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
 
 
 def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dtype) -> int:
-    """Bytes of one tensor of a quantised checkpoint as plain numbers; scales are used up on the way."""
+    """Bytes of one tensor of a quantised checkpoint as plain numbers; scales are used up on the
+    way."""
     start, end = entry["data_offsets"]
     if name.endswith(SCALES):
         return 0
@@ -360,4 +419,8 @@ def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dty
 def _size(num_bytes: float) -> str:
     if num_bytes >= GIB / 10:
         return f"{num_bytes / GIB:.1f} GiB"
-    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.1f} KiB"
+    return (
+        f"{num_bytes / (1 << 20):.1f} MiB"
+        if num_bytes >= 1 << 20
+        else f"{num_bytes / 1024:.1f} KiB"
+    )

@@ -1,4 +1,5 @@
-"""Checkpoints of multimodal models: only their text part runs. The server refuses pictures and sounds in requests."""
+"""Checkpoints of multimodal models: only their text part runs. The server refuses pictures and
+sounds in requests."""
 
 from __future__ import annotations
 
@@ -19,24 +20,33 @@ SENSES = ("vision", "visual", "image", "audio")
 
 
 def auto_classes(config: Any) -> list[Any]:
-    """transformers' loaders for a config: of language models, then of ones that also take pictures or sounds (Emu3).
+    """transformers' loaders for a config: of language models, then of ones that also take pictures
+    or sounds (Emu3).
 
     Raises CapabilityError for a family that has neither there, such as Step 3.5.
     """
-    kind, own_code = type(config), getattr(config, "auto_map", None)
+    kind = type(config)
+    own_code = getattr(config, "auto_map", None)
     if own_code:
         return [transformers.AutoModelForCausalLM]
     found = [loader for mapping, loader in _loaders() if kind in mapping][:2]
     if not found:
-        named, version = config.name_or_path or "the model", transformers.__version__
-        raise CapabilityError(f"{named}: transformers {version} has no language model of model_type '{config.model_type}'.")
+        named = config.name_or_path or "the model"
+        version = transformers.__version__
+        raise CapabilityError(
+            f"{named}: transformers {version} has no language model of model_type "
+            f"'{config.model_type}'."
+        )
     return found
 
 
 def _loaders() -> list[tuple[Any, Any]]:
     return [
         (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.AutoModelForCausalLM),
-        (transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText),
+        (
+            transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+            transformers.AutoModelForImageTextToText,
+        ),
         (transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING, transformers.AutoModelForMultimodalLM),
     ]
 
@@ -44,10 +54,13 @@ def _loaders() -> list[tuple[Any, Any]]:
 def loaded(kind: Any, name: str, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """A model by one of transformers' loaders, and its report of the weights.
 
-    Where the whole takes a package that is not here (timm, for the vision tower of Gemma 3n), the language model inside it alone.
+    Where the whole takes a package that is not here (timm, for the vision tower of Gemma 3n), the
+    language model inside it alone.
     """
     try:
-        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(name, config=config, output_loading_info=True, **options)
+        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+            name, config=config, output_loading_info=True, **options
+        )
     except ImportError:
         text = config.get_text_config()
         if text is config or type(text) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -55,15 +68,17 @@ def loaded(kind: Any, name: str, config: Any, **options: Any) -> tuple[Any, dict
         alone = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
         if text.eos_token_id is None:
             text.eos_token_id = config.eos_token_id
-        found = alone.from_pretrained(name, config=text, key_mapping=TEXT_NAMES, output_loading_info=True, **options)
+        found = alone.from_pretrained(
+            name, config=text, key_mapping=TEXT_NAMES, output_loading_info=True, **options
+        )
     return found
 
 
 def text_part(module: Any) -> Any:
     """The language model inside a model that takes pictures, too; a plain language model as it is.
 
-    It is the whole one that some are built around, or of transformers' class for it, else the whole model without what a text
-    never passes through.
+    It is the whole one that some are built around, or of transformers' class for it, else the whole
+    model without what a text never passes through.
     """
     config = module.config
     if config.get_text_config() is config:
@@ -74,21 +89,30 @@ def text_part(module: Any) -> Any:
     if (inner := _inner(module)) is not None and _has_its_logits(inner, module):
         return text_part(_with_ends(inner, module))
     alone = _alone(module)
-    return alone if alone is not None and _has_its_logits(alone, module) else _without_other_senses(module)
+    return (
+        alone
+        if alone is not None and _has_its_logits(alone, module)
+        else _without_other_senses(module)
+    )
 
 
 def _inner(module: Any) -> Any | None:
-    """The part that is a language model with its output layer (Nemotron 3 Omni, BLIP-2); None where there is none.
+    """The part that is a language model with its output layer (Nemotron 3 Omni, BLIP-2); None where
+    there is none.
 
     Raises CapabilityError where that part is an encoder-decoder.
     """
     kind = type(module.config.get_text_config())
     for part in module.children():
-        is_model = isinstance(part, transformers.PreTrainedModel) and type(part.config.get_text_config()) is kind
+        is_model = (
+            isinstance(part, transformers.PreTrainedModel)
+            and type(part.config.get_text_config()) is kind
+        )
         if is_model and part.can_generate() and part.get_output_embeddings() is not None:
             if getattr(part.config, "is_encoder_decoder", False):
                 raise CapabilityError(
-                    f"{module.name_or_path} ({module.config.model_type}): its language model ({part.config.model_type}) is an "
+                    f"{module.name_or_path} ({module.config.model_type}): its language model "
+                    f"({part.config.model_type}) is an "
                     "encoder-decoder; a decoder-only model is needed."
                 )
             return part
@@ -104,8 +128,10 @@ def _with_ends(part: Any, module: Any) -> Any:
 
 
 def _alone(module: Any) -> Any | None:
-    """transformers' language model of this kind around the weights; None where there is none, or it is made of other parts."""
-    text, inner = module.config.get_text_config(), getattr(getattr(module, "model", None), "language_model", None)
+    """transformers' language model of this kind around the weights; None where there is none, or it
+    is made of other parts."""
+    text = module.config.get_text_config()
+    inner = getattr(getattr(module, "model", None), "language_model", None)
     if inner is None or type(text) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     with torch.device("meta"):
@@ -120,7 +146,8 @@ def _alone(module: Any) -> Any | None:
 
 @torch.inference_mode()
 def _has_its_logits(alone: Any, module: Any) -> bool:
-    """Whether a language model has the logits of the model that it is a part of, which may not scale them (Aya Vision).
+    """Whether a language model has the logits of the model that it is a part of, which may not
+    scale them (Aya Vision).
 
     They share their layers, so the first one alone tells.
     """
@@ -132,13 +159,17 @@ def _has_its_logits(alone: Any, module: Any) -> bool:
             raise
         except Exception:  # noqa: BLE001  code that takes no text without a picture
             return True
-        own, dtype = alone(input_ids=tokens, use_cache=False).logits, alone.lm_head.weight.dtype
-    return difference(own, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(dtype)
+        own = alone(input_ids=tokens, use_cache=False).logits
+        dtype = alone.lm_head.weight.dtype
+    return difference(own, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(
+        dtype
+    )
 
 
 @contextmanager
 def _one_layer(decoder: Any) -> Iterator[None]:
-    """A decoder has only its first layer meanwhile, unless its layers are elsewhere than most have them."""
+    """A decoder has only its first layer meanwhile, unless its layers are elsewhere than most have
+    them."""
     layers = getattr(decoder, "layers", None)
     if layers is not None:
         decoder.layers = layers[:1]
@@ -151,19 +182,29 @@ def _one_layer(decoder: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def _without_other_senses(module: Any) -> Any:
-    """The model without vision towers, projectors and experts for pictures: parts that a pass over a text did not call."""
-    named = {name: part for name, part in module.named_modules() if any(True for _ in part.parameters())}
+    """The model without vision towers, projectors and experts for pictures: parts that a pass over
+    a text did not call."""
+    named = {
+        name: part for name, part in module.named_modules() if any(True for _ in part.parameters())
+    }
     called: set[str] = set()
-    hooks = [part.register_forward_pre_hook(lambda *_, name=name: called.add(name)) for name, part in named.items()]
+    hooks = [
+        part.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, part in named.items()
+    ]
     try:
-        module(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device), use_cache=False)
+        module(
+            input_ids=torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device),
+            use_cache=False,
+        )
     except Exception:  # noqa: BLE001  foreign code: the checks that follow will tell
         return module
     finally:
         for hook in hooks:
             hook.remove()
     for name, part in named.items():
-        is_silent = not any(f"{one}.".startswith(f"{name}.") for one in called)  # nor is any part of it called
+        # nor is any part of it called
+        is_silent = not any(f"{one}.".startswith(f"{name}.") for one in called)
         if is_silent and _may_be_left_out(name) and not isinstance(part, nn.Embedding):
             owner, _, last = name.rpartition(".")
             setattr(named[owner], last, None)
@@ -171,6 +212,9 @@ def _without_other_senses(module: Any) -> Any:
 
 
 def _may_be_left_out(name: str) -> bool:
-    """Whether a part is one of the whole's own, or is named after another sense deeper within (ERNIE's experts for pictures)."""
+    """Whether a part is one of the whole's own, or is named after another sense deeper within
+    (ERNIE's experts for pictures)."""
     name = name.removeprefix("model.")
-    return bool(name) and ("." not in name or any(word in name.rpartition(".")[2] for word in SENSES))
+    return bool(name) and (
+        "." not in name or any(word in name.rpartition(".")[2] for word in SENSES)
+    )

@@ -1,7 +1,8 @@
-"""Attention of model code that is older than transformers' interface for it, handed to that interface.
+"""Attention of model code that is older than transformers' interface for it, handed to that
+interface.
 
-Where the config names an attention that is registered by us, the layer's `forward` asks the interface for it, as newer code does;
-otherwise it is what it was. Which layers: `families/`.
+Where the config names an attention that is registered by us, the layer's `forward` asks the
+interface for it, as newer code does; otherwise it is what it was. Which layers: `families/`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PLAIN = ("eager", "sdpa", "flash_attention_2")  # attention for which the layer'
 
 
 def hand_over(module: nn.Module) -> None:
-    """Make a model of such a family ask transformers' interface for its attention; others hand it latents.
+    """Make a model of such a family ask transformers' interface for its attention; others hand it
+    latents.
 
     Indexers ask us for their choices.
     """
@@ -34,20 +36,31 @@ def hand_over(module: nn.Module) -> None:
         ours = ATTENTION[type(part).__name__](part, module.config)
         if "forward" not in vars(part) and ours is not None:
             part.forward = partial(_either, module.config, part.forward, ours)
-    models: list[Any] = [part for part in module.modules() if parts and isinstance(part, transformers.PreTrainedModel)]
+    models: list[Any] = [
+        part
+        for part in module.modules()
+        if parts and isinstance(part, transformers.PreTrainedModel)
+    ]
     for model in models:
-        model._can_set_attn_implementation = _yes  # transformers looks for a call of the interface in the source
+        # transformers looks for a call of the interface in the source
+        model._can_set_attn_implementation = _yes
 
 
 def _yes() -> bool:
     return True
 
 
-def _either(config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _either(
+    config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
     """What the method was, or what it is made to be where the config names another attention."""
     if config._attn_implementation in PLAIN:
         return plain(*args, **options)
-    return ours(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation], *args, **options)
+    return ours(
+        transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation],
+        *args,
+        **options,
+    )
 
 
 LOGGER = "transformers.integrations.hub_kernels"
@@ -76,7 +89,8 @@ class SlowPaths(logging.Filter):
 @contextlib.contextmanager
 def slow_paths_held() -> Iterator[SlowPaths]:
     """Hold such warnings back meanwhile."""
-    held, logger = SlowPaths(), logging.getLogger(LOGGER)
+    held = SlowPaths()
+    logger = logging.getLogger(LOGGER)
     logger.addFilter(held)
     try:
         yield held

@@ -1,8 +1,10 @@
-"""The files and names that a loaded model's tensors are stored under, so that the next start reads them without a module.
+"""The files and names that a loaded model's tensors are stored under, so that the next start reads
+them without a module.
 
-A tensor is one of the checkpoint's files, or several of them put together (layers of experts), where both have the same bits.
-Matrices in blocks of a GGUF file come with the path that loading found for them. What no file of the checkpoint has is kept: a
-few numbers as they are, rounded and repacked weights in a file of their own.
+A tensor is one of the checkpoint's files, or several of them put together (layers of experts),
+where both have the same bits. Matrices in blocks of a GGUF file come with the path that loading
+found for them. What no file of the checkpoint has is kept: a few numbers as they are, rounded and
+repacked weights in a file of their own.
 """
 
 from __future__ import annotations
@@ -34,17 +36,23 @@ from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
 from outrider.models.source import ModelSource
 
-MAX_BYTES, MAX_FILES = 64 << 30, 50  # of all files; those that were not read for longest go first
+# of all files; those that were not read for longest go first
+MAX_BYTES = 64 << 30
+MAX_FILES = 50
 MAX_SHARE = 4  # a file takes at most one of so many parts of the room that the disk has left
 SUFFIX = ".safetensors"
 
 
 def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Write them, whole or not at all, and give the sum of each. Raises OSError where they cannot be written."""
+    """Write them, whole or not at all, and give the sum of each. Raises OSError where they cannot
+    be written."""
     make_folder(path.parent)
-    size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    free = shutil.disk_usage(path.parent).free
     if size > min(free // MAX_SHARE, MAX_BYTES):
-        raise OSError(f"{size >> 20} MiB of weights are too many for a disk with {free >> 20} MiB free")
+        raise OSError(
+            f"{size >> 20} MiB of weights are too many for a disk with {free >> 20} MiB free"
+        )
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
     os.close(handle)
     try:
@@ -59,7 +67,8 @@ def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | None:
-    """What `keep_tensors` wrote, on huge pages; None where the file is not there, or is another or a damaged one."""
+    """What `keep_tensors` wrote, on huge pages; None where the file is not there, or is another or
+    a damaged one."""
     if not sums:
         return {}
     found = {}
@@ -80,7 +89,8 @@ def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | Non
 
 
 def _sum(tensor: Tensor) -> int:
-    """The sum of a tensor's bits, eight bytes at a time: any number of zeros, and any one change, make another one."""
+    """The sum of a tensor's bits, eight bytes at a time: any number of zeros, and any one change,
+    make another one."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(flat) // 8 * 8
     return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
@@ -108,18 +118,25 @@ class InBlocks(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The tensors of a checkpoint's files, by their names there; none of kinds that are not read here."""
+    """The tensors of a checkpoint's files, by their names there; none of kinds that are not read
+    here."""
 
     names: frozenset[str]
     read: Callable[[str], Tensor]
 
 
 def find_stored(
-    source: ModelSource, module: Any, tensors: Mapping[str, Tensor], in_blocks: Mapping[str, Any], made_at: Path
+    source: ModelSource,
+    module: Any,
+    tensors: Mapping[str, Tensor],
+    in_blocks: Mapping[str, Any],
+    made_at: Path,
 ) -> dict[str, Any]:
-    """The files and names of parameters and layers, as plain data. Raises OSError where what loading made cannot be kept.
+    """The files and names of parameters and layers, as plain data. Raises OSError where what
+    loading made cannot be kept.
 
-    `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: the file for what the checkpoint does not have.
+    `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: the file for what the
+    checkpoint does not have.
     """
     stored_at = getattr(module, "outrider_stored", {})
     orders: list[np.ndarray] = [SAME]
@@ -140,15 +157,27 @@ def find_stored(
                 made.tensors[own] = made.key(tensor)
     for layer, matrix in in_blocks.items():
         if layer not in blocks:
-            made.matrices[layer] = [made.key(matrix.panels), _form_text(matrix.form), matrix.outputs, matrix.inputs]
+            made.matrices[layer] = [
+                made.key(matrix.panels),
+                _form_text(matrix.form),
+                matrix.outputs,
+                matrix.inputs,
+            ]
     texts = [tensor_as_text(torch.from_numpy(order.astype(np.int32))) for order in orders]
-    return {"plain": plain, "few": few, "blocks": blocks, "orders": texts, "made": made.keep(made_at)}
+    return {
+        "plain": plain,
+        "few": few,
+        "blocks": blocks,
+        "orders": texts,
+        "made": made.keep(made_at),
+    }
 
 
 def read_stored(
     source: ModelSource, kept: Mapping[str, Any], made_at: Path, pack: Packer
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
-    """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what loading made is damaged."""
+    """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what
+    loading made is damaged."""
     tensors = {own: tensor_of_text(text) for own, text in kept["few"].items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they copy, and would wait for one another longer than that takes
@@ -163,7 +192,10 @@ def read_stored(
     finally:
         torch.set_num_threads(threads)
     tensors |= {own: made[key] for own, key in kept["made"]["tensors"].items()}
-    blocks = {layer: InBlocks(made[key], _form(text), *sizes) for layer, (key, text, *sizes) in kept["made"]["matrices"].items()}
+    blocks = {
+        layer: InBlocks(made[key], _form(text), *sizes)
+        for layer, (key, text, *sizes) in kept["made"]["matrices"].items()
+    }
     return tensors, blocks | _read_blocks(source, kept["blocks"], kept["orders"], pack)
 
 
@@ -188,10 +220,13 @@ class _Made:
 
 
 class _Origins:
-    """Which tensors of the files a parameter is made up of, by transformers' tables where it is none of the same name."""
+    """Which tensors of the files a parameter is made up of, by transformers' tables where it is
+    none of the same name."""
 
     def __init__(self, module: Any, names: frozenset[str]) -> None:
-        self._module, self._names, self._renamed = module, names, dict[str, list[str]]()
+        self._module = module
+        self._names = names
+        self._renamed = dict[str, list[str]]()
 
     def of(self, own: str) -> list[str]:
         """None of them where nobody knows."""
@@ -200,8 +235,12 @@ class _Origins:
         if not self._renamed:
             targets = TensorTargets(self._module)
             self._renamed = {targets.of(name): [name] for name in self._names}
-            merged = targets.merged(name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT))
-            self._renamed |= {target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()}
+            merged = targets.merged(
+                name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT)
+            )
+            self._renamed |= {
+                target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()
+            }
         return self._renamed.get(own, [])
 
 
@@ -212,16 +251,26 @@ def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor
     parts = [files.read(name) for name in names]
     if len(parts) > 1 and len({part.shape[-1] for part in parts}) > 1:
         return None
-    found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))  # experts of GGUF have three
-    return found.view(tuple(shape)) if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape)) else None
+    # experts of GGUF have three
+    found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))
+    return (
+        found.view(tuple(shape))
+        if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape))
+        else None
+    )
 
 
 def _form_text(form: Form) -> dict[str, Any]:
-    return asdict(form) | {"factors": str(form.factors).removeprefix("torch."), "levels": list(form.levels)}
+    return asdict(form) | {
+        "factors": str(form.factors).removeprefix("torch."),
+        "levels": list(form.levels),
+    }
 
 
 def _form(text: Mapping[str, Any]) -> Form:
-    return Form(**{**text, "factors": getattr(torch, text["factors"]), "levels": tuple(text["levels"])})
+    return Form(
+        **{**text, "factors": getattr(torch, text["factors"]), "levels": tuple(text["levels"])}
+    )
 
 
 def _read_blocks(
@@ -231,17 +280,22 @@ def _read_blocks(
         return {}
     infos = {tensor.name: tensor for tensor in source.gguf.tensors}
     orders = [SAME, *(tensor_of_text(text).numpy().astype(np.int64) for text in texts[1:])]
-    known = {layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()}
-    each = dict.fromkeys((tuple(names), number) for names, number in kept.values())  # an output layer may be the embeddings
+    known = {
+        layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()
+    }
+    # an output layer may be the embeddings
+    each = dict.fromkeys((tuple(names), number) for names, number in kept.values())
     stored = [([infos[name] for name in names], orders[number]) for names, number in each]
     made = dict(zip(each, panels_in(stored, pack), strict=True))
     return {
         layer: InBlocks(
-            made[tuple(kept[layer][0]), number], FORMS[tensors[0].kind.name],
-            len(orders[number]) or sum(one.shape[-2] for one in tensors), tensors[0].shape[-1],
+            made[tuple(kept[layer][0]), number],
+            FORMS[tensors[0].kind.name],
+            len(orders[number]) or sum(one.shape[-2] for one in tensors),
+            tensors[0].shape[-1],
         )
         for layer, (tensors, number) in known.items()
-    }  # fmt: skip
+    }
 
 
 def _number(orders: list[np.ndarray], order: np.ndarray) -> int:
@@ -256,7 +310,10 @@ def _number(orders: list[np.ndarray], order: np.ndarray) -> int:
 def _is_same(stored: Tensor | None, tensor: Tensor) -> bool:
     if stored is None or stored.shape != tensor.shape:
         return False
-    bits = (one.contiguous().view(-1).view(torch.uint8) for one in (stored.to(tensor.dtype), tensor.detach()))
+    bits = (
+        one.contiguous().view(-1).view(torch.uint8)
+        for one in (stored.to(tensor.dtype), tensor.detach())
+    )
     return torch.equal(*bits)
 
 
@@ -264,7 +321,9 @@ def _is_same(stored: Tensor | None, tensor: Tensor) -> bool:
 def _files(source: ModelSource) -> Iterator[_Files]:
     if source.gguf is not None:
         infos = {tensor.name: tensor for tensor in source.gguf.tensors}
-        yield _Files(frozenset(infos), lambda key: torch.from_numpy(np.array(plain_values(infos[key]))))
+        yield _Files(
+            frozenset(infos), lambda key: torch.from_numpy(np.array(plain_values(infos[key])))
+        )
         return
     with ExitStack() as stack:
         folder = source.folder or Path(source.name)
@@ -278,11 +337,16 @@ def tensor_as_text(tensor: Tensor) -> list[Any]:
     """A few numbers as plain data, to the bit, for `tensor_of_text`."""
     flat = tensor.new_empty(tensor.numel()).copy_(tensor.detach().flatten())
     raw = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
-    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), base64.b64encode(raw).decode()]
+    return [
+        str(tensor.dtype).removeprefix("torch."),
+        list(tensor.shape),
+        base64.b64encode(raw).decode(),
+    ]
 
 
 def tensor_of_text(kept: list[Any]) -> Tensor:
     """The tensor that `tensor_as_text` wrote down."""
     name, shape, text = kept
-    raw, dtype = bytearray(base64.b64decode(text)), getattr(torch, name)
+    raw = bytearray(base64.b64decode(text))
+    dtype = getattr(torch, name)
     return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)

@@ -1,6 +1,8 @@
-"""What a model of transformers says itself: its passes with the inputs that `generate` gives them, without a cache.
+"""What a model of transformers says itself: its passes with the inputs that `generate` gives them,
+without a cache.
 
-`generate` counts positions from 0. RoBERTa and its relatives count otherwise where they are given none.
+`generate` counts positions from 0. RoBERTa and its relatives count otherwise where they are given
+none.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ def plain_logits(module: Any, ids: Tensor) -> Tensor:
 
 
 def next_logits(module: Any, ids: Tensor) -> Tensor:
-    """Logits (B, V) of the next token of texts (B, T), as `generate` finds them: some models read a mask after the text."""
+    """Logits (B, V) of the next token of texts (B, T), as `generate` finds them: some models read a
+    mask after the text."""
     return module(**_inputs(module, ids)).logits[:, -1]
 
 
 def writes_otherwise(module: Any) -> bool:
     """Whether the model has a `generate` of its own, which may do anything."""
-    return getattr(type(module), "generate", None) not in (None, transformers.GenerationMixin.generate)
+    return getattr(type(module), "generate", None) not in (
+        None,
+        transformers.GenerationMixin.generate,
+    )
 
 
 def takes_positions(module: Any) -> bool:
@@ -38,7 +44,8 @@ def takes_positions(module: Any) -> bool:
 
 
 def _inputs(module: Any, ids: Tensor) -> dict[str, Any]:
-    """What `generate` calls the model with for these texts. A checkpoint's own class may not generate."""
+    """What `generate` calls the model with for these texts. A checkpoint's own class may not
+    generate."""
     options: dict[str, Any] = {"use_cache": False}
     if "position_ids" in inspect.signature(module.forward).parameters:
         options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)

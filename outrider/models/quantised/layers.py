@@ -1,4 +1,5 @@
-"""Layers for integers or small floats with scales, in a layout that the kernels multiply and that holds the same values."""
+"""Layers for integers or small floats with scales, in a layout that the kernels multiply and that
+holds the same values."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.huge_pages import on_huge_pages
-from outrider.models.gguf.formats import BLOCK, Q4, Q8, BlockParts, Form, own_form, pack_parts, zero_form
+from outrider.models.gguf.formats import (
+    BLOCK,
+    Q4,
+    Q8,
+    BlockParts,
+    Form,
+    own_form,
+    pack_parts,
+    zero_form,
+)
 from outrider.models.gguf.linear import BlockExperts, BlockLinear, ReorderedLinear
 from outrider.models.linear.panel import WIDTH
 from outrider.models.quantised.floats import SmallFloats
@@ -33,18 +43,26 @@ def layer_of(found: Codes | SmallFloats, dtype: torch.dtype, bias: Tensor | None
 
 
 def joined(layers: Sequence[Codes | SmallFloats]) -> Codes | SmallFloats:
-    """Layers with the same inputs as one. Raises MalformedError where their codes are of different kinds, or out of order."""
+    """Layers with the same inputs as one. Raises MalformedError where their codes are of different
+    kinds, or out of order."""
     first = layers[0]
     if isinstance(first, Codes):
         fit = all(
-            isinstance(each, Codes) and each.order is None
-            and (each.bits, each.scales.shape[1]) == (first.bits, first.scales.shape[1]) for each in layers
-        )  # fmt: skip
+            isinstance(each, Codes)
+            and each.order is None
+            and (each.bits, each.scales.shape[1]) == (first.bits, first.scales.shape[1])
+            for each in layers
+        )
     else:
         fit = all(isinstance(each, SmallFloats) and each.form == first.form for each in layers)
     if not fit:
-        raise MalformedError("its bits or groups of inputs are not those of the other experts, or out of order (act-order)")
-    parts: dict[str, Any] = {name: torch.cat([getattr(each, name) for each in layers]) for name in _rows_of(first)}
+        raise MalformedError(
+            "its bits or groups of inputs are not those of the other experts, or out of order "
+            "(act-order)"
+        )
+    parts: dict[str, Any] = {
+        name: torch.cat([getattr(each, name) for each in layers]) for name in _rows_of(first)
+    }
     return replace(first, **parts)
 
 
@@ -53,13 +71,22 @@ def _rows_of(found: Codes | SmallFloats) -> tuple[str, ...]:
     return ("codes", "scales", "zeros") if isinstance(found, Codes) else ("codes", "scales")
 
 
-def experts_of(found: Codes | SmallFloats, experts: int, dtype: torch.dtype, *, is_transposed: bool) -> BlockExperts | None:
-    """Layers of several experts, whose rows lie one after the other; None where no layout holds these values exactly."""
-    outputs, inputs = len(found.codes) // experts, found.codes.shape[1]
+def experts_of(
+    found: Codes | SmallFloats, experts: int, dtype: torch.dtype, *, is_transposed: bool
+) -> BlockExperts | None:
+    """Layers of several experts, whose rows lie one after the other; None where no layout holds
+    these values exactly."""
+    outputs = len(found.codes) // experts
+    inputs = found.codes.shape[1]
     lacking = -outputs % WIDTH  # panels are of one expert each
-    parts = {name: getattr(found, name).view(experts, outputs, -1) for name in _rows_of(found)} if lacking else {}
+    parts = (
+        {name: getattr(found, name).view(experts, outputs, -1) for name in _rows_of(found)}
+        if lacking
+        else {}
+    )
     filled: dict[str, Any] = {
-        name: torch.cat([part, part[:, -1:].expand(-1, lacking, -1)], 1).flatten(0, 1) for name, part in parts.items()
+        name: torch.cat([part, part[:, -1:].expand(-1, lacking, -1)], 1).flatten(0, 1)
+        for name, part in parts.items()
     }
     made = panels_of(replace(found, **filled))
     if made is None:
@@ -73,7 +100,9 @@ def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+    layer.register_parameter(
+        "bias", None if bias is None else nn.Parameter(bias, requires_grad=False)
+    )
     return layer
 
 
@@ -92,7 +121,12 @@ def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
         return pack_parts(BlockParts(codes, halves, None, None, None), form), form
     if is_symmetric and brains is not None:
         form = own_form(found.bits, group)
-        return pack_parts(BlockParts(codes, brains, torch.zeros_like(brains) if form.has_zero else None, None, None), form), form
+        return pack_parts(
+            BlockParts(
+                codes, brains, torch.zeros_like(brains) if form.has_zero else None, None, None
+            ),
+            form,
+        ), form
     factors = halves if halves is not None else brains
     if factors is None:
         return None
@@ -101,11 +135,14 @@ def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
     if int(shifts.max()) > MAX_SHIFTED:
         return None
     shifts = shifts.to(torch.int8).repeat_interleave(group // BLOCK, dim=1)
-    return pack_parts(BlockParts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form
+    return pack_parts(
+        BlockParts(codes, factors, factors, torch.ones_like(shifts), shifts), form
+    ), form
 
 
 def _float_panels(found: SmallFloats) -> tuple[Tensor, Form] | None:
-    inputs, group = found.codes.shape[1], found.form.group
+    inputs = found.codes.shape[1]
+    group = found.form.group
     if group % BLOCK or inputs % INPUTS_AT_ONCE:
         return None
     codes = F.pad(found.codes, (0, found.scales.shape[1] * group - inputs))

@@ -1,8 +1,9 @@
-"""A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded (`quantise`).
+"""A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded
+(`quantise`).
 
-The layouts are GGUF's Q4_1 and Q8_0, 32 inputs sharing a scale. As llama.cpp does, the output layer keeps more bits than the
-rest (8), and so do what chooses experts and the matrix of latent attention (all). A table of embeddings stays as it is: a pass
-reads a few of its rows.
+The layouts are GGUF's Q4_1 and Q8_0, 32 inputs sharing a scale. As llama.cpp does, the output layer
+keeps more bits than the rest (8), and so do what chooses experts and the matrix of latent attention
+(all). A table of embeddings stays as it is: a pass reads a few of its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
-from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, BlockParts, Form, pack_parts
+from outrider.models.gguf.formats import (
+    BLOCK,
+    Q4_ZERO,
+    Q8,
+    ROWS_AT_ONCE,
+    WIDTH,
+    BlockParts,
+    Form,
+    pack_parts,
+)
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.latent import MATRIX, has_latents
 from outrider.models.linear.panel import is_plain, is_transposed, output_major
@@ -69,18 +79,23 @@ class Rounded:
 
 
 def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
-    """Put a module's linear layers into blocks, in place. Raises CapabilityError where no layer can be."""
+    """Put a module's linear layers into blocks, in place. Raises CapabilityError where no layer can
+    be."""
     layers, left = layers_to_round(module, bits)
     if not layers:
-        raise CapabilityError(f"'{label}' has no linear layer that --quantise could round. Leave --quantise out.")
-    dtype, threads = module.get_input_embeddings().weight.dtype, torch.get_num_threads()
+        raise CapabilityError(
+            f"'{label}' has no linear layer that --quantise could round. Leave --quantise out."
+        )
+    dtype = module.get_input_embeddings().weight.dtype
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each layer is many small operations, which do not divide well
     try:
         with torch.no_grad(), ThreadPoolExecutor(threads) as pool:
             panels = pool.map(_panels, layers)
             while layers:  # a plain weight is freed as soon as its panels are there
                 found = layers.pop(0)
-                bias, shape = found.layer.bias, found.shape
+                bias = found.layer.bias
+                shape = found.shape
                 bias = None if bias is None else bias.detach()
                 made = BlockLinear(on_huge_pages(next(panels)), found.form, *shape, dtype, bias)
                 setattr(found.parent, found.name, made)
@@ -91,15 +106,22 @@ def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
 
 def layers_to_round(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
     """The layers to be rounded, and how many others stay because no block holds them."""
-    output, layers, left = module.get_output_embeddings(), list[LayerToRound](), 0
+    output = module.get_output_embeddings()
+    layers = list[LayerToRound]()
+    left = 0
     for parent in module.modules():
-        left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))  # of several experts
+        # of several experts
+        left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))
         for name, layer in parent.named_children():
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)) or name in ROUTERS:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
             found = LayerToRound(parent, name, layer, form)
-            if is_plain(layer) and found.shape[1] % BLOCK == 0 and not (name == MATRIX and has_latents(parent)):
+            if (
+                is_plain(layer)
+                and found.shape[1] % BLOCK == 0
+                and not (name == MATRIX and has_latents(parent))
+            ):
                 layers.append(found)
             else:
                 left += 1
@@ -107,7 +129,8 @@ def layers_to_round(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
 
 
 def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]:
-    """Bytes that rounding frees and bytes of the blocks, from the config alone; zeros where no module can be made of it."""
+    """Bytes that rounding frees and bytes of the blocks, from the config alone; zeros where no
+    module can be made of it."""
     try:
         with torch.device("meta"):
             module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -115,7 +138,10 @@ def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]
         return 0, 0
     layers, _ = layers_to_round(module, bits)
     table = module.get_input_embeddings().weight
-    freed = sum(found.layer.weight.numel() for found in layers if found.layer.weight is not table) * dtype.itemsize
+    freed = (
+        sum(found.layer.weight.numel() for found in layers if found.layer.weight is not table)
+        * dtype.itemsize
+    )
     return freed, sum(found.num_bytes for found in layers)
 
 
@@ -123,8 +149,12 @@ def rounded_parts(weight: Tensor, form: Form) -> BlockParts:
     """Weights (out, in) as codes and factors of this form, which shares a scale among 32 inputs."""
     blocks = weight.float().reshape(-1, form.group)
     if form.bits == 4:
-        codes, scales, zeros = four_bits(blocks, form.group, middle=form.middle, factors=form.factors)
-        return BlockParts(codes.view(weight.shape), _by_row(scales, weight), _by_row(zeros, weight), None, None)
+        codes, scales, zeros = four_bits(
+            blocks, form.group, middle=form.middle, factors=form.factors
+        )
+        return BlockParts(
+            codes.view(weight.shape), _by_row(scales, weight), _by_row(zeros, weight), None, None
+        )
     codes, scales = eight_bits(blocks, factors=form.factors)
     raised = (codes.to(torch.int16) + form.middle).to(torch.uint8)
     return BlockParts(raised.view(weight.shape), _by_row(scales, weight), None, None, None)

@@ -1,4 +1,5 @@
-"""Which scheme a config says its weights are quantised by, and whether it is one that we read and multiply as it is stored."""
+"""Which scheme a config says its weights are quantised by, and whether it is one that we read and
+multiply as it is stored."""
 
 from __future__ import annotations
 
@@ -12,12 +13,28 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 from outrider.models.quantised.floats import SmallFloats, fp8, mxfp4, nvfp4
-from outrider.models.quantised.formats import Codes, awq, bits_in_words, bits_of, gptq, integers, packed, wanted
+from outrider.models.quantised.formats import (
+    Codes,
+    awq,
+    bits_in_words,
+    bits_of,
+    gptq,
+    integers,
+    packed,
+    wanted,
+)
 
-BITS, MXFP4 = (4, 8), "mxfp4"
-WORDS, SCALE, ZERO = "weight_packed", "weight_scale", "weight_zero_point"  # tensors of compressed-tensors, and its formats
-PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
+BITS = (4, 8)
+MXFP4 = "mxfp4"
+# tensors of compressed-tensors, and its formats
+WORDS = "weight_packed"
+SCALE = "weight_scale"
+ZERO = "weight_zero_point"
+PACKED = "pack-quantized"
+INTEGERS = "int-quantized"
+FLOATS = "float-quantized"
+# what configs call them
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")  # what its versions, and vLLM, call it
 KNOWN = (
     "GPTQ in 4 and 8 bits, AutoRound in 4 and 8, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and "
@@ -27,7 +44,8 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one checkpoint's linear layers are stored. `main`: the tensor of a layer that holds its codes."""
+    """How one checkpoint's linear layers are stored. `main`: the tensor of a layer that holds its
+    codes."""
 
     method: str
     main: str
@@ -39,7 +57,8 @@ class Scheme:
     is_nvfp4: bool = False  # of which loading makes plain weights
     is_mxfp4: bool = False  # of single layers
     is_awq: bool = False  # the order of what its words hold
-    block: tuple[int, int] | None = None  # outputs and inputs that share a scale, of floats in blocks
+    # outputs and inputs that share a scale, of floats in blocks
+    block: tuple[int, int] | None = None
     others: tuple[Scheme, ...] = ()  # of layers that are stored otherwise
 
     @property
@@ -75,13 +94,23 @@ class Scheme:
             return ""
         if self.is_float and not self.others:
             return "passes are in bfloat16"
-        which = ", but for layers in fp8" if self.others else " for these" if self.method == MXFP4 else ""
+        which = (
+            ", but for layers in fp8"
+            if self.others
+            else " for these"
+            if self.method == MXFP4
+            else ""
+        )
         return f"passes are in bfloat16, and activations rounded to 8 bits{which}"
 
     def read(self, parts: Mapping[str, Tensor]) -> Codes | SmallFloats:
         """A layer's tensors, by their names within it. Raises MalformedError."""
         if self.is_float:
-            return fp8(parts, next((name for name in self.beside if name in parts), self.beside[0]), self.block)
+            return fp8(
+                parts,
+                next((name for name in self.beside if name in parts), self.beside[0]),
+                self.block,
+            )
         if self.is_nvfp4:
             return nvfp4(parts, self.main)
         if self.is_mxfp4:
@@ -89,7 +118,11 @@ class Scheme:
         if self.is_awq:
             return awq(parts, self.bits)
         if self.main == "qweight":
-            return gptq(parts, bits_of(parts) if self.is_mixed else self.bits, zeros_are_less=self.zeros_are_less)
+            return gptq(
+                parts,
+                bits_of(parts) if self.is_mixed else self.bits,
+                zeros_are_less=self.zeros_are_less,
+            )
         if self.main == WORDS:
             return packed(parts, bits_in_words(parts) if self.is_mixed else self.bits)
         return integers(parts)
@@ -100,21 +133,28 @@ COMPRESSED = {  # by format; those that stay as they are stored first
     INTEGERS: Scheme("compressed-tensors", "weight", (SCALE, ZERO), 8),
     FLOATS: Scheme("compressed-tensors", "weight", (SCALE,), 8, is_float=True),
     "mxfp4-pack-quantized": Scheme("compressed-tensors", WORDS, (SCALE,), 4, is_mxfp4=True),
-    "nvfp4-pack-quantized": Scheme("compressed-tensors", WORDS, (SCALE, "weight_global_scale"), 4, is_nvfp4=True),
+    "nvfp4-pack-quantized": Scheme(
+        "compressed-tensors", WORDS, (SCALE, "weight_global_scale"), 4, is_nvfp4=True
+    ),
 }
 
 
 def scheme_of(config: Any, device: torch.device) -> Scheme | None:
-    """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ, AWQ and AutoRound.
+    """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ, AWQ
+    and AutoRound.
 
-    Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs, and for
-    methods that it does not know, whose codes it would take for weights.
+    Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load
+    with libraries for GPUs, and for methods that it does not know, whose codes it would take for
+    weights.
     """
     found = getattr(config, "quantization_config", None) or getattr(config, "quantization", None)
     if not found:
         return None
     settings = found if isinstance(found, dict) else found.to_dict()
-    method = settings.get("quant_method", "mlx" if hasattr(config, "quantization") else "bitsandbytes")  # whose first say none
+    # whose first say none
+    method = settings.get(
+        "quant_method", "mlx" if hasattr(config, "quantization") else "bitsandbytes"
+    )
     method = str(getattr(method, "value", method))
     if method in AUTO_ROUND:
         return _auto_round(settings)
@@ -122,7 +162,10 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
         method = "fp8"  # the same tensors
     if method.startswith("modelopt") and settings.get("quant_algo") == "NVFP4":
         return Scheme("modelopt", "weight", ("weight_scale", "weight_scale_2"), 4, is_nvfp4=True)
-    if not any(known.startswith(method) for known in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+    if not any(
+        known.startswith(method)
+        for known in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    ):
         raise CapabilityError(f"weights quantised by {method} cannot be read. What can: {KNOWN}.")
     if method in ("gptq", "awq"):
         return _gptq_or_awq(settings, method)
@@ -131,7 +174,8 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     if method == "compressed-tensors":
         return _compressed(settings)
     if method == "fp8":
-        scales, block = ("weight_scale_inv", "weight_scale"), _pair(settings.get("weight_block_size"))
+        scales = ("weight_scale_inv", "weight_scale")
+        block = _pair(settings.get("weight_block_size"))
         return Scheme(method, "weight", scales, 8, is_float=True, block=block)
     return Scheme(method, "", (), 4) if method == MXFP4 else None
 
@@ -141,66 +185,114 @@ def _pair(sizes: Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _gptq_or_awq(settings: Mapping[str, Any], method: str) -> Scheme:
-    bits, layout = settings.get("bits", settings.get("w_bit")), settings.get("checkpoint_format", "gptq")
+    bits = settings.get("bits", settings.get("w_bit"))
+    layout = settings.get("checkpoint_format", "gptq")
     if method == "awq":
         layout = settings.get("version", settings.get("checkpoint_format", "gemm"))
     layout = str(getattr(layout, "value", layout)).lower()
     if layout not in (("gptq", "gptq_v2") if method == "gptq" else ("gemm",)):
-        raise CapabilityError(f"weights quantised by {method}: the layout '{layout}' cannot be read. What can: {KNOWN}.")
+        raise CapabilityError(
+            f"weights quantised by {method}: the layout '{layout}' cannot be read. What can: "
+            f"{KNOWN}."
+        )
     is_mixed = bool(settings.get("dynamic"))  # GPTQModel's settings of single layers
-    return _in_words(method, bits, is_awq=method == "awq", zeros_are_less=layout == "gptq", is_mixed=is_mixed)
+    return _in_words(
+        method, bits, is_awq=method == "awq", zeros_are_less=layout == "gptq", is_mixed=is_mixed
+    )
 
 
 def _auto_round(settings: Mapping[str, Any]) -> Scheme:
-    """AutoRound packs as GPTQ does, or as AWQ. `extra_config` gives layers bits of their own, or leaves them plain."""
+    """AutoRound packs as GPTQ does, or as AWQ. `extra_config` gives layers bits of their own, or
+    leaves them plain."""
     named = settings.get("packing_format") or settings.get("backend") or "auto"
     packing = "auto_round:auto_gptq" if named == "auto" else str(named)
-    kind, rounded = settings.get("data_type", "int"), settings.get("act_bits") or 16
-    if not packing.replace("-", "_").startswith(("auto_round", "autoround", "intel/auto_round")) or kind != "int" or (
-        "llm_compressor" in packing or rounded < 16
+    kind = settings.get("data_type", "int")
+    rounded = settings.get("act_bits") or 16
+    if (
+        not packing.replace("-", "_").startswith(("auto_round", "autoround", "intel/auto_round"))
+        or kind != "int"
+        or ("llm_compressor" in packing or rounded < 16)
     ):
         raise CapabilityError(
-            f"weights quantised by auto-round: {kind} in the packing '{packing}' with activations in {rounded} bits cannot be "
-            f"read. Export the model as auto_round:auto_gptq, or use another checkpoint. What can be read: {KNOWN}."
+            f"weights quantised by auto-round: {kind} in the packing '{packing}' with activations "
+            f"in {rounded} bits cannot be "
+            "read. Export the model as auto_round:auto_gptq, or use another checkpoint. What can "
+            f"be read: {KNOWN}."
         )
     return _in_words(
-        "auto-round", settings.get("bits"), is_awq="awq" in packing, is_mixed=bool(settings.get("extra_config")),
+        "auto-round",
+        settings.get("bits"),
+        is_awq="awq" in packing,
+        is_mixed=bool(settings.get("extra_config")),
         zeros_are_less="gptq" in packing and "gptqmodel" not in packing,
-    )  # fmt: skip
+    )
 
 
-def _in_words(method: str, bits: Any, *, is_awq: bool, zeros_are_less: bool, is_mixed: bool) -> Scheme:
+def _in_words(
+    method: str, bits: Any, *, is_awq: bool, zeros_are_less: bool, is_mixed: bool
+) -> Scheme:
     """Codes in words of 32 bits, with zeros and scales beside them."""
     if bits not in ((4,) if is_awq else BITS):
-        raise CapabilityError(f"weights quantised by {method}: {bits} bits cannot be read. What can: {KNOWN}.")
+        raise CapabilityError(
+            f"weights quantised by {method}: {bits} bits cannot be read. What can: {KNOWN}."
+        )
     beside = ("qzeros", "scales", *(() if is_awq else ("g_idx",)))
-    return Scheme(method, "qweight", beside, bits, zeros_are_less=zeros_are_less, is_mixed=is_mixed, is_awq=is_awq)
+    return Scheme(
+        method,
+        "qweight",
+        beside,
+        bits,
+        zeros_are_less=zeros_are_less,
+        is_mixed=is_mixed,
+        is_awq=is_awq,
+    )
 
 
 def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
-    """Its groups of layers may each have bits and a format of their own. None where one of them is not read here."""
+    """Its groups of layers may each have bits and a format of their own. None where one of them is
+    not read here."""
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return None
-    if (settings.get("transform_config") or {}).get("config_groups"):  # activations are rotated before they are multiplied
+    # activations are rotated before they are multiplied
+    if (settings.get("transform_config") or {}).get("config_groups"):
         return None
-    groups = [group for group in (settings.get("config_groups") or {}).values() if group.get("weights")]
-    kinds = [_kind(group.get("format") or settings.get("format"), group["weights"]) for group in groups]
-    blocks = {block for group in groups if (block := _pair(group["weights"].get("block_structure"))) is not None}
+    groups = [
+        group for group in (settings.get("config_groups") or {}).values() if group.get("weights")
+    ]
+    kinds = [
+        _kind(group.get("format") or settings.get("format"), group["weights"]) for group in groups
+    ]
+    blocks = {
+        block
+        for group in groups
+        if (block := _pair(group["weights"].get("block_structure"))) is not None
+    }
     if not kinds or None in kinds or len(blocks) > 1:
         return None
-    bits = {each["num_bits"] for group, kind in zip(groups, kinds, strict=True) if kind == PACKED and (each := group["weights"])}
+    bits = {
+        each["num_bits"]
+        for group, kind in zip(groups, kinds, strict=True)
+        if kind == PACKED and (each := group["weights"])
+    }
     schemes = [
-        replace(scheme, bits=min(bits), is_mixed=len(bits) > 1) if kind == PACKED
-        else replace(scheme, block=next(iter(blocks), None)) if kind == FLOATS else scheme
-        for kind, scheme in COMPRESSED.items() if kind in kinds
-    ]  # fmt: skip
+        replace(scheme, bits=min(bits), is_mixed=len(bits) > 1)
+        if kind == PACKED
+        else replace(scheme, block=next(iter(blocks), None))
+        if kind == FLOATS
+        else scheme
+        for kind, scheme in COMPRESSED.items()
+        if kind in kinds
+    ]
     return replace(schemes[0], others=tuple(schemes[1:]))
 
 
 def _kind(layout: str | None, weights: Mapping[str, Any]) -> str | None:
     """The format of one group, where we read it."""
     bits = {PACKED: BITS, INTEGERS: (8,), FLOATS: (8,)}.get(layout or "", (4,))
-    fits = weights.get("type", "int") == ("int" if layout in (PACKED, INTEGERS) else "float") and weights.get("num_bits") in bits
+    fits = (
+        weights.get("type", "int") == ("int" if layout in (PACKED, INTEGERS) else "float")
+        and weights.get("num_bits") in bits
+    )
     return layout if layout in COMPRESSED and fits else None
 
 

@@ -1,4 +1,5 @@
-"""Finds which parameter of transformers' module takes each tensor of a checkpoint, by transformers' own tables."""
+"""Finds which parameter of transformers' module takes each tensor of a checkpoint, by transformers'
+own tables."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 from outrider.lazy import transformers
 
-MERGES = (("MergeModulelist", 0), ("Concatenate", 1))  # one parameter of several experts' layers; gate and up in one
+# one parameter of several experts' layers; gate and up in one
+MERGES = (("MergeModulelist", 0), ("Concatenate", 1))
 WEIGHT = ".weight"
 
 
@@ -30,16 +32,23 @@ class TensorTargets:
         kinds = transformers.core_model_loading
         self._renamings = [one for one in mapping if isinstance(one, kinds.WeightRenaming)]
         self._converters = [one for one in mapping if isinstance(one, kinds.WeightConverter)]
-        self._find, self._num_layers = kinds.rename_source_key, module.config.get_text_config().num_hidden_layers
+        self._find = kinds.rename_source_key
+        self._num_layers = module.config.get_text_config().num_hidden_layers
         self._parts = {path for path, _ in module.named_modules()}
-        self._unused = [re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()]
+        self._unused = [
+            re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()
+        ]
 
     def is_unused(self, name: str) -> bool:
         """Whether a tensor is of layers that predict further tokens."""
         layer = re.search(r"\.layers\.(\d+)\.", name)
         beyond = layer is not None and int(layer[1]) >= self._num_layers
         beyond = beyond and not self._has_part(name)  # a vision tower may be deeper
-        return beyond or name.startswith("mtp.") or any(pattern.search(name) for pattern in self._unused)
+        return (
+            beyond
+            or name.startswith("mtp.")
+            or any(pattern.search(name) for pattern in self._unused)
+        )
 
     def _has_part(self, name: str) -> bool:
         """Whether the module has the layer that a tensor belongs to."""
@@ -54,15 +63,22 @@ class TensorTargets:
         found: dict[str, list[ExpertPart]] = {}
         for path in paths:
             target, pattern = self._find(path + WEIGHT, self._renamings, self._converters)
-            converter = next((one for one in self._converters if pattern in one.source_patterns), None)
+            converter = next(
+                (one for one in self._converters if pattern in one.source_patterns), None
+            )
             if converter is None or not _is_merge(converter):
                 continue
             renamed = self.of(path + WEIGHT)
-            expert = re.search(pattern.replace("*.", r"(\d+)\."), renamed)  # its dots may be escaped, as in a regular expression
+            # its dots may be escaped, as in a regular expression
+            expert = re.search(pattern.replace("*.", r"(\d+)\."), renamed)
             assert expert is not None, f"'{renamed}' is no '{pattern}'"
-            found.setdefault(target, []).append(ExpertPart(int(expert[1]), converter.source_patterns.index(pattern), path))
+            found.setdefault(target, []).append(
+                ExpertPart(int(expert[1]), converter.source_patterns.index(pattern), path)
+            )
         return {target: sorted(parts) for target, parts in found.items()}
 
 
 def _is_merge(converter: Any) -> bool:
-    return all((type(one).__name__, getattr(one, "dim", None)) in MERGES for one in converter.operations)
+    return all(
+        (type(one).__name__, getattr(one, "dim", None)) in MERGES for one in converter.operations
+    )

@@ -1,8 +1,10 @@
-"""What a model on transformers' own cache must show before its first token: that its passes give its own logits.
+"""What a model on transformers' own cache must show before its first token: that its passes give
+its own logits.
 
-Tried are a prompt, single tokens, chains, rejections and continuing after them, on two rows in turns. What transformers' code
-gets wrong shows here: passes of several tokens that forget the state, caches that lose their place. There is one way to feed a
-model (`lm.py`); where it gives other logits, the model is refused.
+Tried are a prompt, single tokens, chains, rejections and continuing after them, on two rows in
+turns. What transformers' code gets wrong shows here: passes of several tokens that forget the
+state, caches that lose their place. There is one way to feed a model (`lm.py`); where it gives
+other logits, the model is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from outrider.errors import CapabilityError, NumericalError
 from outrider.kv.cache import BLOCK
 from outrider.kv.states import MAX_SNAPSHOTS
 from outrider.models.lm import PassLimits
-from outrider.models.probes.probe import difference, is_rounding, own_logits, probe_tokens, tolerance
+from outrider.models.probes.probe import (
+    difference,
+    is_rounding,
+    own_logits,
+    probe_tokens,
+    tolerance,
+)
 from outrider.models.probes.reference import next_logits, writes_otherwise
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import StateLM
@@ -24,12 +32,14 @@ from outrider.models.stateful.run import OwnCacheRun, message
 
 NUM_TOKENS = 14
 MIDDLE = NUM_TOKENS // 2
-LIMITS = PassLimits(granularity=1, exact_trees=False, exact_rows=False)  # rows run alone; how a text is cut into passes matters
+# rows run alone; how a text is cut into passes matters
+LIMITS = PassLimits(granularity=1, exact_trees=False, exact_rows=False)
 
 
 @torch.inference_mode()
 def check_own_cache(lm: StateLM) -> None:
-    """Raise CapabilityError, in one sentence, for a model that passes on transformers' cache do not serve.
+    """Raise CapabilityError, in one sentence, for a model that passes on transformers' cache do not
+    serve.
 
     The cache is empty, before and after.
     """
@@ -40,7 +50,9 @@ def check_own_cache(lm: StateLM) -> None:
         what = _why_no_pass_tells(lm, plain, tokens)
         if what is None:
             lm.count_as(_bytes_per_token(lm.own_run, tokens))
-            worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
+            worst = difference(
+                _fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config)
+            )
             if is_rounding(worst, module, lm.dtype):
                 return
             what = f"there its logits are {worst:.1%} off (allowed {tolerance(lm.dtype):.1%})"
@@ -48,12 +60,15 @@ def check_own_cache(lm: StateLM) -> None:
         raise
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is reported
         what = f"there its code fails in a pass over a few tokens: {message(error)}"
-    needs = f"{lm.name} ({module.config.model_type}) needs transformers' own cache ({lm.why_own_cache})"
+    needs = (
+        f"{lm.name} ({module.config.model_type}) needs transformers' own cache ({lm.why_own_cache})"
+    )
     raise CapabilityError(f"{needs}, and {what}. See docs/support.md.")
 
 
 def _why_no_pass_tells(lm: StateLM, plain: Tensor, tokens: Tensor) -> str | None:
-    """Why passes over texts (2, T), with these logits, do not tell what `generate` writes after each of their tokens."""
+    """Why passes over texts (2, T), with these logits, do not tell what `generate` writes after
+    each of their tokens."""
     module = lm.own_run.module
     if writes_otherwise(module):
         return "it has a `generate` of its own, which need not write token by token"
@@ -63,31 +78,43 @@ def _why_no_pass_tells(lm: StateLM, plain: Tensor, tokens: Tensor) -> str | None
     tells = plain.shape[1] == NUM_TOKENS and tolerance(lm.dtype) >= difference(
         plain[:1, MIDDLE], written, lm.dtype, picks_experts=has_experts(module.config)
     )
-    return None if tells else "a pass over a text does not tell what it writes after each token, as with encoders such as BERT"
+    return (
+        None
+        if tells
+        else "a pass over a text does not tell what it writes after each token, as with encoders such as BERT"
+    )
 
 
 def _steps_are_others(module: Any) -> bool:
-    """Whether transformers' code of single tokens leaves out Mamba 2's least time step, which its code of several has: how far
-    they differ depends on the text, so a few tokens do not show it."""
+    """Whether transformers' code of single tokens leaves out Mamba 2's least time step, which its
+    code of several has: how far they differ depends on the text, so a few tokens do not show it."""
     limits = (getattr(part, "time_step_limit", None) for part in module.modules())
     return any(limit is not None and limit[0] > 0 for limit in limits)
 
 
 def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
-    """Logits (2, T, V) of both texts, in turns: cut into passes, with tokens fed and rejected in between.
+    """Logits (2, T, V) of both texts, in turns: cut into passes, with tokens fed and rejected in
+    between.
 
     Only the first one's prompt is read as a prompt.
     """
-    kv, parts = lm.kv, list[Tensor]()
+    kv = lm.kv
+    parts = list[Tensor]()
     wrong = tokens.flip(1)
     for _ in tokens:
         kv.add_row()
 
     def passed(start: int, end: int, kept: int, rejected: int = 0) -> None:
-        """Feed start..end, then some wrong tokens; keep the first `kept`. Row by row, as rows of other lengths would be."""
-        rows = [torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)]
+        """Feed start..end, then some wrong tokens; keep the first `kept`. Row by row, as rows of
+        other lengths would be."""
+        rows = [
+            torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)
+        ]
         prompt = torch.arange(end - start, device=tokens.device) if start == 0 else None
-        logits = [lm.forward(ids, columns=None if row else prompt, first_row=row).logits for row, ids in enumerate(rows)]
+        logits = [
+            lm.forward(ids, columns=None if row else prompt, first_row=row).logits
+            for row, ids in enumerate(rows)
+        ]
         for row in range(2):
             kv.keep(row, range(kept))
         parts.append(torch.cat(logits)[:, :kept])
@@ -105,12 +132,14 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
 
 
 def _bytes_per_token(run: OwnCacheRun, tokens: Tensor) -> int:
-    """Bytes per token of a long text's state: what each token adds, and its share of what is always there.
+    """Bytes per token of a long text's state: what each token adds, and its share of what is always
+    there.
 
-    The share is that of a text of one block. Snapshots are counted in: keys and values once, what cannot be shared between
-    them several times.
+    The share is that of a text of one block. Snapshots are counted in: keys and values once, what
+    cannot be shared between them several times.
     """
-    few, more = 4, NUM_TOKENS
+    few = 4
+    more = NUM_TOKENS
     none = torch.zeros(0, dtype=torch.int64, device=tokens.device)
     sizes = []
     for count in (few, more):

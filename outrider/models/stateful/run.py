@@ -15,7 +15,8 @@ from outrider.models.probes.reference import takes_positions
 from outrider.models.signals import Listening
 from outrider.models.stateful.state import OwnState
 
-NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache, as an argument and in their output
+# what models call their cache, as an argument and in their output
+NAMES = ("past_key_values", "cache_params", "state")
 
 
 class OwnCacheRun:
@@ -33,15 +34,24 @@ class OwnCacheRun:
         return takes_positions(self.module)
 
     def feed(
-        self, state: OwnState | None, start: int, tokens: Sequence[int], columns: Tensor, layers: tuple[int, ...] = ()
+        self,
+        state: OwnState | None,
+        start: int,
+        tokens: Sequence[int],
+        columns: Tensor,
+        layers: tuple[int, ...] = (),
     ) -> tuple[Tensor, list[Tensor], OwnState]:
-        """Logits (1, K, V) of these columns, hidden states (1, T, H) of these layers, and the state after the pass.
+        """Logits (1, K, V) of these columns, hidden states (1, T, H) of these layers, and the state
+        after the pass.
 
-        `tokens` stand at positions start, start + 1, ...; `state`, of the tokens before them, is changed, None for none.
-        Raises CapabilityError for a model without a cache.
+        `tokens` stand at positions start, start + 1, ...; `state`, of the tokens before them, is
+        changed, None for none. Raises CapabilityError for a model without a cache.
         """
         device = next(self.module.parameters()).device
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([list(tokens)], device=device), "use_cache": True}
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([list(tokens)], device=device),
+            "use_cache": True,
+        }
         if self._takes_positions:
             inputs["position_ids"] = torch.arange(start, start + len(tokens), device=device)[None]
         if self._keeps_columns:
@@ -49,14 +59,19 @@ class OwnCacheRun:
         if state is not None and self._argument is not None:
             inputs[self._argument] = state.cache
         output, hidden = self._pass(inputs, layers)
-        cache = next((cache for name in NAMES if (cache := getattr(output, name, None)) is not None), None)
+        cache = next(
+            (cache for name in NAMES if (cache := getattr(output, name, None)) is not None), None
+        )
         if cache is None:
-            raise CapabilityError(f"{type(self.module).__name__} in transformers keeps no cache of a text")
+            raise CapabilityError(
+                f"{type(self.module).__name__} in transformers keeps no cache of a text"
+            )
         logits = output.logits if self._keeps_columns else output.logits[:, columns]
         return logits, hidden, OwnState(cache)
 
     def _pass(self, inputs: dict[str, Any], layers: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
-        count, call = inputs["input_ids"].shape[1], partial(self.module, **inputs)
+        count = inputs["input_ids"].shape[1]
+        call = partial(self.module, **inputs)
         states: dict[int, Tensor] = {}
         try:
             if not layers:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from outrider.lazy import transformers
 
-GROWING = ("keys", "values")  # what these layers only ever replace by longer tensors, or a window of them
-HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's own code, whose cache objects are copied
+# what these layers only ever replace by longer tensors, or a window of them
+GROWING = ("keys", "values")
+# packages, or a checkpoint's own code, whose cache objects are copied
+HOMES = ("transformers", "transformers_modules")
 
 
 @dataclass
@@ -27,7 +29,8 @@ class OwnState:
         return OwnState(_copied(self.cache, {}))
 
     def mark(self) -> OwnState:
-        """A snapshot that leaves out keys and values which later states still hold, and remembers how many they were."""
+        """A snapshot that leaves out keys and values which later states still hold, and remembers
+        how many they were."""
         made = self.copy()
         for layer in _appended(made.cache).values():
             for name in GROWING:
@@ -36,7 +39,8 @@ class OwnState:
 
     def back_to(self, mark: OwnState) -> OwnState:
         """The state as it was at `mark`, a snapshot of an earlier state of the same text."""
-        made, later = mark.copy(), _appended(self.cache)
+        made = mark.copy()
+        later = _appended(self.cache)
         for index, layer in _appended(made.cache).items():
             for name in GROWING:
                 setattr(layer, name, getattr(later[index], name)[..., : getattr(layer, name), :])
@@ -53,11 +57,18 @@ class OwnState:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors; one that stands in two places counts once."""
-        return sum({id(tensor): tensor.numel() * tensor.element_size() for _, tensor in self.tensors()}.values())
+        return sum(
+            {
+                id(tensor): tensor.numel() * tensor.element_size() for _, tensor in self.tensors()
+            }.values()
+        )
 
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite number; None when all are finite."""
-        return min((layer for layer, tensor in self.tensors() if not torch.isfinite(tensor).all()), default=None)
+        return min(
+            (layer for layer, tensor in self.tensors() if not torch.isfinite(tensor).all()),
+            default=None,
+        )
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
@@ -86,7 +97,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 def _is_cache_part(value: Any) -> bool:
     """Whether this is an object of a cache, not a config, a module, or a plain value."""
     home = type(value).__module__.partition(".")[0]
-    return home in HOMES and hasattr(value, "__dict__") and not isinstance(value, transformers.PretrainedConfig | nn.Module)
+    return (
+        home in HOMES
+        and hasattr(value, "__dict__")
+        and not isinstance(value, transformers.PretrainedConfig | nn.Module)
+    )
 
 
 def _grows(layer: Any) -> bool:
@@ -97,8 +112,10 @@ def _grows(layer: Any) -> bool:
 
 
 def _appended(cache: Any) -> dict[int, Any]:
-    """By number, the layers whose keys and values begin with those of every earlier state of the text."""
-    layers, kind = enumerate(getattr(cache, "layers", ())), transformers.cache_utils.DynamicLayer
+    """By number, the layers whose keys and values begin with those of every earlier state of the
+    text."""
+    layers = enumerate(getattr(cache, "layers", ()))
+    kind = transformers.cache_utils.DynamicLayer
     return {
         index: layer
         for index, layer in layers

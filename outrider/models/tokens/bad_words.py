@@ -17,9 +17,12 @@ MAX_KEPT = 16  # lists of words whose tokens are remembered
 
 
 class BadWordFinder:
-    """Finds the tokens that write bad words. That takes milliseconds a word, so the last few answers are kept."""
+    """Finds the tokens that write bad words. That takes milliseconds a word, so the last few
+    answers are kept."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, label: str) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, label: str
+    ) -> None:
         """`vocab_size`: width of the logits. `label`: what messages call the model."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -44,5 +47,7 @@ class BadWordFinder:
     def _spelling(self) -> Spelling:
         """What each token writes."""
         if self._tokenizer is None:
-            raise ConfigError(f"'{self._label}' has no tokenizer, so nobody knows what its tokens write")
+            raise ConfigError(
+                f"'{self._label}' has no tokenizer, so nobody knows what its tokens write"
+            )
         return Spelling(vocabulary_bytes(self._tokenizer, self._vocab_size))

@@ -1,7 +1,9 @@
-"""Text from the bytes of tokens: whole characters as soon as their last byte is there, U+FFFD for bytes that are none.
+"""Text from the bytes of tokens: whole characters as soon as their last byte is there, U+FFFD for
+bytes that are none.
 
-Decoders with byte fallback print a whole run of byte tokens as U+FFFD when one byte of it is broken, which would take back
-characters that a stream has shown. Here, as in SentencePiece itself, every broken byte is one U+FFFD and the others stay.
+Decoders with byte fallback print a whole run of byte tokens as U+FFFD when one byte of it is
+broken, which would take back characters that a stream has shown. Here, as in SentencePiece itself,
+every broken byte is one U+FFFD and the others stay.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ UNFINISHED = "\ufffd"  # what a decoder prints for bytes that are no character
 class BytesText:
     """The text of tokens that have bytes of their own, token by token, behind a prompt."""
 
-    def __init__(self, tokens: TokenBytes, prompt: Sequence[int], hidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, tokens: TokenBytes, prompt: Sequence[int], hidden: frozenset[int] = frozenset()
+    ) -> None:
         """`hidden`: tokens that the text does not show."""
-        self._tokens, self._hidden = tokens, hidden
+        self._tokens = tokens
+        self._hidden = hidden
         self._is_first = tokens.shape.treats_first_apart
         self._strips = tokens.shape.max_strips  # how often `shape.strip` may still be removed
         self._pending = b""  # of a character without its last byte
@@ -38,19 +43,28 @@ class BytesText:
         """What the token would add here, in bytes."""
         if token in self._hidden:
             return b""
-        return self._stripped(token)[0] if self._is_first or self._strips else self._tokens.bytes_of(token)
+        return (
+            self._stripped(token)[0]
+            if self._is_first or self._strips
+            else self._tokens.bytes_of(token)
+        )
 
     def push(self, token: int) -> str:
         """The text this token completes."""
         if token in self._hidden:
             return ""
-        data = self._enter(token) if self._is_first or self._strips else self._tokens.bytes_of(token)
-        text, self._pending = split_text(self._pending + data, each_byte=self._tokens.shape.has_byte_fallback)
+        data = (
+            self._enter(token) if self._is_first or self._strips else self._tokens.bytes_of(token)
+        )
+        text, self._pending = split_text(
+            self._pending + data, each_byte=self._tokens.shape.has_byte_fallback
+        )
         return text
 
     def flush(self) -> str:
         """U+FFFD for an unfinished character at the end."""
-        left, self._pending = self._pending, b""
+        left = self._pending
+        self._pending = b""
         return UNFINISHED * (len(left) if self._tokens.shape.has_byte_fallback else bool(left))
 
     def _enter(self, token: int) -> bytes:
@@ -62,11 +76,16 @@ class BytesText:
         return data
 
     def _stripped(self, token: int) -> tuple[bytes, int]:
-        """(bytes of a token at the beginning of the text, how often the decoder may still strip behind it)"""
-        data = self._tokens.bytes_at_start(token) if self._is_first else self._tokens.bytes_of(token)
-        strip, left = self._tokens.shape.strip, self._strips
+        """(bytes of a token at the beginning of the text, how often the decoder may still strip
+        behind it)"""
+        data = (
+            self._tokens.bytes_at_start(token) if self._is_first else self._tokens.bytes_of(token)
+        )
+        strip = self._tokens.shape.strip
+        left = self._strips
         while left and data.startswith(strip):
-            data, left = data.removeprefix(strip), left - 1
+            data = data.removeprefix(strip)
+            left = left - 1
         return data, 0 if data else left
 
     def _last_bytes(self, prompt: Sequence[int]) -> bytes:
@@ -80,8 +99,9 @@ class BytesText:
 
 
 def split_text(data: bytes, *, each_byte: bool) -> tuple[str, bytes]:
-    """(text of the bytes, bytes at the end that may still become a character). `each_byte`: U+FFFD for each broken byte, as
-    decoders with byte fallback print it; else one for all that could have begun a character (Unicode's maximal subpart)."""
+    """(text of the bytes, bytes at the end that may still become a character). `each_byte`: U+FFFD
+    for each broken byte, as decoders with byte fallback print it; else one for all that could have
+    begun a character (Unicode's maximal subpart)."""
     text = ""
     while True:
         try:

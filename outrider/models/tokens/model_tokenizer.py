@@ -1,7 +1,9 @@
-"""A model's tokenizer: the `tokenizers` part of transformers' one, the tokens with a meaning, and the chat template.
+"""A model's tokenizer: the `tokenizers` part of transformers' one, the tokens with a meaning, and
+the chat template.
 
-Encoding and decoding take no more than that, so that a start imports no transformers. Where transformers' class does more (code
-of a checkpoint, an older tokenizer in Python), its own object stays; both answer the same calls.
+Encoding and decoding take no more than that, so that a start imports no transformers. Where
+transformers' class does more (code of a checkpoint, an older tokenizer in Python), its own object
+stays; both answer the same calls.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from tokenizers import AddedToken, Tokenizer
 from outrider.lazy import transformers
 
 VALUES = ("bos_token_id", "eos_token_id", "all_special_ids", "special_tokens_map", "chat_template")
-PLAIN = ("__call__", "_encode_plus", "decode", "_decode", "apply_chat_template", "get_chat_template", "get_vocab")  # methods
+# methods
+PLAIN = (
+    "__call__",
+    "_encode_plus",
+    "decode",
+    "_decode",
+    "apply_chat_template",
+    "get_chat_template",
+    "get_vocab",
+)
 SAMPLES = ("Hello, world!", "  Zwölf Boxkämpfer\n\n\tjagen 12 345 … 🙂", "")
 
 
@@ -45,7 +56,8 @@ class ModelTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ModelTokenizer | None:
-        """A tokenizer of transformers as one of ours; None where code of its class decides its answers."""
+        """A tokenizer of transformers as one of ours; None where code of its class decides its
+        answers."""
         plain: Any = transformers.PreTrainedTokenizerFast
         if not isinstance(tokenizer, plain):
             return None
@@ -58,8 +70,10 @@ class ModelTokenizer:
         if not (values["chat_template"] is None or isinstance(values["chat_template"], str)):
             return None
         record = {
-            "backend": backend.to_str(), "values": values, "splits_special_tokens": bool(tokenizer.split_special_tokens)
-        }  # fmt: skip
+            "backend": backend.to_str(),
+            "values": values,
+            "splits_special_tokens": bool(tokenizer.split_special_tokens),
+        }
         try:
             json.dumps(record)
         except TypeError:  # no plain data
@@ -73,7 +87,11 @@ class ModelTokenizer:
         """Plain data from which a later start makes it again."""
         values = {name: getattr(self, name) for name in VALUES}
         splits = self.backend_tokenizer.encode_special_tokens
-        return {"backend": self.backend_tokenizer.to_str(), "values": values, "splits_special_tokens": splits}
+        return {
+            "backend": self.backend_tokenizer.to_str(),
+            "values": values,
+            "splits_special_tokens": splits,
+        }
 
     @property
     def whole(self) -> Any:
@@ -85,14 +103,28 @@ class ModelTokenizer:
     def __call__(
         self, text: str, *, add_special_tokens: bool = True, verbose: bool = True
     ) -> dict[str, list[int]]:
-        """Token ids of a text, under "input_ids". `verbose` is transformers' word for its warnings of long texts, which no one
-        needs who counts tokens."""
-        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+        """Token ids of a text, under "input_ids". `verbose` is transformers' word for its warnings
+        of long texts, which no one needs who counts tokens."""
+        return {
+            "input_ids": self.backend_tokenizer.encode(
+                text, add_special_tokens=add_special_tokens
+            ).ids
+        }
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False) -> str:
-        """The text of some tokens. Raises ValueError where spaces are to be cleaned up, which no caller of ours wants."""
+    def decode(
+        self,
+        ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        """The text of some tokens. Raises ValueError where spaces are to be cleaned up, which no
+        caller of ours wants."""
         if clean_up_tokenization_spaces:
-            raise ValueError("spaces are kept as the tokens have them; the tokenizer of transformers (`whole`) cleans them up")
+            raise ValueError(
+                "spaces are kept as the tokens have them; the tokenizer of transformers (`whole`) "
+                "cleans them up"
+            )
         return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:

@@ -10,10 +10,12 @@ A vocabulary writes its tokens in a code that only the decoder of its tokenizer.
     WordPiece (BERT)                            there      " there"               "there"
     none                                        there      " there"               "there"
 
-With these decoders a text is its tokens' bytes, one after another (`is_joined`). With any other (CTC, BPEDecoder), and with a
-subclass that decodes in its own way, a token's text depends on its neighbours, and the bytes here are those of the token alone.
+With these decoders a text is its tokens' bytes, one after another (`is_joined`). With any other
+(CTC, BPEDecoder), and with a subclass that decodes in its own way, a token's text depends on its
+neighbours, and the bytes here are those of the token alone.
 
-transformers' `clean_up_tokenization_spaces` is left out everywhere, as in vLLM: it removes spaces that the model has emitted.
+transformers' `clean_up_tokenization_spaces` is left out everywhere, as in vLLM: it removes spaces
+that the model has emitted.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ from outrider.models.tokens.model_tokenizer import ModelTokenizer
 ANCHOR = "a"  # decoded in front of a token, so that the token does not begin the text
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-# GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters from 256 on
+# GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters
+# from 256 on
 BYTE_OF_LETTER = {
     **{chr(byte): byte for byte in PRINTABLE},
-    **{chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)},
+    **{
+        chr(256 + number): byte
+        for number, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+    },
 }
 
 
@@ -59,8 +65,12 @@ class TokenBytes:
         backend = tokenizer.backend_tokenizer
         self._id_to_token = backend.id_to_token
         self._decoder = backend.decoder
-        self.special_ids = frozenset(number for number, token in backend.get_added_tokens_decoder().items() if token.special)
-        shape = decoder_shape(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
+        self.special_ids = frozenset(
+            number for number, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        shape = decoder_shape(
+            None if self._decoder is None else json.loads(self._decoder.__getstate__())
+        )
         self.is_joined = shape is not None and _decodes_plainly(tokenizer)
         self.shape = shape or DecoderShape()
         self._anchor = None if shape is None else self._decode(ANCHOR)
@@ -71,7 +81,8 @@ class TokenBytes:
         return self._id_to_token(token) is not None
 
     def bytes_of(self, token: int) -> bytes:
-        """Bytes of a token that does not begin a text; empty for an id that the vocabulary does not name."""
+        """Bytes of a token that does not begin a text; empty for an id that the vocabulary does not
+        name."""
         found = self._known.get(token)
         if found is None:
             found = self._known[token] = self._compute(token, is_first=False)
@@ -79,11 +90,20 @@ class TokenBytes:
 
     def bytes_at_start(self, token: int) -> bytes:
         """Bytes of a token that is the first of a text, before `shape.strip` is removed."""
-        return self._compute(token, is_first=True) if self.shape.treats_first_apart else self.bytes_of(token)
+        return (
+            self._compute(token, is_first=True)
+            if self.shape.treats_first_apart
+            else self.bytes_of(token)
+        )
 
     def name(self, token: int) -> str:
-        """The token for people and for keys of JSON; bytes that are no text are written as OpenAI does, 'bytes:\\xe2'."""
-        return str(self._id_to_token(token)) if token in self.special_ids else show_bytes(self.bytes_of(token))
+        """The token for people and for keys of JSON; bytes that are no text are written as OpenAI
+        does, 'bytes:\\xe2'."""
+        return (
+            str(self._id_to_token(token))
+            if token in self.special_ids
+            else show_bytes(self.bytes_of(token))
+        )
 
     def _compute(self, token: int, *, is_first: bool) -> bytes:
         written = self._id_to_token(token)
@@ -91,7 +111,11 @@ class TokenBytes:
             return b""
         if self.shape.is_byte_level:
             codes = [BYTE_OF_LETTER.get(letter) for letter in written]
-            return written.encode() if None in codes else bytes(code for code in codes if code is not None)
+            return (
+                written.encode()
+                if None in codes
+                else bytes(code for code in codes if code is not None)
+            )
         if self.shape.has_byte_fallback and (found := BYTE_TOKEN.fullmatch(written)):
             return bytes([int(found[1], 16)])
         if is_first or self._anchor is None:
@@ -99,14 +123,17 @@ class TokenBytes:
         return self._decode(ANCHOR, written).removeprefix(self._anchor)
 
     def _decode(self, *written: str) -> bytes:
-        return (" ".join(written) if self._decoder is None else self._decoder.decode(list(written))).encode()
+        return (
+            " ".join(written) if self._decoder is None else self._decoder.decode(list(written))
+        ).encode()
 
 
 _FOUND: WeakKeyDictionary[Any, TokenBytes] = WeakKeyDictionary()
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """The tokenizer's `TokenBytes`, made once; None for a tokenizer in Python code, which has no decoder to read."""
+    """The tokenizer's `TokenBytes`, made once; None for a tokenizer in Python code, which has no
+    decoder to read."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return None
     if tokenizer not in _FOUND:
@@ -125,11 +152,16 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 def decoded(tokenizer: Any, ids: Sequence[int], *, special: bool) -> str:
     """The tokenizer's own text of some tokens, with every space that they have."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+    return str(
+        tokenizer.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+    )
 
 
 def token_name(tokenizer: Any, token: int) -> str:
-    """One token for people: its text, the bytes of an unfinished character, or '#N' for an id without a name."""
+    """One token for people: its text, the bytes of an unfinished character, or '#N' for an id
+    without a name."""
     found = token_bytes(tokenizer)
     text = decoded(tokenizer, [token], special=True) if found is None else found.name(token)
     if found is None and (not text or "\ufffd" in text):
@@ -146,7 +178,8 @@ def show_bytes(data: bytes) -> str:
 
 
 def decoder_shape(state: dict[str, Any] | None) -> DecoderShape | None:
-    """Reads the configuration of a decoder; None where the bytes of a text are not those of its tokens, joined."""
+    """Reads the configuration of a decoder; None where the bytes of a text are not those of its
+    tokens, joined."""
     shape: DecoderShape | None = DecoderShape()
     if state is None:
         return DecoderShape(implies_spaces=True, treats_first_apart=True)
@@ -163,7 +196,8 @@ def _stages(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_stage(shape: DecoderShape, stage: dict[str, Any]) -> DecoderShape | None:
-    whole, bytewise = shape.is_fused, shape.is_fused or shape.has_byte_fallback
+    whole = shape.is_fused
+    bytewise = shape.is_fused or shape.has_byte_fallback
     match stage["type"]:
         case "Fuse":
             return replace(shape, is_fused=True)
@@ -171,7 +205,9 @@ def _with_stage(shape: DecoderShape, stage: dict[str, Any]) -> DecoderShape | No
             return replace(shape, is_byte_level=True, is_fused=True)
         case "ByteFallback" if not bytewise:
             return replace(shape, has_byte_fallback=True)
-        case "Strip" if whole and not (shape.max_strips or shape.treats_first_apart or stage["stop"]):
+        case "Strip" if whole and not (
+            shape.max_strips or shape.treats_first_apart or stage["stop"]
+        ):
             return replace(shape, strip=stage["content"].encode(), max_strips=stage["start"])
         case "WordPiece" if shape == DecoderShape():
             return replace(shape, implies_spaces=True, treats_first_apart=True)
@@ -189,4 +225,7 @@ def _decodes_plainly(tokenizer: Any) -> bool:
         return True
     kind = type(tokenizer)
     plain: Any = transformers.PreTrainedTokenizerFast
-    return getattr(kind, "decode", None) is plain.decode and getattr(kind, "_decode", None) is plain._decode
+    return (
+        getattr(kind, "decode", None) is plain.decode
+        and getattr(kind, "_decode", None) is plain._decode
+    )

@@ -1,10 +1,15 @@
-"""The text of one tokenizer's tokens: of a few of them in context, the tokens of a text, a token's own bytes.
+"""The text of one tokenizer's tokens: of a few of them in context, the tokens of a text, a token's
+own bytes.
 
-Two habits of tokenizers are handled here, so that code that translates between two of them need not know them:
+Two habits of tokenizers are handled here, so that code that translates between two of them need not
+know them:
 
-* a leading space may belong to the token (byte-level BPE), be stripped from the first token of a text (SentencePiece), or
-  be implied between words: text is decoded behind the tokens before it, and what those say is taken off;
-* SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line end, whose tokens are
+* a leading space may belong to the token (byte-level BPE), be stripped from the first token of a
+  text (SentencePiece), or
+  be implied between words: text is decoded behind the tokens before it, and what those say is taken
+  off;
+* SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line
+  end, whose tokens are
   then taken off.
 
 What a token's string means (`Ġ`, `▁`, `<0x0A>`) is read from the decoder by `token_bytes.py`.
@@ -36,11 +41,12 @@ class TokenText:
         self._guard = self._encode(GUARD)
         bos = tokenizer.bos_token_id
         begins = tokenizer("", add_special_tokens=True)["input_ids"]
-        self.prefix = [bos] if bos is not None and begins == [bos] else []  # what this tokenizer begins every text with
+        # what this tokenizer begins every text with
+        self.prefix = [bos] if bos is not None and begins == [bos] else []
 
     def text(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """What `ids` add to the text of the tokens before them. `UNFINISHED` stands where bytes make no character, and at
-        the beginning when the tokens before end in the middle of one."""
+        """What `ids` add to the text of the tokens before them. `UNFINISHED` stands where bytes
+        make no character, and at the beginning when the tokens before end in the middle of one."""
         if self._bytes is not None and self._bytes.is_joined:
             text = BytesText(self._bytes, before)
             begun = UNFINISHED if text.is_unfinished else ""
@@ -49,21 +55,25 @@ class TokenText:
             return begun + "".join([text.push(token) for token in ids]) + text.flush()
         if not before or not ids:
             return self._decode(ids)
-        known, whole = self._decode(before), self._decode([*before, *ids])
+        known = self._decode(before)
+        whole = self._decode([*before, *ids])
         if known.endswith(UNFINISHED) or not whole.startswith(known):
             return UNFINISHED + self._decode(ids)
         return whole[len(known) :]
 
     def ids(self, text: str, *, continues: bool) -> list[int]:
-        """Tokens of a text, without special ones around it. `continues`: it stands behind other text."""
+        """Tokens of a text, without special ones around it. `continues`: it stands behind other
+        text."""
         if continues:
             guarded = self._encode(GUARD + text)
-            if guarded[: len(self._guard)] == self._guard:  # else the line end grew together with the text
+            # else the line end grew together with the text
+            if guarded[: len(self._guard)] == self._guard:
                 return guarded[len(self._guard) :]
         return self._encode(text)
 
     def num_unfinished(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
-        """How many of the last tokens begin a character that is not complete yet. 0 as well where no character can be."""
+        """How many of the last tokens begin a character that is not complete yet. 0 as well where
+        no character can be."""
         if not self.text(ids, before).endswith(UNFINISHED):
             return 0
         for count in range(1, min(MAX_UNFINISHED, len(ids)) + 1):
@@ -72,11 +82,14 @@ class TokenText:
         return 0
 
     def begins_word(self, token: int) -> bool:
-        """Whether it starts with exactly one space: a place where nearly every tokenizer starts a new token, too."""
+        """Whether it starts with exactly one space: a place where nearly every tokenizer starts a
+        new token, too."""
         key = self.keys.get(token)
         if isinstance(key, tuple):
             return key[0] == "word"
-        return key is not None and key[:1] == b" " and key[1:2] not in (b" ", b"\t", b"\r", b"\n", b"")
+        return (
+            key is not None and key[:1] == b" " and key[1:2] not in (b" ", b"\t", b"\r", b"\n", b"")
+        )
 
     def ends_in_space(self, token: int) -> bool:
         key = self.keys.get(token)
@@ -95,8 +108,8 @@ Key = bytes | tuple[str, str]
 def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
     """Token id -> what it says: equal keys say the same in any two vocabularies.
 
-    The bytes inside a text where the decoder can be read, else (kind, string): special tokens, and all tokens of a tokenizer
-    in Python code.
+    The bytes inside a text where the decoder can be read, else (kind, string): special tokens, and
+    all tokens of a tokenizer in Python code.
     """
     known = token_bytes(tokenizer)
     keys: dict[int, Key] = {}
@@ -111,13 +124,16 @@ def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
 
 
 def vocabulary_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
-    """What each of the first `vocab_size` tokens writes in the middle of a text; nothing for ids without a name.
+    """What each of the first `vocab_size` tokens writes in the middle of a text; nothing for ids
+    without a name.
 
-    Words of vocabularies that imply the spaces between them are written with the space before them, or behind them where they
-    end in `</w>`.
+    Words of vocabularies that imply the spaces between them are written with the space before them,
+    or behind them where they end in `</w>`.
     """
     keys = token_keys(tokenizer, special_ids(tokenizer))
-    ends_words = any(isinstance(key, tuple) and key[1].endswith(END_OF_WORD) for key in keys.values())
+    ends_words = any(
+        isinstance(key, tuple) and key[1].endswith(END_OF_WORD) for key in keys.values()
+    )
     found = [b""] * vocab_size
     for token, key in keys.items():
         if token < vocab_size:
@@ -134,7 +150,8 @@ def _implied(kind: str, string: str, ends_words: bool) -> str:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The token that the chat template writes behind an answer, which may be another than the eos_token; else that one."""
+    """The token that the chat template writes behind an answer, which may be another than the
+    eos_token; else that one."""
     eos: int | None = tokenizer.eos_token_id
     if not getattr(tokenizer, "chat_template", None):
         return eos
@@ -144,5 +161,13 @@ def end_of_turn(tokenizer: Any) -> int | None:
     except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
         return eos
     _, found, behind = text.rpartition(ANSWER)
-    ends = [token for token, entry in tokenizer.added_tokens_decoder.items() if behind.lstrip().startswith(entry.content)]
-    return max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content)) if found and ends else eos
+    ends = [
+        token
+        for token, entry in tokenizer.added_tokens_decoder.items()
+        if behind.lstrip().startswith(entry.content)
+    ]
+    return (
+        max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content))
+        if found and ends
+        else eos
+    )

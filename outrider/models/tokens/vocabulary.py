@@ -1,8 +1,10 @@
-"""Whether a draft model speaks the target's language: the same token id must mean the same text in both.
+"""Whether a draft model speaks the target's language: the same token id must mean the same text in
+both.
 
-Checkpoints of one family often pad the embedding to different widths (Qwen2.5 7B: 152064, 0.5B: 151936) around the same
-tokenizer. That is harmless: ids beyond the smaller table have q = 0. So are tokens that one of the two lacks while all ids that
-both have say the same (QwQ has two more than Qwen2.5 0.5B): they are never drafted. A different tokenizer is not.
+Checkpoints of one family often pad the embedding to different widths (Qwen2.5 7B: 152064, 0.5B:
+151936) around the same tokenizer. That is harmless: ids beyond the smaller table have q = 0. So are
+tokens that one of the two lacks while all ids that both have say the same (QwQ has two more than
+Qwen2.5 0.5B): they are never drafted. A different tokenizer is not.
 """
 
 from __future__ import annotations
@@ -20,20 +22,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LACKING = 0.1  # share of the larger vocabulary that one of the two may lack
-OUTSIDE = -1e4  # logit of a token that a smaller vocabulary lacks: probability 0 beside any other, and still a number
+# logit of a token that a smaller vocabulary lacks: probability 0 beside any other, and still a
+# number
+OUTSIDE = -1e4
 
 
-def tokens_of_one(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> dict[int, str] | None:
-    """Tokens that only one of two tokenizers has, by id; None where an id says something else, or one lacks too many."""
-    ours, theirs = ({token: text for text, token in one.get_vocab().items()} for one in (target, draft))
+def tokens_of_one(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase
+) -> dict[int, str] | None:
+    """Tokens that only one of two tokenizers has, by id; None where an id says something else, or
+    one lacks too many."""
+    ours, theirs = (
+        {token: text for text, token in one.get_vocab().items()} for one in (target, draft)
+    )
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         return None
-    found = {token: ours.get(token) or theirs[token] for token in sorted(ours.keys() ^ theirs.keys())}
+    found = {
+        token: ours.get(token) or theirs[token] for token in sorted(ours.keys() ^ theirs.keys())
+    }
     return found if len(found) <= MAX_LACKING * max(len(ours), len(theirs)) else None
 
 
 def never_draft(module: Any, tokens: Iterable[int]) -> None:
-    """Give these ids a logit of OUTSIDE in the module, whatever runs it: a bias of its output layer."""
+    """Give these ids a logit of OUTSIDE in the module, whatever runs it: a bias of its output
+    layer."""
     head = module.get_output_embeddings()
     bias = torch.zeros(head.weight.shape[0], dtype=head.weight.dtype, device=head.weight.device)
     if head.bias is not None:
@@ -43,26 +55,36 @@ def never_draft(module: Any, tokens: Iterable[int]) -> None:
 
 
 def check_same_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str, *, may_lack: bool = False
+    target: PreTrainedTokenizerBase,
+    draft: PreTrainedTokenizerBase,
+    target_name: str,
+    draft_name: str,
+    *,
+    may_lack: bool = False,
 ) -> None:
-    """Raises CapabilityError with both sizes and the first differing token. `may_lack`: see `tokens_of_one`."""
-    ours, theirs = target.get_vocab(), draft.get_vocab()
+    """Raises CapabilityError with both sizes and the first differing token. `may_lack`: see
+    `tokens_of_one`."""
+    ours = target.get_vocab()
+    theirs = draft.get_vocab()
     if ours == theirs or (may_lack and tokens_of_one(target, draft) is not None):
         return
     by_id = ({i: t for t, i in vocab.items()} for vocab in (ours, theirs))
     left, right = by_id
     first = next(i for i in sorted(left.keys() | right.keys()) if left.get(i) != right.get(i))
     raise CapabilityError(
-        f"the draft '{draft_name}' has another tokenizer than the target '{target_name}': {len(theirs)} against "
-        f"{len(ours)} tokens, first difference at id {first} ({_show(right, first)} against {_show(left, first)}). "
-        "Use a draft of the same model family, --drafter universal, which translates between tokenizers, or --drafter ngram, "
+        f"the draft '{draft_name}' has another tokenizer than the target '{target_name}': "
+        f"{len(theirs)} against "
+        f"{len(ours)} tokens, first difference at id {first} ({_show(right, first)} against "
+        f"{_show(left, first)}). "
+        "Use a draft of the same model family, --drafter universal, which translates between "
+        "tokenizers, or --drafter ngram, "
         "which needs no draft model."
     )
 
 
 def fit_width(logits: Tensor, vocab_size: int) -> Tensor:
-    """Draft logits (..., V') cut or padded to the target's width V. What the draft lacks may be all that a row's grammar or its
-    allowed tokens leave: so it is unlikely, not impossible."""
+    """Draft logits (..., V') cut or padded to the target's width V. What the draft lacks may be all
+    that a row's grammar or its allowed tokens leave: so it is unlikely, not impossible."""
     width = logits.shape[-1]
     if width == vocab_size:
         return logits

@@ -1,4 +1,5 @@
-"""The coordinator: an HTTP router before several `outrider serve`. docs/services.md is the operator's side.
+"""The coordinator: an HTTP router before several `outrider serve`. docs/services.md is the
+operator's side.
 
     journey.py   one request on its way over targets: it keeps what the client has, and continues elsewhere
     fleet.py     the targets, and which of them takes a request

@@ -1,4 +1,5 @@
-"""The coordinator's endpoints, its metrics, and the life of its process, which is that of `outrider serve`."""
+"""The coordinator's endpoints, its metrics, and the life of its process, which is that of `outrider
+serve`."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ PASSED_ON = {
 
 
 def run_coordinator(settings: CoordinatorSettings, status: Status = lambda line: None) -> None:
-    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and for TLS files that cannot be used."""
+    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and for TLS files
+    that cannot be used."""
     logs = Logging(settings.log_format, settings.log_level)
     try:
         coordinator = Coordinator(settings)
@@ -56,7 +58,8 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.settings = settings
-        self.loading, self.draining = True, False
+        self.loading = True
+        self.draining = False
         self.fleet = Fleet(settings)
         self.app = make_app(self)
 
@@ -85,7 +88,8 @@ class Relay(Response):
     """The answer that targets give to a request."""
 
     def __init__(self, coordinator: Coordinator, asked: Asked) -> None:
-        self._coordinator, self._asked = coordinator, asked
+        self._coordinator = coordinator
+        self._asked = asked
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,9 +102,17 @@ class Relay(Response):
 
 def make_app(coordinator: Coordinator) -> FastAPI:
     """Its own pages, and everything that is passed on."""
-    app = FastAPI(title="Outrider coordinator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Outrider coordinator",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     refusals.install(app)
-    metrics, fleet, settings = ServerMetrics(), coordinator.fleet, coordinator.settings
+    metrics = ServerMetrics()
+    fleet = coordinator.fleet
+    settings = coordinator.settings
     metrics.registry.register(FleetMetrics(fleet))
 
     @app.get("/health")
@@ -132,17 +144,25 @@ def make_app(coordinator: Coordinator) -> FastAPI:
         _check_open(coordinator)
         headers = {name.lower(): value for name, value in request.headers.items()}
         path = request.scope["raw_path"].decode("ascii")
-        return Relay(coordinator, Asked(request.method, path, request.url.query, headers, await request.body()))
+        return Relay(
+            coordinator,
+            Asked(request.method, path, request.url.query, headers, await request.body()),
+        )
 
     for method, paths in PASSED_ON.items():
         for path in paths:
             app.add_api_route(path, passed_on, methods=[method], response_model=None)
-    app.add_middleware(Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=metrics)
+    app.add_middleware(
+        Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=metrics
+    )
     if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=[HEADER, request_ids.HEADER],
-        )  # fmt: skip
+        )
     return app
 
 
@@ -165,10 +185,16 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
-        ready = GaugeMetricFamily(PREFIX + "replica_ready", "Whether a target takes requests.", labels=("replica",))
-        load = GaugeMetricFamily(PREFIX + "replica_in_flight", "Requests at a target.", labels=("replica",))
+        ready = GaugeMetricFamily(
+            PREFIX + "replica_ready", "Whether a target takes requests.", labels=("replica",)
+        )
+        load = GaugeMetricFamily(
+            PREFIX + "replica_in_flight", "Requests at a target.", labels=("replica",)
+        )
         lost = CounterMetricFamily(
-            PREFIX + "replica_failures", "Requests that a target lost, by what it did.", labels=("replica", "kind")
+            PREFIX + "replica_failures",
+            "Requests that a target lost, by what it did.",
+            labels=("replica", "kind"),
         )
         for target in self._fleet.targets:
             ready.add_metric((target.name,), float(target.is_usable))
@@ -176,5 +202,13 @@ class FleetMetrics(Collector):
             for kind, count in sorted(target.failures.copy().items()):
                 lost.add_metric((target.name, kind), count)
         yield from (ready, load, lost)
-        yield CounterMetricFamily(PREFIX + "retries", "Requests that continued at another target.", value=self._fleet.retries)
-        yield GaugeMetricFamily(PREFIX + "num_requests_waiting", "Requests that wait for a target.", value=self._fleet.waiting)
+        yield CounterMetricFamily(
+            PREFIX + "retries",
+            "Requests that continued at another target.",
+            value=self._fleet.retries,
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "num_requests_waiting",
+            "Requests that wait for a target.",
+            value=self._fleet.waiting,
+        )

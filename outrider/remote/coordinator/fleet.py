@@ -1,7 +1,8 @@
 """The targets of a coordinator: which may replace one another, and which takes the next request.
 
-A request that loses its target continues at another one with the same text, so all targets of one model must have the same
-facts (identity.py). The first one that is reached defines them, until no such target was seen for a while.
+A request that loses its target continues at another one with the same text, so all targets of one
+model must have the same facts (identity.py). The first one that is reached defines them, until no
+such target was seen for a while.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ class Fleet:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
         )
-        self.targets = [Target(address, settings, client, self._admit, self._notify) for address in settings.targets]
+        self.targets = [
+            Target(address, settings, client, self._admit, self._notify)
+            for address in settings.targets
+        ]
         self.retries = 0  # requests that continued elsewhere, each as often as it did
         self.in_flight = 0  # requests that have not ended
         self.waiting = 0  # of those, the ones that wait for a target
         self._measures: dict[str, Facts] = {}  # by model
-        self._met_s: dict[str, float] = {}  # by model, when a target that meets its measure was last in use
+        # by model, when a target that meets its measure was last in use
+        self._met_s: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -48,17 +53,26 @@ class Fleet:
 
     def reasons(self) -> str:
         """Why nobody answers, in a line."""
-        return "; ".join(f"{one.name} is {one.standing}{f' ({one.reason})' if one.reason else ''}" for one in self.targets)
+        return "; ".join(
+            f"{one.name} is {one.standing}{f' ({one.reason})' if one.reason else ''}"
+            for one in self.targets
+        )
 
     async def choose(
         self, model: str | None, facts: Any, avoided: Collection[Target], until_s: float
     ) -> Target | None:
-        """The target with the least to do that serves `model`, with these facts where the answer has begun.
+        """The target with the least to do that serves `model`, with these facts where the answer
+        has begun.
 
-        None: only `avoided` ones could. Raises ApiError when nobody answers until `until_s` (monotonic), or too many wait.
+        None: only `avoided` ones could. Raises ApiError when nobody answers until `until_s`
+        (monotonic), or too many wait.
         """
         while True:
-            able = [target for target in self.targets if target.is_usable and self._fits(target, model, facts)]
+            able = [
+                target
+                for target in self.targets
+                if target.is_usable and self._fits(target, model, facts)
+            ]
             free = [target for target in able if target not in avoided]
             if free:
                 return min(free, key=lambda target: target.in_flight)
@@ -78,7 +92,13 @@ class Fleet:
     async def _wait(self, seconds: float, *, has_begun: bool) -> None:
         if self.waiting >= self._settings.max_queue and not has_begun:
             message = f"{self.waiting} requests wait for a target already; try again later"
-            raise ApiError(message, status=429, kind=SERVER, code="queue_full", headers={"Retry-After": str(RETRY_AFTER_S)})
+            raise ApiError(
+                message,
+                status=429,
+                kind=SERVER,
+                code="queue_full",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
         self.waiting += 1
         self._changed.clear()
         try:
@@ -89,7 +109,8 @@ class Fleet:
             self.waiting -= 1
 
     def _admit(self, target: Target) -> None:
-        """Let a target answer. Raises RefusedError, naming what differs, where texts could change in their middle."""
+        """Let a target answer. Raises RefusedError, naming what differs, where texts could change
+        in their middle."""
         now = time.monotonic()
         for name, facts in target.models.items():
             known = self._measures.get(name)
@@ -97,7 +118,8 @@ class Fleet:
                 self._measures[name] = known = facts
             if (other := difference(facts, known)) is not None:
                 raise RefusedError(
-                    f"it would answer for '{name}' with other texts than the targets in use ({other}): serve the same weights in "
+                    f"it would answer for '{name}' with other texts than the targets in use "
+                    f"({other}): serve the same weights in "
                     "the same way everywhere, or give this one another --served-model-name"
                 )
         self._met_s.update(dict.fromkeys(target.models, now))

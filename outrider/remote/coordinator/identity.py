@@ -1,7 +1,8 @@
 """What decides a target's texts, as its answers to a few fixed requests show it.
 
-Targets continue one another's answers, so they must have one tokenizer, one chat template, the same weights and arithmetic (the
-log-probabilities of some tokens, to the last bit) and the same sampling defaults.
+Targets continue one another's answers, so they must have one tokenizer, one chat template, the same
+weights and arithmetic (the log-probabilities of some tokens, to the last bit) and the same sampling
+defaults.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 Facts = Mapping[str, str]
-Ask = Callable[[str, dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]  # (path, body) -> (status, answer)
+# (path, body) -> (status, answer)
+Ask = Callable[[str, dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
 TEXT = "The quick brown fox: 0123 äöü\n\tif x: return [1, 2]"
 CONVERSATION = [
     {"role": "user", "content": TEXT},
@@ -35,7 +37,8 @@ async def facts_of(card: Mapping[str, Any], ask: Ask) -> Facts:
     text = await ask("/tokenize", {"model": model, "prompt": TEXT})
     conversation = await ask("/tokenize", {"model": model, "messages": CONVERSATION})
     greedy = await ask(
-        "/v1/completions", {**plain, "prompt": TEXT, "temperature": 0, "logprobs": 5, "prompt_logprobs": 5}
+        "/v1/completions",
+        {**plain, "prompt": TEXT, "temperature": 0, "logprobs": 5, "prompt_logprobs": 5},
     )
     sampled = await ask("/v1/completions", {**plain, "prompt": TEXT, "seed": 1})
     return {

@@ -1,8 +1,10 @@
-"""One request on its way over targets. It keeps what the client has, and continues elsewhere when its target is lost.
+"""One request on its way over targets. It keeps what the client has, and continues elsewhere when
+its target is lost.
 
-A stream of /v1/completions or /v1/chat/completions is asked for with marks (outrider/serve/api/resumption.py): events are passed
-on when the mark after them has come, so the marks are what the client has. A whole answer is asked for again from its beginning,
-because its client has nothing of it. Other streams can be lost once they have begun.
+A stream of /v1/completions or /v1/chat/completions is asked for with marks
+(outrider/serve/api/resumption.py): events are passed on when the mark after them has come, so the
+marks are what the client has. A whole answer is asked for again from its beginning, because its
+client has nothing of it. Other streams can be lost once they have begun.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Asked:
     def is_resumable(self) -> bool:
         """Whether its answer is a stream that another target can continue."""
         fields = self.fields or {}
-        return self.path in RESUMED and fields.get("stream") is True and fields.get("resume") is None
+        return (
+            self.path in RESUMED and fields.get("stream") is True and fields.get("resume") is None
+        )
 
 
 @dataclass(frozen=True)
@@ -94,26 +98,42 @@ class RefusedError(Exception):
 
 
 class LostError(Exception):
-    """A target will not finish this request. `kind`: for the counter; `goes_on`: with all others it does."""
+    """A target will not finish this request. `kind`: for the counter; `goes_on`: with all others it
+    does."""
 
     def __init__(
-        self, kind: str, reason: str, *, lies: bool = False, goes_on: bool = False, answer: Answer | None = None
+        self,
+        kind: str,
+        reason: str,
+        *,
+        lies: bool = False,
+        goes_on: bool = False,
+        answer: Answer | None = None,
     ) -> None:
         super().__init__(reason)
-        self.kind, self.lies, self.goes_on, self.answer = kind, lies, goes_on, answer
+        self.kind = kind
+        self.lies = lies
+        self.goes_on = goes_on
+        self.answer = answer
 
 
 class Journey:
     """One request. `send`: of its ASGI connection."""
 
-    def __init__(self, fleet: Fleet, settings: CoordinatorSettings, asked: Asked, send: Send) -> None:
-        self._fleet, self._settings, self._asked, self._send = fleet, settings, asked, send
+    def __init__(
+        self, fleet: Fleet, settings: CoordinatorSettings, asked: Asked, send: Send
+    ) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._asked = asked
+        self._send = send
         self._facts: Any = None  # of the target that began the answer
         self._head: dict[str, Any] | None = None
         self._marks: list[dict[str, Any]] = []
         self._has_begun = False  # the client has the first byte
         self._losses = 0  # targets that were lost, no token between
-        self._faults = 0  # losses that may be the request's own doing: tokens do not make up for them
+        # losses that may be the request's own doing: tokens do not make up for them
+        self._faults = 0
 
     async def run(self) -> None:
         """To its end. Raises ApiError where the client has no byte yet."""
@@ -123,7 +143,14 @@ class Journey:
                 await self._travel()
         except TimeoutError:
             seconds = self._settings.request_timeout_s
-            await self._fail(ApiError(f"nobody ended the answer within {seconds:g} s", status=504, kind=SERVER, code="timeout"))
+            await self._fail(
+                ApiError(
+                    f"nobody ended the answer within {seconds:g} s",
+                    status=504,
+                    kind=SERVER,
+                    code="timeout",
+                )
+            )
         except ApiError as error:
             await self._fail(error)
         finally:
@@ -154,7 +181,8 @@ class Journey:
                 waits_until = time.monotonic() + self._settings.wait_s
 
     async def _is_refused(self, refused: RefusedError, waits_until: float) -> bool:
-        """Whether a request that every target refuses ends so; else after a pause, in which one may have room again."""
+        """Whether a request that every target refuses ends so; else after a pause, in which one may
+        have room again."""
         is_over = time.monotonic() > waits_until
         if not self._has_begun and (refused.answer.status != 503 or is_over):
             await self._send_whole(refused.answer)
@@ -173,7 +201,12 @@ class Journey:
         may_be_ours = lost.goes_on or lost.lies
         self._losses += not may_be_ours
         self._faults += may_be_ours
-        about = {"reason": str(lost), "kind": lost.kind, "updates": len(self._marks), **request_ids.current()}
+        about = {
+            "reason": str(lost),
+            "kind": lost.kind,
+            "updates": len(self._marks),
+            **request_ids.current(),
+        }
         log.warning("target %s lost a request", target.name, extra=about)
         is_torn = self._has_begun and not self._asked.is_resumable
         if is_torn or self._losses + self._faults > self._settings.max_retries:
@@ -206,20 +239,32 @@ class Journey:
     def _headers(self) -> dict[str, str]:
         token = self._settings.access.token
         own = {} if token is None else {"authorization": f"Bearer {token}"}
-        left_out = {*NOT_PASSED_ON, "host", "accept-encoding", "expect", *(("authorization", "x-api-key") if token else ())}
-        passed = {name: value for name, value in self._asked.headers.items() if name not in left_out}
+        left_out = {
+            *NOT_PASSED_ON,
+            "host",
+            "accept-encoding",
+            "expect",
+            *(("authorization", "x-api-key") if token else ()),
+        }
+        passed = {
+            name: value for name, value in self._asked.headers.items() if name not in left_out
+        }
         return {**passed, **own, request_ids.HEADER: request_ids.current()["request_id"]}
 
     def _body(self) -> bytes:
         if not self._asked.is_resumable:
             return self._asked.body
-        resume = {} if self._head is None or not self._marks else {**self._head, "marks": self._marks}
+        resume = (
+            {} if self._head is None or not self._marks else {**self._head, "marks": self._marks}
+        )
         return json.dumps({**(self._asked.fields or {}), "resume": resume}).encode()
 
     async def _receive(self, target: Target, response: httpx2.Response, call: Call) -> End:
         """Take the answer. Returns what sends the last of it to the client."""
         status = response.status_code
-        is_stream = status == 200 and response.headers.get("content-type", "").startswith("text/event-stream")
+        is_stream = status == 200 and response.headers.get("content-type", "").startswith(
+            "text/event-stream"
+        )
         if is_stream and self._asked.is_resumable:
             self._facts = target.facts_of(self._asked.model) if self._facts is None else self._facts
             return await self._pass_marked(response, call)
@@ -232,14 +277,17 @@ class Journey:
         if status >= 500:
             raise LostError("failed", f"answers with {status}", goes_on=True, answer=answer)
         if self._marks:
-            raise LostError("refused", f"does not continue the answer: status {status}", goes_on=True)
+            raise LostError(
+                "refused", f"does not continue the answer: status {status}", goes_on=True
+            )
         if status == 200 and self._asked.path in RESUMED and _object(answer.content) is None:
             raise LostError("invalid", "sends an answer that is no JSON object", lies=True)
         return partial(self._send_whole, answer)
 
     async def _pass_marked(self, response: httpx2.Response, call: Call) -> End:
         """Pass events on as their marks come. Raises LostError where they end early or are none."""
-        pending, head = bytearray(), None
+        pending = bytearray()
+        head = None
         async for block in blocks(response):
             call.heard()
             if block.startswith(MARK.encode()):
@@ -250,7 +298,8 @@ class Journey:
                     head = mark
                     self._head = self._head or mark
                     continue
-                self._marks.append(_checked(mark))  # first: what was cut off in the middle of a write was written
+                # first: what was cut off in the middle of a write was written
+                self._marks.append(_checked(mark))
                 self._losses = self._losses if not mark.get("token_ids") else 0
                 await self._write(pending, response)
                 pending.clear()
@@ -261,8 +310,12 @@ class Journey:
                 if event is None or len(pending) > MAX_BLOCK:
                     raise LostError("invalid", "sends what is no event of a completion", lies=True)
                 if "error" in event:
-                    answer = Answer(500, [(b"content-type", b"application/json")], dumped(event).encode())
-                    raise LostError("failed", "ends the answer with an error", goes_on=True, answer=answer)
+                    answer = Answer(
+                        500, [(b"content-type", b"application/json")], dumped(event).encode()
+                    )
+                    raise LostError(
+                        "failed", "ends the answer with an error", goes_on=True, answer=answer
+                    )
                 pending += block + b"\n\n"
         raise LostError("cut", "its stream ended before the answer")
 
@@ -282,7 +335,9 @@ class Journey:
     async def _write(self, content: bytes | bytearray, response: httpx2.Response) -> None:
         if content:
             await self._start(response.status_code, _headers_of(response))
-            await self._send({"type": "http.response.body", "body": bytes(content), "more_body": True})
+            await self._send(
+                {"type": "http.response.body", "body": bytes(content), "more_body": True}
+            )
 
     async def _end(self, response: httpx2.Response, content: bytes = b"") -> None:
         await self._start(response.status_code, _headers_of(response))
@@ -331,7 +386,9 @@ def _checked(mark: dict[str, Any]) -> dict[str, Any]:
     try:
         Mark.model_validate(mark)
     except ValidationError as error:
-        raise LostError("invalid", "sends a mark that no target could continue", lies=True) from error
+        raise LostError(
+            "invalid", "sends a mark that no target could continue", lies=True
+        ) from error
     return mark
 
 
@@ -345,4 +402,8 @@ def _object(content: bytes) -> dict[str, Any] | None:
 
 
 def _headers_of(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in response.headers.raw if name.decode("latin-1").lower() not in NOT_PASSED_ON]
+    return [
+        (name.lower(), value)
+        for name, value in response.headers.raw
+        if name.decode("latin-1").lower() not in NOT_PASSED_ON
+    ]

@@ -1,4 +1,5 @@
-"""What an operator decides about a coordinator: its targets, how they are called, and how much is tried."""
+"""What an operator decides about a coordinator: its targets, how they are called, and how much is
+tried."""
 
 from __future__ import annotations
 
@@ -17,16 +18,22 @@ class TargetAccess:
     """How targets are called. Raises ConfigError for a key that no header can carry."""
 
     token: str | None = None  # a key that targets ask for; None: the client's own is passed on
-    ca: Path | None = None  # PEM: who may have signed their certificates; None: the system's authorities
+    # PEM: who may have signed their certificates; None: the system's authorities
+    ca: Path | None = None
     certificate: Path | None = None  # PEM, for mutual TLS
     key: Path | None = None
     server_name: str | None = None  # in their certificates, where it is not the address
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise ConfigError("mutual TLS needs a certificate and its key: --tls-cert FILE and --tls-key FILE")
+            raise ConfigError(
+                "mutual TLS needs a certificate and its key: --tls-cert FILE and --tls-key FILE"
+            )
         if self.token is not None and (not self.token.isascii() or not self.token.isprintable()):
-            raise ConfigError("OUTRIDER_SERVICE_TOKEN has characters that no header can carry: use printable ASCII ones")
+            raise ConfigError(
+                "OUTRIDER_SERVICE_TOKEN has characters that no header can carry: use printable "
+                "ASCII ones"
+            )
 
     def context(self) -> ssl.SSLContext:
         """TLS of calls. Raises ConfigError for files that cannot be used."""
@@ -35,8 +42,12 @@ class TargetAccess:
             if self.certificate is not None and self.key is not None:
                 context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            files = ", ".join(str(file) for file in (self.ca, self.certificate, self.key) if file is not None)
-            raise ConfigError(f"these TLS files cannot be used together ({files}): {error}") from error
+            files = ", ".join(
+                str(file) for file in (self.ca, self.certificate, self.key) if file is not None
+            )
+            raise ConfigError(
+                f"these TLS files cannot be used together ({files}): {error}"
+            ) from error
         return context
 
 
@@ -62,14 +73,22 @@ class CoordinatorSettings(ListenSettings):
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
         named = [file for file in (self.access.ca, self.access.certificate) if file is not None]
         if named and not any(target.startswith("https:") for target in self.targets):
-            raise ConfigError(f"{named[0]} is for TLS, and no target is called with it: write https://HOST:PORT")
+            raise ConfigError(
+                f"{named[0]} is for TLS, and no target is called with it: write https://HOST:PORT"
+            )
 
 
 def parsed_targets(texts: Sequence[str]) -> tuple[str, ...]:
-    """Addresses as written, several with commas between. Raises ConfigError for none, for one twice, and for no address."""
-    addresses = [part.strip().rstrip("/") for text in texts for part in text.split(",") if part.strip()]
+    """Addresses as written, several with commas between. Raises ConfigError for none, for one
+    twice, and for no address."""
+    addresses = [
+        part.strip().rstrip("/") for text in texts for part in text.split(",") if part.strip()
+    ]
     if not addresses:
-        raise ConfigError("name the targets: --target-endpoint http://A:8000,http://B:8000 (or the variable TARGET_ENDPOINT)")
+        raise ConfigError(
+            "name the targets: --target-endpoint http://A:8000,http://B:8000 (or the variable "
+            "TARGET_ENDPOINT)"
+        )
     full = tuple(address if "://" in address else f"http://{address}" for address in addresses)
     for address in full:
         _check_address(address)
@@ -81,9 +100,18 @@ def parsed_targets(texts: Sequence[str]) -> tuple[str, ...]:
 def _check_address(address: str) -> None:
     try:
         parts = urlsplit(address)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
+        is_right = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
+        )
     except ValueError:  # a port that is no number
         is_right = False
     if not is_right or parts.path or parts.query or parts.username:
-        hint = "; targets are 'outrider serve', which speaks HTTP" if address.startswith("grpc") else ""
-        raise ConfigError(f"--target-endpoint must be like http://HOST:PORT or https://HOST:PORT, got '{address}'{hint}")
+        hint = (
+            "; targets are 'outrider serve', which speaks HTTP"
+            if address.startswith("grpc")
+            else ""
+        )
+        raise ConfigError(
+            "--target-endpoint must be like http://HOST:PORT or https://HOST:PORT, got "
+            f"'{address}'{hint}"
+        )

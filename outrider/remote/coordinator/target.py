@@ -1,4 +1,5 @@
-"""One target as the coordinator knows it: an `outrider serve`, watched, and given up when it is silent or lies.
+"""One target as the coordinator knows it: an `outrider serve`, watched, and given up when it is
+silent or lies.
 
     away -> ready <-> draining       refused: reachable, and not to be mixed with the others
       ^       |
@@ -26,7 +27,9 @@ from outrider.wellformed import parsed_json
 
 log = logging.getLogger("outrider.service")
 Standing = Literal["away", "refused", "ready", "draining"]
-SHORTEST_BREAK_S, LONGEST_BREAK_S = 0.2, 5.0  # between two tries to reach a target
+# between two tries to reach a target
+SHORTEST_BREAK_S = 0.2
+LONGEST_BREAK_S = 5.0
 REFUSED_BREAK_S = 10.0  # before a target that was refused, or lied, is asked again
 PROBE_S = 120.0  # for one request of a probe, in a queue of others
 MAX_PAGE = 4 << 20  # bytes of an answer to a probe
@@ -64,16 +67,20 @@ class Target:
         admit: Callable[[Target], None],
         changed: Callable[[], None],
     ) -> None:
-        """`admit` raises RefusedError for a target that may not answer here; `changed` is called with every new standing."""
+        """`admit` raises RefusedError for a target that may not answer here; `changed` is called
+        with every new standing."""
         self.name = address
         self.standing: Standing = "away"
         self.reason = "not reached yet"
         self.models: dict[str, Facts] = {}
-        self.names: frozenset[str] = frozenset()  # what requests may call its models, routes included
+        # what requests may call its models, routes included
+        self.names: frozenset[str] = frozenset()
         self.in_flight = 0
         self.failures: Counter[str] = Counter()  # kind of trouble -> how often
-        self._settings, self._client = settings, client
-        self._admit, self._changed = admit, changed
+        self._settings = settings
+        self._client = client
+        self._admit = admit
+        self._changed = changed
         self._cards: list[dict[str, Any]] | None = None  # when it was probed
         self._calls: set[Call] = set()
         self._pause_s = SHORTEST_BREAK_S
@@ -85,12 +92,17 @@ class Target:
         return self.standing == "ready"
 
     def facts_of(self, model: str | None) -> Any:
-        """What decides its answers to requests for `model`; None, and a name of its routes: for any of its models."""
+        """What decides its answers to requests for `model`; None, and a name of its routes: for any
+        of its models."""
         return self.models.get(model or "", self.models)
 
     def report(self) -> dict[str, Any]:
         """For /health."""
-        about: dict[str, Any] = {"endpoint": self.name, "standing": self.standing, "in_flight": self.in_flight}
+        about: dict[str, Any] = {
+            "endpoint": self.name,
+            "standing": self.standing,
+            "in_flight": self.in_flight,
+        }
         if self.reason:
             about["reason"] = self.reason
         return {**about, "models": sorted(self.names)}
@@ -113,7 +125,9 @@ class Target:
                 log.exception("target %s is not understood", self.name)
                 self._stand("away", "it is not understood; the log says more", REFUSED_BREAK_S)
             self._cut_silent_calls()
-            await asyncio.sleep(min(1.0, self._settings.stall_s / 4) if self.is_usable else self._pause_s)
+            await asyncio.sleep(
+                min(1.0, self._settings.stall_s / 4) if self.is_usable else self._pause_s
+            )
 
     async def _look(self) -> None:
         status, answer = await self._get("/ready")
@@ -126,13 +140,24 @@ class Target:
             raise AwayError(f"answers with {status}: {str(error.get('message'))[:200]}")
         status, answer = await self._get("/v1/models")
         if status == 401:
-            raise RefusedError("it wants another API key: set OUTRIDER_SERVICE_TOKEN to one of its keys")
+            raise RefusedError(
+                "it wants another API key: set OUTRIDER_SERVICE_TOKEN to one of its keys"
+            )
         cards = answer.get("data")
-        if status != 200 or not isinstance(cards, list) or not all(_is_card(card) for card in cards):
+        if (
+            status != 200
+            or not isinstance(cards, list)
+            or not all(_is_card(card) for card in cards)
+        ):
             raise RefusedError("its /v1/models is not that of 'outrider serve'")
         if cards != self._cards:
-            self.standing, self.reason = "away", "being compared with the others"
-            self.models = {card["id"]: await facts_of(card, self._post) for card in cards if card.get("max_model_len")}
+            self.standing = "away"
+            self.reason = "being compared with the others"
+            self.models = {
+                card["id"]: await facts_of(card, self._post)
+                for card in cards
+                if card.get("max_model_len")
+            }
             self.names = frozenset(card["id"] for card in cards)
             self._cards = cards
         self._admit(self)
@@ -153,7 +178,9 @@ class Target:
     async def _page(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
         token = self._settings.access.token
         headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-        async with self.request(method, path, {**headers, "content-type": "application/json"}, body) as response:
+        async with self.request(
+            method, path, {**headers, "content-type": "application/json"}, body
+        ) as response:
             content = await whole(response, MAX_PAGE)
         try:
             answer = parsed_json(content.decode())
@@ -164,7 +191,8 @@ class Target:
         return response.status_code, answer
 
     def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
-        """Stop using the target, which lost a request, until it is reached again. `kind`: for the counter."""
+        """Stop using the target, which lost a request, until it is reached again. `kind`: for the
+        counter."""
         self.note_failure(kind)
         if lies:
             self._cards = None
@@ -181,15 +209,20 @@ class Target:
 
     def _stand(self, standing: Standing, reason: str, pause_s: float | None = None) -> None:
         if standing in ("away", "refused"):
-            self._pause_s = pause_s if pause_s is not None else min(LONGEST_BREAK_S, 2 * self._pause_s)
+            self._pause_s = (
+                pause_s if pause_s is not None else min(LONGEST_BREAK_S, 2 * self._pause_s)
+            )
         if (self.standing, self.reason) == (standing, reason):
             return
-        self.standing, self.reason = standing, reason
+        self.standing = standing
+        self.reason = reason
         trouble = f"{standing} {reason}"
         if trouble != self._logged:
             self._logged = trouble
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
-            log.log(level, "target %s is %s%s", self.name, standing, f": {reason}" if reason else "")
+            log.log(
+                level, "target %s is %s%s", self.name, standing, f": {reason}" if reason else ""
+            )
         self._changed()
 
     # ---------------------------------------------------------------- requests
@@ -200,8 +233,11 @@ class Target:
     ) -> AsyncIterator[httpx2.Response]:
         """The answer to one request, its body not yet read."""
         sent = {"accept-encoding": "identity", **headers}
-        url, extensions = f"{self.name}{path}", named(self._settings.access)
-        async with self._client.stream(method, url, headers=sent, content=body, extensions=extensions) as response:
+        url = f"{self.name}{path}"
+        extensions = named(self._settings.access)
+        async with self._client.stream(
+            method, url, headers=sent, content=body, extensions=extensions
+        ) as response:
             yield response
 
     @asynccontextmanager
@@ -218,7 +254,8 @@ class Target:
                 self._calls.discard(call)
 
     def _cut_silent_calls(self) -> None:
-        """End calls that brought nothing for long on a target that is away: nobody else would notice."""
+        """End calls that brought nothing for long on a target that is away: nobody else would
+        notice."""
         if self.standing != "away":
             return
         limit = time.monotonic() - self._settings.stall_s
@@ -243,7 +280,9 @@ def ready_s(address: str, access: TargetAccess, timeout_s: float) -> float:
     except httpx2.HTTPError as error:
         raise ServerError(f"{address} does not answer: {in_words(error)}") from error
     if response.status_code != 200:
-        raise ServerError(f"{address} takes no requests now: {' '.join(response.text.split())[:300]}")
+        raise ServerError(
+            f"{address} takes no requests now: {' '.join(response.text.split())[:300]}"
+        )
     return seconds
 
 
@@ -259,7 +298,9 @@ def in_words(error: httpx2.HTTPError) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "it does not answer"
     if isinstance(error, httpx2.ConnectError):
-        return "nobody listens there" if "attempts failed" in text or "refused" in text else text[:200]
+        return (
+            "nobody listens there" if "attempts failed" in text or "refused" in text else text[:200]
+        )
     return text[:200] or type(error).__name__
 
 

@@ -1,7 +1,8 @@
-"""What the drafters of a process share: the thread of their connections, and things that are closed after their last user.
+"""What the drafters of a process share: the thread of their connections, and things that are closed
+after their last user.
 
-The thread, with its event loop, lasts as long as the process: gRPC's own threads know it, and a child that ends with the thread
-that started it must not end before.
+The thread, with its event loop, lasts as long as the process: gRPC's own threads know it, and a
+child that ends with the thread that started it must not end before.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def in_background(work: Coroutine[Any, Any, Result]) -> Future[Result]:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """gRPC wakes every loop of a process for each event, and all but the first find nothing to read."""
+    """gRPC wakes every loop of a process for each event, and all but the first find nothing to
+    read."""
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

@@ -1,8 +1,10 @@
-"""One stream to one draft service, shared by all drafters of a process that name it; it comes back by itself when it breaks.
+"""One stream to one draft service, shared by all drafters of a process that name it; it comes back
+by itself when it breaks.
 
-The engine's thread and the network meet here in two ways only: `send` leaves requests for the event loop and returns at once,
-and replies wait in a `ReplyBox` until the engine's thread looks. Whatever goes wrong on the wire has a short name (a reason),
-which is counted, and logged when it changes; then the connection is tried again, later and later while it fails.
+The engine's thread and the network meet here in two ways only: `send` leaves requests for the event
+loop and returns at once, and replies wait in a `ReplyBox` until the engine's thread looks. Whatever
+goes wrong on the wire has a short name (a reason), which is counted, and logged when it changes;
+then the connection is tried again, later and later while it fails.
 """
 
 from __future__ import annotations
@@ -36,15 +38,32 @@ log = logging.getLogger("outrider.remote")
 Message = TypeVar("Message")
 OPEN_S = 5.0  # that a service has to say who it is
 SILENT_S = 30.0  # without any reply to a request, after which the line is taken for dead
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
-DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
+# before a broken line is tried again
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+# the same after wrong replies, and for what only a person can mend
+DISTRUST_PAUSE_S = 2.0
+LONGEST_DISTRUST_S = 120.0
 ROUND_TRIPS = 15  # that a measurement of the line takes the median of
 MAX_LIES = 3  # invalid replies of one stream
 MAX_QUEUED = 256  # requests that wait to be written: a service that reads none of them is stuck
-REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
-MAX_REPLIES, MAX_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
+# that a request may bring; more is a flood
+REPLIES_EACH = 64
+BYTES_EACH = 1 << 20
+# that may come at once, whatever was asked before
+MAX_REPLIES = 1 << 14
+MAX_BYTES = 32 << 20
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-LASTING = ("invalid", "malformed", "flood", "too_large", "other_model", "no_draft_service", "token", "internal")
+LASTING = (
+    "invalid",
+    "malformed",
+    "flood",
+    "too_large",
+    "other_model",
+    "no_draft_service",
+    "token",
+    "internal",
+)
 REASONS = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.DEADLINE_EXCEEDED: "silent",
@@ -100,19 +119,27 @@ class Connection:
     `identity`: what the asker works with, which the service's vocabulary must fit.
     """
 
-    def __init__(self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity) -> None:
+    def __init__(
+        self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity
+    ) -> None:
         """Raises ConfigError for files that cannot be read."""
-        self.endpoint, self.counts = endpoint, RemoteCounts()
-        self._security, self._identity = security, identity
+        self.endpoint = endpoint
+        self.counts = RemoteCounts()
+        self._security = security
+        self._identity = identity
         self._instance = secrets.token_hex(16)
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ReplyBox] = {}  # by row
         self._lock = threading.Lock()
         self._queue: deque[messages.RowRequest] = deque()
         self._has_queued: asyncio.Event | None = None  # made in the loop
-        self._lies, self._distrust_s = 0, DISTRUST_PAUSE_S
-        self._asked_s: dict[int, float] = {}  # by row: when it asked for what may still be answered; empty after any reply
-        self._credit, self._credit_bytes = 0, 0  # what may still come
+        self._lies = 0
+        self._distrust_s = DISTRUST_PAUSE_S
+        # by row: when it asked for what may still be answered; empty after any reply
+        self._asked_s: dict[int, float] = {}
+        # what may still come
+        self._credit = 0
+        self._credit_bytes = 0
         self._logged: str | None = None  # the reason that was logged last
         self._call: Any = None
         self._doubt: TroubleError | None = None
@@ -129,10 +156,11 @@ class Connection:
         return self.terms is not None
 
     def start(self, wait_s: float) -> str | None:
-        """Begin to connect, and stay at it. Returns why there is no connection after `wait_s` seconds, None where there is one.
+        """Begin to connect, and stay at it. Returns why there is no connection after `wait_s`
+        seconds, None where there is one.
 
-        Raises CapabilityError where the service answers, and cannot draft for this model; ConfigError where it asks for
-        another token.
+        Raises CapabilityError where the service answers, and cannot draft for this model;
+        ConfigError where it asks for another token.
         """
         try:
             in_background(self._try_once(wait_s)).result(wait_s + 5)
@@ -162,9 +190,13 @@ class Connection:
         except grpc.RpcError as error:
             self._refuse(error)
             words = f"{_reason(error)}, {in_words(error)}"
-            raise ServerError(f"the draft service {self.endpoint} does not answer: {words}") from error
+            raise ServerError(
+                f"the draft service {self.endpoint} does not answer: {words}"
+            ) from error
         except TimeoutError as error:
-            raise ServerError(f"the draft service {self.endpoint} is silent: no answer in {wait_s:.0f} s") from error
+            raise ServerError(
+                f"the draft service {self.endpoint} is silent: no answer in {wait_s:.0f} s"
+            ) from error
         except TroubleError as error:
             raise ServerError(f"the draft service {self.endpoint} answers with {error}") from error
 
@@ -193,11 +225,14 @@ class Connection:
         return True
 
     def report(self, text: str) -> None:
-        """A reply was invalid, as the engine's thread found. After a few the service is left alone for a while."""
+        """A reply was invalid, as the engine's thread found. After a few the service is left alone
+        for a while."""
         self.counts.trouble("invalid")
         self._lies += 1
         if self._lies == 1:
-            log.warning("draft service %s sent a wrong reply, which is dropped: %s", self.endpoint, text)
+            log.warning(
+                "draft service %s sent a wrong reply, which is dropped: %s", self.endpoint, text
+            )
         if self._lies >= MAX_LIES:
             trouble = TroubleError("invalid", f"{self._lies} wrong replies, the latest: {text}")
             background_loop().call_soon_threadsafe(self._break, trouble)
@@ -226,21 +261,27 @@ class Connection:
             except grpc.RpcError as error:
                 trouble = self._doubt or TroubleError(_reason(error), in_words(error))
             except Exception as error:
-                log.exception("the connection to the draft service %s failed in our own code", self.endpoint)
+                log.exception(
+                    "the connection to the draft service %s failed in our own code", self.endpoint
+                )
                 trouble = TroubleError("internal", f"{type(error).__name__}: {error}")
             finally:
-                self.terms, self._call = None, None
+                self.terms = None
+                self._call = None
             self._note(trouble)
             if self.epoch != opened:
                 pause_s = FIRST_PAUSE_S
             if trouble.reason in LASTING:
-                wait_s, self._distrust_s = self._distrust_s, min(2 * self._distrust_s, LONGEST_DISTRUST_S)
+                wait_s = self._distrust_s
+                self._distrust_s = min(2 * self._distrust_s, LONGEST_DISTRUST_S)
             else:
-                wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+                wait_s = pause_s
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
 
     async def _try_once(self, wait_s: float) -> None:
-        """Open, look, and close again: so that what cannot work is refused before anything is generated."""
+        """Open, look, and close again: so that what cannot work is refused before anything is
+        generated."""
         async with self._security.channel(self.endpoint) as channel:
             self._check(await self._open(channel, wait_s))
 
@@ -250,13 +291,18 @@ class Connection:
             return median([await health_call_s(channel, wait_s) for _ in range(ROUND_TRIPS)])
 
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
-        hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity)
+        hello = messages.Hello(
+            protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity
+        )
         stub = stubs.caller(stubs.DRAFT, channel)
         try:
             welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
         except aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:  # another vocabulary, or another version
-                raise CapabilityError(f"the draft service {self.endpoint} refuses: {in_words(error)}") from error
+            # another vocabulary, or another version
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise CapabilityError(
+                    f"the draft service {self.endpoint} refuses: {in_words(error)}"
+                ) from error
             raise
         return _read_as(messages.Welcome, welcome)
 
@@ -268,10 +314,13 @@ class Connection:
             raise CapabilityError(f"{who} is no draft service: 'outrider service draft' is one")
 
     async def _stream(self) -> None:
-        """One stream from its opening to its end. Raises TroubleError, OutriderError or grpc's error."""
-        self._lies, self._doubt = 0, None
+        """One stream from its opening to its end. Raises TroubleError, OutriderError or grpc's
+        error."""
+        self._lies = 0
+        self._doubt = None
         self._asked_s.clear()
-        self._credit, self._credit_bytes = REPLIES_EACH, BYTES_EACH
+        self._credit = REPLIES_EACH
+        self._credit_bytes = BYTES_EACH
         async with self._security.channel(self.endpoint) as channel:
             welcome = await self._open(channel, OPEN_S)
             self._check(welcome)
@@ -279,7 +328,8 @@ class Connection:
             self._call = call = stubs.caller(stubs.DRAFT, channel).Draft(metadata=metadata)
             with self._lock:
                 self._queue.clear()
-            self.service, self.notes = welcome.model.name, list(welcome.notes)
+            self.service = welcome.model.name
+            self.notes = list(welcome.notes)
             self.epoch += 1
             self.terms = welcome.draft
             if self._logged is not None:
@@ -330,7 +380,8 @@ class Connection:
 
     async def _read_all(self, call: Any) -> None:
         async for received in call:
-            now, reply = time.perf_counter(), _read_as(messages.DraftReply, received)
+            now = time.perf_counter()
+            reply = _read_as(messages.DraftReply, received)
             self._asked_s.clear()
             self._credit -= max(1, len(reply.rows))
             self._credit_bytes -= reply.ByteSize()
@@ -348,7 +399,9 @@ class Connection:
         with self._lock:
             is_stuck = len(self._queue) > MAX_QUEUED
         if is_stuck:
-            self._break(TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service"))
+            self._break(
+                TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service")
+            )
 
     def _check_silence(self) -> None:
         if self._asked_s and time.perf_counter() - min(self._asked_s.values()) > SILENT_S:
@@ -357,7 +410,8 @@ class Connection:
     def _break(self, trouble: TroubleError) -> None:
         """End the present stream for this reason."""
         if self._call is not None and self._doubt is None:
-            self._doubt, self.terms = trouble, None
+            self._doubt = trouble
+            self.terms = None
             self._call.cancel()
 
     def _note(self, trouble: TroubleError) -> None:
@@ -365,20 +419,31 @@ class Connection:
         if trouble.reason != "invalid":  # which were counted one by one
             self.counts.trouble(trouble.reason)
         if trouble.reason != self._logged:
-            log.warning("draft service %s: %s (%s); decoding goes on without it", self.endpoint, trouble.reason, trouble)
+            log.warning(
+                "draft service %s: %s (%s); decoding goes on without it",
+                self.endpoint,
+                trouble.reason,
+                trouble,
+            )
             self._logged = trouble.reason
 
     def _refuse(self, error: grpc.RpcError) -> None:
         """Raises what a person has to mend before it can work."""
         code = error.code()
         if code in REFUSALS:
-            raise ConfigError(f"the draft service {self.endpoint} does not take this token: set {TOKEN_VARIABLE} to one of its")
+            raise ConfigError(
+                f"the draft service {self.endpoint} does not take this token: set "
+                f"{TOKEN_VARIABLE} to one of its"
+            )
         if code == grpc.StatusCode.UNIMPLEMENTED:
-            raise CapabilityError(f"{self.endpoint} is no draft service: 'outrider service draft' is one")
+            raise CapabilityError(
+                f"{self.endpoint} is no draft service: 'outrider service draft' is one"
+            )
 
 
 def _read_as(kind: type[Message], received: Any) -> Message:
-    """What was received, which gRPC gives as None where its bytes are no such message. Raises TroubleError."""
+    """What was received, which gRPC gives as None where its bytes are no such message. Raises
+    TroubleError."""
     if not isinstance(received, kind):
         raise TroubleError("malformed", f"bytes that are no {kind.__name__}")
     return received

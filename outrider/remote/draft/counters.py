@@ -20,12 +20,28 @@ class DraftCounters:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter(f"{PREFIX}_requests", "Messages about rows.", registry=registry)
-        self.drafted = Counter(f"{PREFIX}_drafted_nodes", "Nodes sent as continuations of committed texts.", registry=registry)
-        self.stale = Counter(f"{PREFIX}_stale", "Drafts that were dropped because a newer text arrived.", registry=registry)
-        self.evictions = Counter(f"{PREFIX}_evictions", "Rows forgotten before their end.", ["reason"], registry=registry)
-        self._troubles = Counter(f"{PREFIX}_troubles", "Messages answered with a trouble.", ["reason"], registry=registry)
-        self.batch = Histogram(f"{PREFIX}_batch_rows", "Rows of one drafting call.", buckets=BATCHES, registry=registry)
-        self.seconds = Histogram(f"{PREFIX}_call_seconds", "One drafting call.", buckets=SECONDS, registry=registry)
+        self.drafted = Counter(
+            f"{PREFIX}_drafted_nodes",
+            "Nodes sent as continuations of committed texts.",
+            registry=registry,
+        )
+        self.stale = Counter(
+            f"{PREFIX}_stale",
+            "Drafts that were dropped because a newer text arrived.",
+            registry=registry,
+        )
+        self.evictions = Counter(
+            f"{PREFIX}_evictions", "Rows forgotten before their end.", ["reason"], registry=registry
+        )
+        self._troubles = Counter(
+            f"{PREFIX}_troubles", "Messages answered with a trouble.", ["reason"], registry=registry
+        )
+        self.batch = Histogram(
+            f"{PREFIX}_batch_rows", "Rows of one drafting call.", buckets=BATCHES, registry=registry
+        )
+        self.seconds = Histogram(
+            f"{PREFIX}_call_seconds", "One drafting call.", buckets=SECONDS, registry=registry
+        )
         self.streams = Gauge(f"{PREFIX}_streams", "Open calls of askers.", registry=registry)
 
     def trouble(self, kind: messages.Trouble) -> None:
@@ -41,8 +57,14 @@ class _Present:
     """Gauges whose values are read at a scrape."""
 
     def __init__(self, rows: Callable[[], int], waiting: Callable[[], int]) -> None:
-        self._gauges = (("rows", "Texts that are kept.", rows), ("waiting", "Drafts that are wanted.", waiting))
+        self._gauges = (
+            ("rows", "Texts that are kept.", rows),
+            ("waiting", "Drafts that are wanted.", waiting),
+        )
 
     def collect(self) -> Sequence[Metric]:
         """The current values of the gauges."""
-        return [GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value()) for name, text, value in self._gauges]
+        return [
+            GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value())
+            for name, text, value in self._gauges
+        ]

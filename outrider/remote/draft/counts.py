@@ -1,4 +1,5 @@
-"""What became of remote drafts, as numbers that only grow: for /metrics, and for a line behind an answer."""
+"""What became of remote drafts, as numbers that only grow: for /metrics, and for a line behind an
+answer."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ NAMES = ("hits", "waits", "misses", "requests", "nodes", "wasted_nodes")
 class RemoteCounts:
     """Counters of one connection. Any thread may add.
 
-    hits: rows' steps with a draft at hand; waits: with one that was waited for; misses: without, though one was wanted.
+    hits: rows' steps with a draft at hand; waits: with one that was waited for; misses: without,
+    though one was wanted.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
         self._troubles: Counter[str] = Counter()
-        self._round_trips, self._round_trip_s, self._wait_s = 0, 0.0, 0.0
+        self._round_trips = 0
+        self._round_trip_s = 0.0
+        self._wait_s = 0.0
 
     def add(self, name: str, count: int = 1) -> None:
         """One of NAMES."""
@@ -51,15 +55,20 @@ class RemoteCounts:
     def as_dict(self) -> dict[str, float]:
         """All of them, under the names that /metrics shows."""
         with self._lock:
-            found: dict[str, float] = {f"remote_draft_{name}": self._numbers[name] for name in NAMES}
+            found: dict[str, float] = {
+                f"remote_draft_{name}": self._numbers[name] for name in NAMES
+            }
             found["remote_draft_round_trips"] = self._round_trips
             found["remote_draft_round_trip_seconds"] = self._round_trip_s
             found["remote_draft_wait_seconds"] = self._wait_s
-            return found | {f"{TROUBLES}/{reason}": count for reason, count in sorted(self._troubles.items())}
+            return found | {
+                f"{TROUBLES}/{reason}": count for reason, count in sorted(self._troubles.items())
+            }
 
     def summary(self) -> str:
         """One line for a person."""
-        numbers, troubles = self.as_dict(), self.troubles
+        numbers = self.as_dict()
+        troubles = self.troubles
         line = (
             f"draft service: {self._numbers['hits']} drafts at hand, {self._numbers['waits']} waited for, "
             f"{self._numbers['misses']} missed"

@@ -1,11 +1,13 @@
-"""Drafter 'remote': a draft service on another machine, or in another process, drafts while the target works.
+"""Drafter 'remote': a draft service on another machine, or in another process, drafts while the
+target works.
 
     commit    the tokens of the step go to the service, which drafts after them
     propose   where a draft has arrived that fits the text, the step takes it (a hit); otherwise it waits for the reply
               to its own request as long as `DraftWait` allows, or continues without a draft
 
-No event on the network may change a text or stop a step: replies are checked (`checked_nodes`), a missing draft makes a
-plain step, and `connection.py` reconnects. docs/services/draft.md is the user's side of it.
+No event on the network may change a text or stop a step: replies are checked (`checked_nodes`), a
+missing draft makes a plain step, and `connection.py` reconnects. docs/services/draft.md is the
+user's side of it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 log = logging.getLogger("outrider.remote")
 CONNECT_S = 3.0  # that a start waits for a service
-PLAIN_STEPS = 1  # in a row, after which `commit` asks for nothing more: a control that drafts makes single ones to compare
+# in a row, after which `commit` asks for nothing more: a control that drafts makes single ones to
+# compare
+PLAIN_STEPS = 1
 NAME = "remote"
 
 
@@ -64,25 +68,37 @@ class RemoteDrafter(Drafter):
     Settings = RemoteSettings
 
     def __init__(
-        self, line: Lease[StartedConnection], settings: RemoteSettings, max_nodes: int, local: Lease[LocalService] | None = None
+        self,
+        line: Lease[StartedConnection],
+        settings: RemoteSettings,
+        max_nodes: int,
+        local: Lease[LocalService] | None = None,
     ) -> None:
-        """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
-        self._line, self._settings, self._local = line, settings, local
+        """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was
+        started here."""
+        self._line = line
+        self._settings = settings
+        self._local = local
         self._box = ReplyBox()
-        self._patience, self._rests = DraftWait(settings.max_wait_s), Rests()
+        self._patience = DraftWait(settings.max_wait_s)
+        self._rests = Rests()
         self._texts = PerRow[RemoteText]()  # per row
         self._by_number: dict[int, RemoteText] = {}
         self._usual = max_nodes  # nodes that the latest asking step wanted; 0: drafting rests
-        self._coupled: bool | None = None  # whether rows without a verifier of their own are; None: not seen yet
+        # whether rows without a verifier of their own are; None: not seen yet
+        self._coupled: bool | None = None
         self._proposed_s: float | None = None  # when the present step's proposal was made
         self._vocab_size = 0
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RemoteDrafter:
         settings: RemoteSettings = setup.settings
-        address, target = settings.address, setup.target
+        address = settings.address
+        target = setup.target
         local = lease_local(settings, setup) if settings.is_local else None
-        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.thing.endpoint
+        endpoint = (
+            Endpoint.parse(address, "--draft-endpoint") if local is None else local.thing.endpoint
+        )
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
         security = settings.security()
 
@@ -100,15 +116,25 @@ class RemoteDrafter(Drafter):
 
     @property
     def notes(self) -> list[str]:
-        connection, trouble = self.connection, self._line.thing.trouble
+        connection = self.connection
+        trouble = self._line.thing.trouble
         terms = connection.terms
         if terms is None and trouble is not None:
-            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding continues without it"]
+            return [
+                f"the draft service {connection.endpoint} does not answer ({trouble}): decoding continues without it"
+            ]
         if terms is None:
             return []
         with_probs = terms.has_distributions and self._with_probs
-        probs = "drafts of sampled rows come with their distributions" if with_probs else "sampled rows get drafts without them"
-        return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {probs}", *connection.notes]
+        probs = (
+            "drafts of sampled rows come with their distributions"
+            if with_probs
+            else "sampled rows get drafts without them"
+        )
+        return [
+            f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {probs}",
+            *connection.notes,
+        ]
 
     @property
     def counters(self) -> dict[str, float]:
@@ -127,7 +153,8 @@ class RemoteDrafter(Drafter):
             coupled = False
         is_ours = row.drafter in (None, NAME) and not row.prediction
         wanted = min(row.clamp_draft(self._usual), self._max_nodes(row))
-        if is_ours and wanted and coupled is not None:  # the service reads the prompt while the target does
+        # the service reads the prompt while the target does
+        if is_ours and wanted and coupled is not None:
             self._ask([(text, row, wanted, coupled)])
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
@@ -135,7 +162,9 @@ class RemoteDrafter(Drafter):
         self._vocab_size = rows.vocab_size
         coupled = rows.are_coupled
         self._read(self._box.take())
-        all_wanted = [min(count, self._max_nodes(row)) for count, row in zip(gamma, rows, strict=True)]
+        all_wanted = [
+            min(count, self._max_nodes(row)) for count, row in zip(gamma, rows, strict=True)
+        ]
         if any(gamma):
             self._usual = max(gamma)
         elif gamma:
@@ -170,7 +199,9 @@ class RemoteDrafter(Drafter):
         asking = []
         for text, row, races in zip(self._texts, rows, coupled, strict=True):
             text.advance(row.tokens)
-            wanted = min(text.latest_wanted, row.clamp_draft(text.latest_wanted), self._max_nodes(row))
+            wanted = min(
+                text.latest_wanted, row.clamp_draft(text.latest_wanted), self._max_nodes(row)
+            )
             if wanted > 0 and text.rested <= PLAIN_STEPS and row.finish_reason is None:
                 asking.append((text, row, wanted, races))
         self._ask(asking)
@@ -203,7 +234,8 @@ class RemoteDrafter(Drafter):
 
     def _ask(self, asking: Sequence[tuple[RemoteText, Row, int, bool]]) -> None:
         """Send requests: (text, row, nodes, whether it is coupled)."""
-        connection, now = self.connection, time.perf_counter()
+        connection = self.connection
+        now = time.perf_counter()
         epoch = connection.epoch
         asking = [one for one in asking if one[0].may_ask(epoch, now)]
         if not asking or not connection.is_open or self._rests.is_resting:
@@ -232,7 +264,8 @@ class RemoteDrafter(Drafter):
         return waited
 
     def _is_expected(self, text: RemoteText, now_s: float, deadline_s: float) -> bool:
-        asked_s, silent_since_s = text.asked_s.get(text.tree.length), text.silent_since_s
+        asked_s = text.asked_s.get(text.tree.length)
+        silent_since_s = text.silent_since_s
         if asked_s is None or silent_since_s is None or text.tree.chain(1):
             return False
         if not self.connection.is_open or text.epoch != self.connection.epoch:
@@ -268,7 +301,9 @@ class RemoteDrafter(Drafter):
             self._mend(text, reply_row)
             return
         if reply_row.base_length > text.tree.length:
-            raise InvalidReplyError(f"nodes behind token {reply_row.base_length} of a text of {text.tree.length}")
+            raise InvalidReplyError(
+                f"nodes behind token {reply_row.base_length} of a text of {text.tree.length}"
+            )
         if (sent_s := text.answered(reply_row.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)
             self.connection.counts.round_trip(reply.at_s - sent_s)
@@ -280,29 +315,42 @@ class RemoteDrafter(Drafter):
         text.tree.add(reply_row.base_length, nodes)
 
     def _mend(self, text: RemoteText, reply_row: messages.RowReply) -> None:
-        """A trouble that the service names: tell it what it lacks with the next request, or leave it alone."""
+        """A trouble that the service names: tell it what it lacks with the next request, or leave
+        it alone."""
         if reply_row.trouble == messages.TROUBLE_UNKNOWN_ROW:
-            reason, text.num_sent = "unknown_row", None
+            reason = "unknown_row"
+            text.num_sent = None
             text.tree.forget_numbers()
         elif reply_row.trouble == messages.TROUBLE_MISSING_TOKENS:
             reason = "missing_tokens"
             text.num_sent = min(reply_row.have_length, text.num_sent or 0)
         elif reply_row.trouble == messages.TROUBLE_BUSY:
-            reason, text.busy_until_s = "busy", time.perf_counter() + BUSY_S
+            reason = "busy"
+            text.busy_until_s = time.perf_counter() + BUSY_S
         else:
-            reason, text.is_refused = "refused", True
-            log.info("draft service %s drafts nothing for a text: %r", self.connection.endpoint, reply_row.reason[:200])
+            reason = "refused"
+            text.is_refused = True
+            log.info(
+                "draft service %s drafts nothing for a text: %r",
+                self.connection.endpoint,
+                reply_row.reason[:200],
+            )
         text.asked = None
         text.asked_s.clear()
         self.connection.counts.trouble(reason)
 
 
-def draft_of(chains: Sequence[Sequence[ReceivedNode]], vocab_size: int, device: torch.device) -> Draft:
+def draft_of(
+    chains: Sequence[Sequence[ReceivedNode]], vocab_size: int, device: torch.device
+) -> Draft:
     """Chains of nodes, one a row, as a draft: distributions written out where any node was drawn."""
     width = max(map(len, chains), default=0)
     if not width:
         return Draft.empty(len(chains), device)
-    tokens = torch.tensor([[*(node.token for node in chain), *[0] * (width - len(chain))] for chain in chains], device=device)
+    tokens = torch.tensor(
+        [[*(node.token for node in chain), *[0] * (width - len(chain))] for chain in chains],
+        device=device,
+    )
     lengths = torch.tensor([len(chain) for chain in chains], device=device)
     if not any(node.distribution is not None for chain in chains for node in chain):
         return Draft(tokens, lengths)
@@ -310,7 +358,9 @@ def draft_of(chains: Sequence[Sequence[ReceivedNode]], vocab_size: int, device: 
     return Draft(tokens, lengths, probs=probs.to(device), sampled=drawn.to(device))
 
 
-def _probs(chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _probs(
+    chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int
+) -> tuple[Tensor, Tensor]:
     """(B, N+1, V), a point mass where a node was placed; and (B, N), whether it was drawn."""
     probs = torch.zeros(len(chains), width + 1, vocab_size)
     drawn = torch.zeros(len(chains), width, dtype=torch.bool)
@@ -319,6 +369,8 @@ def _probs(chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int
             if node.distribution is None:
                 probs[row, position, node.token] = 1.0
             else:
-                probs[row, position, torch.from_numpy(node.distribution.tokens)] = torch.from_numpy(node.distribution.probs)
+                probs[row, position, torch.from_numpy(node.distribution.tokens)] = torch.from_numpy(
+                    node.distribution.probs
+                )
                 drawn[row, position] = True
     return probs, drawn

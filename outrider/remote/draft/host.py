@@ -1,4 +1,5 @@
-"""A drafter at work for the texts of many askers: what is the same for all drafters, and the general way."""
+"""A drafter at work for the texts of many askers: what is the same for all drafters, and the
+general way."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class DraftNode:
 
     def message(self) -> messages.Node:
         """The node as a message."""
-        node = messages.Node(parent=self.parent, token=self.token, drawn=self.distribution is not None)
+        node = messages.Node(
+            parent=self.parent, token=self.token, drawn=self.distribution is not None
+        )
         if self.distribution is not None:
             node.distribution.tokens.extend(self.distribution.tokens)
             node.distribution.probs.extend(self.distribution.probs)
@@ -46,21 +49,31 @@ class DraftNode:
 
 
 def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
-    """A drafter's proposal as nodes, row by row. Greedy rows have no distributions, nor have tokens that were placed."""
+    """A drafter's proposal as nodes, row by row. Greedy rows have no distributions, nor have tokens
+    that were placed."""
     tokens, lengths = draft.lists
     drawn = draft.is_sampled().tolist() if draft.probs is not None else []
     found = []
     for index, row in enumerate(rows):
-        parents, by_output = draft.parent_lists[index], {}
+        parents = draft.parent_lists[index]
+        by_output = {}
         if draft.probs is not None and not row.params.is_greedy:
             outputs = [parents[node] + 1 for node in range(lengths[index]) if drawn[index][node]]
-            by_output = dict(zip(outputs, distributions_of(draft.probs[index, outputs]), strict=True)) if outputs else {}
-        found.append([
-            DraftNode(
-                parents[node], tokens[index][node], by_output.get(parents[node] + 1) if by_output and drawn[index][node] else None
+            by_output = (
+                dict(zip(outputs, distributions_of(draft.probs[index, outputs]), strict=True))
+                if outputs
+                else {}
             )
-            for node in range(lengths[index])
-        ])  # fmt: skip
+        found.append(
+            [
+                DraftNode(
+                    parents[node],
+                    tokens[index][node],
+                    by_output.get(parents[node] + 1) if by_output and drawn[index][node] else None,
+                )
+                for node in range(lengths[index])
+            ]
+        )
     return found
 
 
@@ -83,10 +96,17 @@ def row_of(text: HostedText, tokens: list[int]) -> Row:
     """The text as the row of a batch."""
     options = text.options
     return Row(
-        request=text.uid, tokens=list(tokens), num_prompt=min(options.num_prompt, NO_END), params=options.params,
-        seed=options.seed, max_tokens=NO_END, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+        request=text.uid,
+        tokens=list(tokens),
+        num_prompt=min(options.num_prompt, NO_END),
+        params=options.params,
+        seed=options.seed,
+        max_tokens=NO_END,
+        stop_tokens=frozenset(),
+        detokenizer=None,
+        stops=StopStrings([]),
         verifier=CoupledVerifier() if options.coupled else None,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -99,9 +119,14 @@ class _Proposal:
 
     def judge(self, tail: list[int]) -> None:
         """The text went on with these tokens."""
-        path, at = PerRow[int](), -1
+        path = PerRow[int]()
+        at = -1
         for token in tail:
-            found = [number for number, node in enumerate(self.nodes) if (node.parent, node.token) == (at, token)]
+            found = [
+                number
+                for number, node in enumerate(self.nodes)
+                if (node.parent, node.token) == (at, token)
+            ]
             if not found:
                 break
             at = found[0]
@@ -112,14 +137,20 @@ class _Proposal:
 class GeneralHost:
     """All rows in the drafter's one batch; rows without a request get no nodes.
 
-    Verdicts are made by the target's process. So the drafter's own verdict is always empty, and the outcome arrives as text,
-    from which look-ups learn. Where it also learns from acceptance (`Drafter.credit`), the following text is its verdict.
+    Verdicts are made by the target's process. So the drafter's own verdict is always empty, and the
+    outcome arrives as text, from which look-ups learn. Where it also learns from acceptance
+    (`Drafter.credit`), the following text is its verdict.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None
+    ) -> None:
         """`model`: the one that it drafts with, beside look-ups or behind another tokenizer."""
-        self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), PerRow[int]()
-        self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)  # of a token
+        self.drafter = drafter
+        self._rows = Rows(vocab_size, device)
+        self._uids = PerRow[int]()
+        # of a token
+        self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)
         self._pending: dict[int, _Proposal] = {}  # by uid
 
     @property
@@ -150,8 +181,8 @@ class GeneralHost:
         return self._rows[self._uids.index(uid)].tokens
 
     def change(self, uid: int, start: int, tail: list[int]) -> None:
-        """Replace all tokens from `start` on by `tail`. A row whose tokens were replaced starts again, because look-ups only
-        grow.
+        """Replace all tokens from `start` on by `tail`. A row whose tokens were replaced starts
+        again, because look-ups only grow.
         """
         index = self._uids.index(uid)
         row = self._rows[index]
@@ -164,7 +195,8 @@ class GeneralHost:
             if self._rows.history is not None and tail:
                 self._rows.history.append(index, tail)
             return
-        row.num_learned = max(start, 1)  # it comes back at once: nobody remembers what is replaced, which was never emitted
+        # it comes back at once: nobody remembers what is replaced, which was never emitted
+        row.num_learned = max(start, 1)
         self.drafter.stop(index)
         self._rows.swap_remove(index)
         self._uids.swap_remove(index)
@@ -183,7 +215,8 @@ class GeneralHost:
 
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
-        """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
+        """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of
+        the others a part is read."""
         self._settle()  # first the drafter learns how the texts went on
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
@@ -196,7 +229,8 @@ class GeneralHost:
         return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
 
     def _settle(self) -> None:
-        """A step without a draft: the drafter takes in the texts as they are, and counts nothing as rejected."""
+        """A step without a draft: the drafter takes in the texts as they are, and counts nothing as
+        rejected."""
         rows = self._rows
         nothing = self.drafter.propose(rows, [0] * len(rows))
         verdict = prefix_verdict(nothing, [0] * len(rows), [0] * len(rows))
@@ -209,5 +243,6 @@ def no_output(num_rows: int, device: torch.device) -> TargetOutput:
 
 
 def shared_with(held: list[int], start: int, tail: list[int]) -> int:
-    """Length of the common beginning of `held` and a text that has its first `start` tokens, then `tail`."""
+    """Length of the common beginning of `held` and a text that has its first `start` tokens, then
+    `tail`."""
     return min(start, len(held)) + (common(held, start, tail) if start < len(held) else 0)

@@ -1,8 +1,9 @@
-"""`--draft-endpoint local`: a draft service of this machine, which is started with the first drafter and ends with the last.
+"""`--draft-endpoint local`: a draft service of this machine, which is started with the first
+drafter and ends with the last.
 
-The service is a process of its own, so it drafts on idle cores while the target works. It listens on a socket in a folder that
-only this user may enter. The kernel ends it when this process is gone, however that happens, and it is started again when it
-dies by itself.
+The service is a process of its own, so it drafts on idle cores while the target works. It listens
+on a socket in a folder that only this user may enter. The kernel ends it when this process is gone,
+however that happens, and it is started again when it dies by itself.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ log = logging.getLogger("outrider.remote")
 START_S = 600.0  # that a draft model may take to load
 SIGN_OF_LIFE_S = 5.0  # between two lines while it loads
 POLL_S = 0.1
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a service that died is started again
+# before a service that died is started again
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0  # after which a service has lived well, and the next pause is short again
 GRACE_S = 5.0  # that it has to leave
-VARIABLES = ("DRAFT_ENDPOINT", "TARGET_ENDPOINT", "MODEL", "BATCH_SIZE", "MAX_DRAFT_TOKENS")  # they are about this process
-# The new process asks the kernel to end it with the thread that started it, then becomes the service.
+# they are about this process
+VARIABLES = ("DRAFT_ENDPOINT", "TARGET_ENDPOINT", "MODEL", "BATCH_SIZE", "MAX_DRAFT_TOKENS")
+# The new process asks the kernel to end it with the thread that started it, then becomes the
+# service.
 TIED = (
     "import ctypes, os, runpy, signal, sys\n"
     "parent = int(sys.argv.pop(1))\n"
@@ -56,14 +61,19 @@ def draft_threads() -> int:
 class LocalService:
     """One child process, and the thread that brings it back. Use `lease_local`."""
 
-    def __init__(self, arguments: Sequence[str], status: Callable[[str], None] = lambda line: None) -> None:
-        """`arguments`: of `outrider`, but where it listens. Returns when it serves; raises CapabilityError when it does not."""
+    def __init__(
+        self, arguments: Sequence[str], status: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """`arguments`: of `outrider`, but where it listens. Returns when it serves; raises
+        CapabilityError when it does not."""
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-draft-"))
-        self._socket, self._log = self._folder / "socket", self._folder / "log"
+        self._socket = self._folder / "socket"
+        self._log = self._folder / "log"
         self.endpoint = Endpoint(f"unix:{self._socket}")
         listen = ["--host", str(self.endpoint)]
         self._command = [sys.executable, "-c", BOOT, str(os.getpid()), *arguments, *listen]
-        self._closing, self._has_served = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._has_served = threading.Event()
         self.child: subprocess.Popen[bytes] | None = None
         self.starts = 0
         threading.Thread(target=self._supervise, name="outrider-local-draft", daemon=True).start()
@@ -87,7 +97,8 @@ class LocalService:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _supervise(self) -> None:
-        """Child after child. This thread starts them, since the kernel ends a child with the thread that started it."""
+        """Child after child. This thread starts them, since the kernel ends a child with the thread
+        that started it."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             began = time.monotonic()
@@ -95,7 +106,11 @@ class LocalService:
             code = child.wait()
             if self._closing.is_set() or not self._has_served.wait(10 * POLL_S):
                 return  # `_wait` says why it does not come up
-            log.warning("the local draft service ended with code %d (%s); it is started again", code, self._last_words())
+            log.warning(
+                "the local draft service ended with code %d (%s); it is started again",
+                code,
+                self._last_words(),
+            )
             self._socket.unlink(missing_ok=True)
             pause_s = FIRST_PAUSE_S if time.monotonic() - began > STEADY_S else pause_s
             self._closing.wait(pause_s)
@@ -105,9 +120,13 @@ class LocalService:
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         with self._log.open("wb") as output:
             self.child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the child
-            )  # fmt: skip
+            )
         self.starts += 1
         if self._closing.is_set():  # `close` came between
             self.child.terminate()
@@ -148,11 +167,26 @@ def lease_local(settings: RemoteSettings, setup: DraftSetup) -> Lease[LocalServi
     Raises ConfigError where no drafter is named, CapabilityError where the service does not start.
     """
     if settings.draft is None:
-        raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
+        raise ConfigError(
+            "--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a "
+            "look-up drafter"
+        )
     looks_up = settings.draft in DRAFTERS.names()
-    what = ["--drafter", settings.draft, "--model", setup.target.name] if looks_up else [settings.draft]
+    what = (
+        ["--drafter", settings.draft, "--model", setup.target.name]
+        if looks_up
+        else [settings.draft]
+    )
     max_tokens = str(max(1, setup.num_draft_tokens))
-    arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", max_tokens)
+    arguments = (
+        "service",
+        "draft",
+        *what,
+        "--threads",
+        str(draft_threads()),
+        "--max-draft-tokens",
+        max_tokens,
+    )
     return SERVICES.lease(arguments, lambda: LocalService(arguments, setup.status))
 
 

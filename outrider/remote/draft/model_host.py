@@ -1,7 +1,8 @@
-"""A draft model that drafts for the texts of many clients: each call's rows side by side in the cache, and nothing read twice.
+"""A draft model that drafts for the texts of many clients: each call's rows side by side in the
+cache, and nothing read twice.
 
-A proposal leaves the keys and values of its own tokens in the cache. They stay: if the next message commits some of those
-tokens, their positions are kept, and only the rest is dropped.
+A proposal leaves the keys and values of its own tokens in the cache. They stay: if the next message
+commits some of those tokens, their positions are kept, and only the rest is dropped.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from outrider.verifiers.base import prefix_verdict
 
 
 class KVWindow(BorrowedCache):
-    """Some neighbouring rows of a cache, as a cache of their own: a drafting call has no idle rows in its passes.
+    """Some neighbouring rows of a cache, as a cache of their own: a drafting call has no idle rows
+    in its passes.
 
-    It owns no memory. Its lengths are its own until they are handed back. Rows neither join nor leave while it is open.
+    It owns no memory. Its lengths are its own until they are handed back. Rows neither join nor
+    leave while it is open.
     """
 
     def __init__(self, parent: KVCache, first: int, count: int) -> None:
         super().__init__(parent)
-        self.first, self.count = first, count
+        self.first = first
+        self.count = count
         self.lengths = parent.lengths[first : first + count]
 
     @property
@@ -54,7 +58,9 @@ class KVWindow(BorrowedCache):
     def firsts(self) -> list[int]:  # type: ignore[override]
         return self.parent.firsts[self.first : self.first + self.count]
 
-    def slide(self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int) -> None:
+    def slide(
+        self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int
+    ) -> None:
         """Forget in the parent."""
         self.parent.slide(self.first + first_row, committed, lengths, width)
 
@@ -64,7 +70,8 @@ class KVWindow(BorrowedCache):
 
 @contextmanager
 def window(lm: LM, first: int, count: int) -> Iterator[KVWindow]:
-    """The model works on rows first .. first + count alone; at the end the cache has their new lengths."""
+    """The model works on rows first .. first + count alone; at the end the cache has their new
+    lengths."""
     whole = lm.kv
     opened = KVWindow(whole, first, count)
     lm.kv = opened
@@ -90,10 +97,12 @@ class ModelHost:
     """Holds the texts of a draft model and drafts for several at once."""
 
     def __init__(self, drafter: ModelDrafter, vocab_size: int) -> None:
-        self.drafter, self._vocab_size = drafter, vocab_size
+        self.drafter = drafter
+        self._vocab_size = vocab_size
         self._rows: dict[int, Row] = {}  # by uid
         self._slots = PerRow[int]()  # uids, in the cache's order
-        self._chains: dict[int, list[int]] = {}  # by uid: what was drafted behind the text, in the cache but for its last token
+        # by uid: what was drafted behind the text, in the cache but for its last token
+        self._chains: dict[int, list[int]] = {}
         self._batches: OrderedDict[tuple[int, ...], Rows] = OrderedDict()
 
     @property
@@ -137,20 +146,26 @@ class ModelHost:
             del self._batches[batch]
 
     def change(self, uid: int, start: int, tail: list[int]) -> None:
-        """The text is its first `start` tokens, then `tail`: what the cache holds of that stays, drafted or not."""
-        row, index, kv = self._rows[uid], self._slots.index(uid), self.lm.kv
+        """The text is its first `start` tokens, then `tail`: what the cache holds of that stays,
+        drafted or not."""
+        row = self._rows[uid]
+        index = self._slots.index(uid)
+        kv = self.lm.kv
         held = (row.tokens + self._chains.pop(uid, []))[: kv.lengths[index]]
         same = shared_with(held, start, tail)
         row.tokens[start:] = tail
         kv.truncate(index, max(0, min(same, len(row.tokens) - 1)))
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
-        """Whether so many bytes suffice for texts of these lengths. Gives memory back where it is needed for that."""
+        """Whether so many bytes suffice for texts of these lengths. Gives memory back where it is
+        needed for that."""
         if self.least_bytes(lengths) > budget:
             return False
-        kv, (longest, capacity) = self.lm.kv, _space(lengths)
+        kv = self.lm.kv
+        (longest, capacity) = _space(lengths)
         grown_slots, grown = kv.size_for(len(lengths), longest)
-        if grown_slots * kv.slot_bytes(grown) > budget:  # what it has, and what doubling would add, is more than needed
+        # what it has, and what doubling would add, is more than needed
+        if grown_slots * kv.slot_bytes(grown) > budget:
             fewest = 1
             while fewest < kv.num_rows:
                 fewest *= 2
@@ -168,7 +183,8 @@ class ModelHost:
 
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
-        """Chains of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
+        """Chains of at most asks[uid] nodes, for the rows whose texts are read to their ends; of
+        the others a part is read."""
         with self._batch(list(asks)) as (uids, rows):
             gamma = self.drafter.prepare(rows, [asks[uid] for uid in uids], PREFILL_CHUNK)
             if not any(gamma):
@@ -179,8 +195,11 @@ class ModelHost:
                 self._commit(uids, rows, draft, found)
         return {uid: nodes for uid, nodes, count in zip(uids, found, gamma, strict=True) if count}
 
-    def _commit(self, uids: list[int], rows: Rows, draft: Draft, found: list[list[DraftNode]]) -> None:
-        """The texts run ahead meanwhile, as if all that was drafted had been kept, so that the commit leaves it in the cache."""
+    def _commit(
+        self, uids: list[int], rows: Rows, draft: Draft, found: list[list[DraftNode]]
+    ) -> None:
+        """The texts run ahead meanwhile, as if all that was drafted had been kept, so that the
+        commit leaves it in the cache."""
         lengths = draft.lists[1]
         for uid, row, nodes in zip(uids, rows, found, strict=True):
             self._chains[uid] = [node.token for node in nodes]
@@ -194,7 +213,8 @@ class ModelHost:
 
     @contextmanager
     def _batch(self, uids: list[int]) -> Iterator[tuple[list[int], Rows]]:
-        """A batch of these rows alone, which the model's cache is for meanwhile: their uids in its order, and the rows."""
+        """A batch of these rows alone, which the model's cache is for meanwhile: their uids in its
+        order, and the rows."""
         first = self._gather(uids)
         order = self._slots[first : first + len(uids)]
         with window(self.lm, first, len(uids)):
@@ -202,23 +222,33 @@ class ModelHost:
 
     def _gather(self, uids: list[int]) -> int:
         """Put rows side by side, moving as few as possible; the first one's place."""
-        members, count = set(uids), len(uids)
+        members = set(uids)
+        count = len(uids)
         inside = sum(uid in members for uid in self._slots[:count])
-        best, first = inside, 0
+        best = inside
+        first = 0
         for start in range(1, len(self._slots) - count + 1):
-            inside += (self._slots[start + count - 1] in members) - (self._slots[start - 1] in members)
+            inside += (self._slots[start + count - 1] in members) - (
+                self._slots[start - 1] in members
+            )
             if inside > best:
-                best, first = inside, start
+                best = inside
+                first = start
         indices = range(first, first + count)
         strangers = [index for index in indices if self._slots[index] not in members]
-        outside = [index for index, uid in enumerate(self._slots) if uid in members and index not in indices]
+        outside = [
+            index
+            for index, uid in enumerate(self._slots)
+            if uid in members and index not in indices
+        ]
         for left, right in zip(strangers, outside, strict=True):
             swap(self.lm.kv, left, right)
             self._slots[left], self._slots[right] = self._slots[right], self._slots[left]
         return first
 
     def _batch_of(self, order: tuple[int, ...]) -> Rows:
-        """The rows' tensors, made once for each composition of a batch; penalties count the texts as they are now."""
+        """The rows' tensors, made once for each composition of a batch; penalties count the texts
+        as they are now."""
         rows = self._batches.pop(order, None)
         if rows is None:
             rows = Rows(self._vocab_size, self.lm.device)
@@ -228,12 +258,14 @@ class ModelHost:
         while len(self._batches) > BATCHES:
             self._batches.popitem(last=False)
         if rows.history is not None:
-            prompts, outputs = [row.tokens[: row.num_prompt] for row in rows], [row.output for row in rows]
+            prompts = [row.tokens[: row.num_prompt] for row in rows]
+            outputs = [row.output for row in rows]
             rows.history = History.start(prompts, outputs, self._vocab_size, self.lm.device)
         return rows
 
 
 def _space(lengths: Sequence[int]) -> tuple[int, int]:
-    """(positions that the longest of these texts needs, with what is read ahead; a slot's capacity for it)."""
+    """(positions that the longest of these texts needs, with what is read ahead; a slot's capacity
+    for it)."""
     longest = max(lengths, default=1) + PREFILL_CHUNK  # a chain is shorter
     return longest, -(-longest // BLOCK) * BLOCK

@@ -14,7 +14,12 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
+from outrider.remote.draft.hosted import (
+    HostedDrafter,
+    HostedDrafterOptions,
+    chosen_parts,
+    load_drafter,
+)
 from outrider.remote.draft.service import DraftService, OpenStream
 from outrider.remote.draft.texts import DraftLimits, HostedTexts, Job
 from outrider.remote.draft.worker import Worker
@@ -42,8 +47,12 @@ class DraftServiceSettings:
 class RunningDraftService:
     """A service in the current event loop: `start`, `load`, `stop`."""
 
-    def __init__(self, settings: ServiceSettings, limits: DraftLimits, tracing: Tracing | None = None) -> None:
-        self._settings, self._limits, self._tracing = settings, limits, tracing
+    def __init__(
+        self, settings: ServiceSettings, limits: DraftLimits, tracing: Tracing | None = None
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._tracing = tracing
         registry = CollectorRegistry()
         self.counters = DraftCounters(registry)
         self.service = DraftService(self.counters)
@@ -63,9 +72,16 @@ class RunningDraftService:
         self.counters.watch(texts.num_rows, texts.num_waiting)
         loop = asyncio.get_running_loop()
         self.worker = Worker(
-            hosted.host, texts, self._limits, self.counters, hosted.max_context, self._span,
-            died=lambda: loop.call_soon_threadsafe(asyncio.ensure_future, self._refuse(0.0, "the drafting thread has died")),
-        )  # fmt: skip
+            hosted.host,
+            texts,
+            self._limits,
+            self.counters,
+            hosted.max_context,
+            self._span,
+            died=lambda: loop.call_soon_threadsafe(
+                asyncio.ensure_future, self._refuse(0.0, "the drafting thread has died")
+            ),
+        )
         self.worker.start()
         self.service.serve(hosted, self._limits, texts)
         await self.server.set_serving(True)
@@ -86,12 +102,17 @@ class RunningDraftService:
         """One drafting call in the trace of the first asker whose call named one."""
         if self._tracing is None:
             return nullcontext()
-        headers = next((h for job in jobs if "traceparent" in (h := cast(OpenStream, job.stream).headers)), {})
+        headers = next(
+            (h for job in jobs if "traceparent" in (h := cast(OpenStream, job.stream).headers)), {}
+        )
         return self._tracing.http_span(name, headers)
 
 
-def run_draft_service(settings: DraftServiceSettings, status: Callable[[str], None] = lambda line: None) -> None:
-    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading raises."""
+def run_draft_service(
+    settings: DraftServiceSettings, status: Callable[[str], None] = lambda line: None
+) -> None:
+    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading
+    raises."""
     chosen_parts(settings.drafter)  # names first
     with ExitStack() as stack:
         logs = Logging(settings.log_format, settings.log_level)
@@ -99,10 +120,14 @@ def run_draft_service(settings: DraftServiceSettings, status: Callable[[str], No
         tracing = None if settings.otlp_endpoint is None else Tracing.to(settings.otlp_endpoint)
         if tracing is not None:
             stack.callback(tracing.close)
-        asyncio.run(_serve(settings, tracing, log.info if settings.log_format == "json" else status))
+        asyncio.run(
+            _serve(settings, tracing, log.info if settings.log_format == "json" else status)
+        )
 
 
-def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> asyncio.Future[HostedDrafter]:
+def _loading(
+    options: HostedDrafterOptions, status: Callable[[str], None]
+) -> asyncio.Future[HostedDrafter]:
     """The drafter, once a thread has loaded it; a signal need not wait for that."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[HostedDrafter] = loop.create_future()
@@ -123,7 +148,9 @@ def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> as
     return loaded
 
 
-async def _serve(settings: DraftServiceSettings, tracing: Tracing | None, status: Callable[[str], None]) -> None:
+async def _serve(
+    settings: DraftServiceSettings, tracing: Tracing | None, status: Callable[[str], None]
+) -> None:
     running = RunningDraftService(settings.listen, settings.limits, tracing)
     await running.start()
     signalled = asyncio.create_task(until_signal())

@@ -1,4 +1,5 @@
-"""The draft service's calls: Open compares protocol and vocabulary, Draft carries all rows of one asker."""
+"""The draft service's calls: Open compares protocol and vocabulary, Draft carries all rows of one
+asker."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class OpenStream:
     """Made in the event loop; `send` may be called from any thread."""
 
     def __init__(self, instance: str, headers: Mapping[str, str]) -> None:
-        self.instance, self.headers = instance, headers
+        self.instance = instance
+        self.headers = headers
         self.is_slow = False  # the asker did not read what was sent
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -88,18 +90,27 @@ class DraftService:
 
     def serve(self, hosted: HostedDrafter, limits: DraftLimits, texts: HostedTexts) -> None:
         """Answer from now on."""
-        self._hosted, self._limits, self._texts, self._why_not = hosted, limits, texts, ""
+        self._hosted = hosted
+        self._limits = limits
+        self._texts = texts
+        self._why_not = ""
 
     async def drain(self, timeout_s: float, why_not: str) -> None:
         """Take no new calls, answer what waits for a draft, and end the open ones."""
         self._why_not = why_not
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._texts is not None and self._texts.num_waiting() and asyncio.get_running_loop().time() < deadline:
+        while (
+            self._texts is not None
+            and self._texts.num_waiting()
+            and asyncio.get_running_loop().time() < deadline
+        ):
             await asyncio.sleep(0.02)
         for stream in list(self._streams):
             stream.close()
 
-    async def Open(self, request: messages.Hello, context: aio.ServicerContext[Any, Any]) -> messages.Welcome:  # noqa: N802
+    async def Open(  # noqa: N802
+        self, request: messages.Hello, context: aio.ServicerContext[Any, Any]
+    ) -> messages.Welcome:
         """Compare protocol and vocabulary with the client's, and return what this service offers."""
         texts, hosted = await self._ready(context)
         try:
@@ -108,24 +119,39 @@ class DraftService:
         except CapabilityError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         if not 0 < len(request.instance) <= LONGEST_INSTANCE or not request.instance.isprintable():
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"instance must have 1 to {LONGEST_INSTANCE} characters")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"instance must have 1 to {LONGEST_INSTANCE} characters",
+            )
         if request.model.vocab_size < 1:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "model.vocab_size must be at least 1")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "model.vocab_size must be at least 1"
+            )
         try:
             texts.open(request.instance, request.model.vocab_size)
         except ConfigError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return messages.Welcome(
-            protocol=PROTOCOL, release=__version__, instance=self._instance, model=hosted.identity, notes=hosted.notes,
+            protocol=PROTOCOL,
+            release=__version__,
+            instance=self._instance,
+            model=hosted.identity,
+            notes=hosted.notes,
             draft=self._terms(hosted),
-        )  # fmt: skip
+        )
 
     async def Draft(  # noqa: N802
-        self, request_iterator: AsyncIterator[messages.DraftRequest], context: aio.ServicerContext[Any, Any]
+        self,
+        request_iterator: AsyncIterator[messages.DraftRequest],
+        context: aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[messages.DraftReply]:
         """Messages about rows in, drafts out, until either side ends it."""
         texts, _ = await self._ready(context)
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        headers = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
         stream = OpenStream(headers.get(INSTANCE, ""), headers)
         if not texts.connect(stream.instance):
             why = f"instance '{stream.instance}' is unknown: call Open first, and name it in the metadata '{INSTANCE}'"
@@ -137,7 +163,10 @@ class DraftService:
             while (reply := await stream.next()) is not None:
                 yield reply
             if stream.is_slow:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replies are not read as fast as they are asked for")
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "replies are not read as fast as they are asked for",
+                )
             if reading.done():
                 reading.result()
         except DecodeError:
@@ -148,7 +177,9 @@ class DraftService:
             self._counters.streams.dec()
             texts.disconnect(stream)
 
-    async def _read(self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: HostedTexts) -> None:
+    async def _read(
+        self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: HostedTexts
+    ) -> None:
         try:
             async for request in requests:
                 for number, row in enumerate(request.rows, 1):
@@ -163,7 +194,9 @@ class DraftService:
         finally:
             stream.close()
 
-    async def _ready(self, context: aio.ServicerContext[Any, Any]) -> tuple[HostedTexts, HostedDrafter]:
+    async def _ready(
+        self, context: aio.ServicerContext[Any, Any]
+    ) -> tuple[HostedTexts, HostedDrafter]:
         if self._why_not or self._texts is None or self._hosted is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_not)
         assert self._texts is not None
@@ -173,6 +206,9 @@ class DraftService:
     def _terms(self, hosted: HostedDrafter) -> messages.DraftTerms:
         assert self._limits is not None
         return messages.DraftTerms(
-            drafter=hosted.name, max_draft_tokens=self._limits.max_draft_tokens, max_rows=self._limits.max_rows,
-            max_context=hosted.max_context, has_distributions=hosted.has_distributions,
-        )  # fmt: skip
+            drafter=hosted.name,
+            max_draft_tokens=self._limits.max_draft_tokens,
+            max_rows=self._limits.max_rows,
+            max_context=hosted.max_context,
+            has_distributions=hosted.has_distributions,
+        )

@@ -1,11 +1,13 @@
-"""The clients' texts, and the drafts they wait for. Shared by the event loop and the thread that computes.
+"""The clients' texts, and the drafts they wait for. Shared by the event loop and the thread that
+computes.
 
     table = Texts(limits, vocab_size, max_context)
     trouble = table.receive(stream, request)     # event loop: commit tokens, note what is wanted; None: all is well
     jobs = table.take(32)                        # computing thread: clients in turn, the newest request of each row
 
-A row's newest request replaces the one that waits, so a slow service does no stale work, and the number of rows limits what
-waits. A text's tokens are those of its last message: a lost message is noticed by its length.
+A row's newest request replaces the one that waits, so a slow service does no stale work, and the
+number of rows limits what waits. A text's tokens are those of its last message: a lost message is
+noticed by its length.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ class DraftLimits:
     max_rows: int = setting(256, "texts of one asker that are kept", at_least=1)
     max_instances: int = setting(64, "askers", at_least=1)
     memory_bytes: int = setting(2 << 30, "for keys and values, or for look-up tables", at_least=1)
-    idle_timeout_s: float = setting(600.0, "after which a row that nobody asks about is forgotten", above=0)
+    idle_timeout_s: float = setting(
+        600.0, "after which a row that nobody asks about is forgotten", above=0
+    )
     max_requests_per_s: float = setting(5000.0, "row requests of one asker", above=0)
-    distribution_tokens: int = setting(64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD)
+    distribution_tokens: int = setting(
+        64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "draft service")
@@ -92,9 +98,16 @@ class HostedTexts:
     """The texts that a draft service holds for its callers."""
 
     def __init__(
-        self, limits: DraftLimits, vocab_size: int, max_context: int, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: DraftLimits,
+        vocab_size: int,
+        max_context: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits, self._vocab_size, self._max_context, self._clock = limits, vocab_size, max_context, clock
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._max_context = max_context
+        self._clock = clock
         self._news = threading.Condition()
         self._askers: dict[str, _Asker] = {}
         self._uids = count()
@@ -104,7 +117,8 @@ class HostedTexts:
     # ---------------------------------------------------------------- the event loop's side
 
     def open(self, instance: str, width: int) -> None:
-        """An asker announces itself; it will send again what it still wants. Raises ConfigError where there are too many."""
+        """An asker announces itself; it will send again what it still wants. Raises ConfigError
+        where there are too many."""
         with self._news:
             if (known := self._askers.get(instance)) is not None:
                 known.width = width
@@ -114,7 +128,9 @@ class HostedTexts:
             while len(self._askers) >= self._limits.max_instances:
                 left = [name for name, asker in self._askers.items() if not asker.num_streams]
                 if not left:
-                    raise ConfigError(f"{self._limits.max_instances} askers are connected: --max-instances")
+                    raise ConfigError(
+                        f"{self._limits.max_instances} askers are connected: --max-instances"
+                    )
                 self._forget_asker(min(left, key=lambda name: self._askers[name].at))
             self._askers[instance] = _Asker(width, self._limits.max_requests_per_s, self._clock())
             self._turn.append(instance)
@@ -128,7 +144,8 @@ class HostedTexts:
             return asker is not None
 
     def disconnect(self, stream: AskerCall) -> None:
-        """A stream has ended: nobody waits for its drafts. The texts stay until they are idle for long."""
+        """A stream has ended: nobody waits for its drafts. The texts stay until they are idle for
+        long."""
         with self._news:
             asker = self._askers.get(stream.instance)
             if asker is None:
@@ -140,7 +157,8 @@ class HostedTexts:
                     text.wanted = None
 
     def receive(self, stream: AskerCall, request: messages.RowRequest) -> messages.RowReply | None:
-        """Take in one message about a row. What is wrong with it, to be answered at once; None: nothing."""
+        """Take in one message about a row. What is wrong with it, to be answered at once; None:
+        nothing."""
         with self._news:
             asker = self._askers.get(stream.instance)
             if asker is None:
@@ -168,7 +186,8 @@ class HostedTexts:
             return None
 
     def _allow(self, asker: _Asker) -> bool:
-        now, rate = self._clock(), self._limits.max_requests_per_s
+        now = self._clock()
+        rate = self._limits.max_requests_per_s
         asker.allowance = min(max(rate, 1.0), asker.allowance + (now - asker.at) * rate)
         asker.at = now
         if asker.allowance < 1:
@@ -176,28 +195,50 @@ class HostedTexts:
         asker.allowance -= 1
         return True
 
-    def _commit(self, asker: _Asker, instance: str, request: messages.RowRequest) -> HostedText | messages.RowReply:
+    def _commit(
+        self, asker: _Asker, instance: str, request: messages.RowRequest
+    ) -> HostedText | messages.RowReply:
         """The row's text with the message's tokens, or what is wrong."""
-        base, tokens, text = request.base_length, list(request.tokens), asker.rows.get(request.row)
+        base = request.base_length
+        tokens = list(request.tokens)
+        text = asker.rows.get(request.row)
         if request.HasField("sampling"):
             if base:
-                return trouble(request, messages.TROUBLE_MISSING_TOKENS, "a row begins with all its tokens", have=0)
+                return trouble(
+                    request,
+                    messages.TROUBLE_MISSING_TOKENS,
+                    "a row begins with all its tokens",
+                    have=0,
+                )
             if text is None and len(asker.rows) >= self._limits.max_rows:
-                return trouble(request, messages.TROUBLE_BUSY, f"{self._limits.max_rows} rows are open (--max-rows)")
+                return trouble(
+                    request,
+                    messages.TROUBLE_BUSY,
+                    f"{self._limits.max_rows} rows are open (--max-rows)",
+                )
         elif text is None:
             return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")
         elif base > len(text.tokens):
-            return trouble(request, messages.TROUBLE_MISSING_TOKENS, "a message was lost", have=len(text.tokens))
+            return trouble(
+                request,
+                messages.TROUBLE_MISSING_TOKENS,
+                "a message was lost",
+                have=len(text.tokens),
+            )
         wrong = self._wrong_tokens(asker, base, tokens)
         if wrong:
             return trouble(request, messages.TROUBLE_REFUSED, wrong)
         if request.HasField("sampling"):
             try:
-                options = row_options(request.sampling, self._vocab_size, self._limits.distribution_tokens)
+                options = row_options(
+                    request.sampling, self._vocab_size, self._limits.distribution_tokens
+                )
             except ConfigError as error:
                 return trouble(request, messages.TROUBLE_REFUSED, str(error))
             self._remove(asker, request.row)
-            text = asker.rows[request.row] = HostedText(next(self._uids), instance, request.row, options)
+            text = asker.rows[request.row] = HostedText(
+                next(self._uids), instance, request.row, options
+            )
         assert text is not None
         same = common(text.tokens, base, tokens)
         text.tokens[base:] = tokens
@@ -235,24 +276,33 @@ class HostedTexts:
     def _job(text: HostedText) -> Job:
         assert text.wanted is not None
         stream, nodes = text.wanted
-        start, text.changed = text.changed, len(text.tokens)
+        start = text.changed
+        text.changed = len(text.tokens)
         return Job(text, text.asks, stream, nodes, start, text.tokens[start:])
 
     def put_back(self, job: Job) -> None:
         """The draft could not be made yet. It waits again, unless something newer does."""
         with self._news:
-            asker, text = self._askers.get(job.text.instance), job.text
+            asker = self._askers.get(job.text.instance)
+            text = job.text
             is_alive = asker is not None and asker.rows.get(text.number) is text
             if is_alive and text.asks == job.ask and text.wanted is not None:
                 self._askers[text.instance].waiting.setdefault(text.uid, text)
 
     def fits(self, job: Job, base: int) -> bool:
-        """Whether a draft behind the row's first `base` tokens is still of use, although newer requests may have come: its asker
-        listens, and those tokens are what they were when the job was taken."""
+        """Whether a draft behind the row's first `base` tokens is still of use, although newer
+        requests may have come: its asker listens, and those tokens are what they were when the job
+        was taken."""
         with self._news:
-            asker, text = self._askers.get(job.text.instance), job.text
+            asker = self._askers.get(job.text.instance)
+            text = job.text
             is_alive = asker is not None and asker.rows.get(text.number) is text
-            return is_alive and text.changed >= base and text.wanted is not None and text.wanted[0] is job.stream
+            return (
+                is_alive
+                and text.changed >= base
+                and text.wanted is not None
+                and text.wanted[0] is job.stream
+            )
 
     def wait(self, timeout_s: float) -> None:
         """Return when a draft is wanted, or after so many seconds."""
@@ -278,7 +328,8 @@ class HostedTexts:
     def gone(self) -> list[int]:
         """Texts (uids) that ended since the last call."""
         with self._news:
-            gone, self._gone = self._gone, []
+            gone = self._gone
+            self._gone = []
             return gone
 
     def remove(self, text: HostedText) -> None:
@@ -292,7 +343,12 @@ class HostedTexts:
         """Forget texts that nobody has asked about for too long; how many they were."""
         with self._news:
             before = self._clock() - self._limits.idle_timeout_s
-            old = [text for asker in self._askers.values() for text in asker.rows.values() if text.used_at < before]
+            old = [
+                text
+                for asker in self._askers.values()
+                for text in asker.rows.values()
+                if text.used_at < before
+            ]
             for text in old:
                 self._remove(self._askers[text.instance], text.number)
             return len(old)
@@ -301,7 +357,12 @@ class HostedTexts:
         """The text among `uids` that nobody has asked about for longest, without those in `but`."""
         with self._news:
             chosen = set(uids) - set(but)
-            texts = [text for asker in self._askers.values() for text in asker.rows.values() if text.uid in chosen]
+            texts = [
+                text
+                for asker in self._askers.values()
+                for text in asker.rows.values()
+                if text.uid in chosen
+            ]
             return min(texts, key=lambda text: text.used_at, default=None)
 
     def _remove(self, asker: _Asker, number: int) -> None:
@@ -318,10 +379,16 @@ class HostedTexts:
         self._turn.remove(instance)
 
 
-def trouble(request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0) -> messages.RowReply:
+def trouble(
+    request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0
+) -> messages.RowReply:
     """The answer with the reason why there is no draft."""
     return messages.RowReply(
-        row=request.row, base_length=request.base_length, have_length=have, trouble=kind, reason=reason
+        row=request.row,
+        base_length=request.base_length,
+        have_length=have,
+        trouble=kind,
+        reason=reason,
     )
 
 
@@ -330,4 +397,7 @@ def common(text: list[int], start: int, tokens: list[int]) -> int:
     if text[start : start + len(tokens)] == tokens:
         return len(tokens)
     pairs = zip(text[start : start + len(tokens)], tokens, strict=False)
-    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(text) - start, len(tokens)))
+    return next(
+        (index for index, (ours, theirs) in enumerate(pairs) if ours != theirs),
+        min(len(text) - start, len(tokens)),
+    )

@@ -6,10 +6,11 @@
     nodes = tree.chain(5)             # what to propose
     tree.advance(tokens, nodes)       # the step is over: the tree hangs on the new last token, the rest is dropped
 
-Three rules make it lossless. A node drawn from a distribution stays the only draw at its position: a second one is dropped, so
-arrival alone decides which draw is proposed, never its value. Nodes below the committed text are fresh draws for that text,
-whichever base they were sent for. A drawn node that a verifier has seen is never proposed again. This could happen after a
-correction that equals the token it corrects; its value is then no longer distributed as its distribution claims.
+Three rules make it lossless. A node drawn from a distribution stays the only draw at its position:
+a second one is dropped, so arrival alone decides which draw is proposed, never its value. Nodes
+below the committed text are fresh draws for that text, whichever base they were sent for. A drawn
+node that a verifier has seen is never proposed again. This could happen after a correction that
+equals the token it corrects; its value is then no longer distributed as its distribution claims.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class SentDistribution(NamedTuple):
 class Sent(NamedTuple):
     """A node as it came over the wire, checked."""
 
-    parent: int  # number of a node sent for the same base; -1: the last committed token of that base
+    # number of a node sent for the same base; -1: the last committed token of that base
+    parent: int
     token: int
     distribution: SentDistribution | None  # None: placed without chance
 
@@ -77,17 +79,20 @@ class DraftTree:
         """`length`: committed tokens of the text."""
         self.length = length
         self._root = ReceivedNode(-1)  # the last committed token
-        self._bases: dict[int, list[ReceivedNode]] = {}  # by base: its anchor, then nodes in the order of their numbers
+        # by base: its anchor, then nodes in the order of their numbers
+        self._bases: dict[int, list[ReceivedNode]] = {}
         self.wasted = 0  # nodes dropped without having been proposed
 
     def ask(self) -> None:
-        """A request about the present length goes out. The tokens sent before for the same length keep their numbers."""
+        """A request about the present length goes out. The tokens sent before for the same length
+        keep their numbers."""
         self._bases.setdefault(self.length, [self._root])
         while len(self._bases) > KEPT_BASES:
             self._bases.pop(min(self._bases))
 
     def forget_numbers(self) -> None:
-        """Forget the numbers of earlier replies, because the service has restarted. Nodes that arrived stay."""
+        """Forget the numbers of earlier replies, because the service has restarted. Nodes that
+        arrived stay."""
         self._bases.clear()
 
     def drop_drafts(self) -> None:
@@ -106,7 +111,8 @@ class DraftTree:
         return len(self._bases[base]) - 1 if base in self._bases else 0
 
     def add(self, base: int, nodes: Iterable[Sent]) -> None:
-        """Graft nodes. Those on another path than the committed one are dropped. Raises UnknownBaseError."""
+        """Graft nodes. Those on another path than the committed one are dropped. Raises
+        UnknownBaseError."""
         known = self._bases.get(base)
         if known is None:
             raise UnknownBaseError
@@ -118,7 +124,9 @@ class DraftTree:
         found: list[ReceivedNode] = []
         node = self._root
         while len(found) < max_tokens:
-            following = node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
+            following = (
+                node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
+            )
             if following is None or (following.distribution is not None and following.is_used):
                 break
             found.append(following)
@@ -134,7 +142,9 @@ class DraftTree:
             for other in self._root.children():
                 if other is not following:
                     self._drop(other)
-            self._root.drawn, self._root.placed, self._root.behind = None, None, following
+            self._root.drawn = None
+            self._root.placed = None
+            self._root.behind = following
             self._root = following
         self.length += len(tokens)
 
@@ -155,8 +165,11 @@ class DraftTree:
             parent.placed = [*(parent.placed or []), found]
         return found
 
-    def _drawn(self, parent: ReceivedNode, token: int, distribution: SentDistribution) -> ReceivedNode:
-        """The first draw at a place is the draw there; one that was placed before keeps what hangs on it."""
+    def _drawn(
+        self, parent: ReceivedNode, token: int, distribution: SentDistribution
+    ) -> ReceivedNode:
+        """The first draw at a place is the draw there; one that was placed before keeps what hangs
+        on it."""
         if parent.drawn is not None:
             return parent.drawn if parent.drawn.token == token else self._lost()
         node = parent.child(token)
@@ -164,7 +177,8 @@ class DraftTree:
             node = ReceivedNode(token)
         else:
             parent.placed = [other for other in parent.placed or [] if other is not node]
-        node.distribution, parent.drawn = distribution, node
+        node.distribution = distribution
+        parent.drawn = node
         return node
 
     def _lost(self) -> ReceivedNode:
@@ -188,17 +202,24 @@ class InvalidReplyError(Exception):
     """A reply that no honest service sends; the message names the mistake."""
 
 
-def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_probs: bool) -> list[Sent]:
-    """The nodes of one reply for a base of which `num_sent` nodes have arrived before. Raises InvalidReplyError.
+def checked_nodes(
+    nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_probs: bool
+) -> list[Sent]:
+    """The nodes of one reply for a base of which `num_sent` nodes have arrived before. Raises
+    InvalidReplyError.
 
     Without `with_probs` every node counts as placed, whatever the service claims.
     """
     if num_sent + len(nodes) > MAX_NODES:
-        raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MAX_NODES}")
+        raise InvalidReplyError(
+            f"{num_sent + len(nodes)} nodes for one text, more than {MAX_NODES}"
+        )
     found = []
     for number, node in enumerate(nodes, num_sent):
         if not -1 <= node.parent < number:
-            raise InvalidReplyError(f"node {number} hangs on node {node.parent}, which was not sent before it")
+            raise InvalidReplyError(
+                f"node {number} hangs on node {node.parent}, which was not sent before it"
+            )
         if node.token >= vocab_size:
             raise InvalidReplyError(f"token {node.token} is outside the vocabulary of {vocab_size}")
         distribution = checked_distribution(node, vocab_size) if node.drawn and with_probs else None
@@ -207,17 +228,27 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
 
 
 def checked_distribution(node: messages.Node, vocab_size: int) -> SentDistribution:
-    """The distribution of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
-    tokens, probs = np.array(node.distribution.tokens, dtype=np.int64), np.array(node.distribution.probs, dtype=np.float64)
+    """The distribution of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it
+    cannot have been drawn from."""
+    tokens = np.array(node.distribution.tokens, dtype=np.int64)
+    probs = np.array(node.distribution.probs, dtype=np.float64)
     if not len(tokens) or len(tokens) != len(probs):
-        raise InvalidReplyError(f"a distribution of {len(tokens)} tokens and {len(probs)} probabilities")
+        raise InvalidReplyError(
+            f"a distribution of {len(tokens)} tokens and {len(probs)} probabilities"
+        )
     if tokens.max() >= vocab_size:
-        raise InvalidReplyError(f"a distribution names token {tokens.max()}, outside the vocabulary of {vocab_size}")
+        raise InvalidReplyError(
+            f"a distribution names token {tokens.max()}, outside the vocabulary of {vocab_size}"
+        )
     if len(np.unique(tokens)) != len(tokens):
         raise InvalidReplyError("a distribution names a token twice")
     total = probs.sum()
     if not np.isfinite(probs).all() or (probs < 0).any() or abs(total - 1) > SUM_ERROR:
-        raise InvalidReplyError(f"probabilities that are no distribution: sum {total:.4g}, least {probs.min():.4g}")
+        raise InvalidReplyError(
+            f"probabilities that are no distribution: sum {total:.4g}, least {probs.min():.4g}"
+        )
     if not probs[tokens == node.token].any():
-        raise InvalidReplyError(f"token {node.token} was drawn from a distribution in which it has no probability")
+        raise InvalidReplyError(
+            f"token {node.token} was drawn from a distribution in which it has no probability"
+        )
     return SentDistribution(tokens, (probs / total).astype(np.float32))

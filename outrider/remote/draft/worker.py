@@ -1,6 +1,6 @@
 """The computing thread: drafts for waiting clients in turn.
 
-    take jobs -> bring their rows up to date -> one drafting call -> replies
+take jobs -> bring their rows up to date -> one drafting call -> replies
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class _SentDraft:
 
     stream: AskerCall
     base: int
-    numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # by (number of the parent, token)
+    # by (number of the parent, token)
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
-        """Take in nodes whose parents are numbered among themselves: those that were not sent yet, numbered as they are sent."""
+        """Take in nodes whose parents are numbered among themselves: those that were not sent yet,
+        numbered as they are sent."""
         new: list[DraftNode] = []
         numbers: list[int] = []
         for node in nodes:
@@ -47,15 +49,27 @@ class _SentDraft:
 
 
 class Worker:
-    """The thread of a draft service that drafts for its texts in batches. `span`: around each drafting call, for traces."""
+    """The thread of a draft service that drafts for its texts in batches. `span`: around each
+    drafting call, for traces."""
 
     def __init__(
-        self, host: ModelHost | GeneralHost, texts: HostedTexts, limits: DraftLimits, counters: DraftCounters, context: int,
-        span: Span = lambda name, jobs: nullcontext(), died: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        host: ModelHost | GeneralHost,
+        texts: HostedTexts,
+        limits: DraftLimits,
+        counters: DraftCounters,
+        context: int,
+        span: Span = lambda name, jobs: nullcontext(),
+        died: Callable[[], object] = lambda: None,
+    ) -> None:
         """`died` is called in the thread when it cannot go on."""
-        self._host, self._texts, self._limits, self._counters, self._context = host, texts, limits, counters, context
-        self._span, self._died = span, died
+        self._host = host
+        self._texts = texts
+        self._limits = limits
+        self._counters = counters
+        self._context = context
+        self._span = span
+        self._died = died
         self._answers: dict[int, _SentDraft] = {}  # by uid
         self._stopping = threading.Event()
         self._looked_at = time.monotonic()
@@ -107,7 +121,10 @@ class Worker:
                     ready[job.text.uid] = job
             except OutriderError as error:
                 self._refuse(job, str(error))
-        asks = {uid: min(job.num_nodes, self._context - self._host.length(uid)) for uid, job in ready.items()}
+        asks = {
+            uid: min(job.num_nodes, self._context - self._host.length(uid))
+            for uid, job in ready.items()
+        }
         for uid in [uid for uid, nodes in asks.items() if nodes < 1]:
             self._reply([(ready[uid], [])])
             del asks[uid]
@@ -130,7 +147,9 @@ class Worker:
         for uid in asks:
             if uid not in found:
                 self._texts.put_back(ready[uid])
-            elif self._texts.fits(ready[uid], self._host.length(uid)):  # the asker takes what its longer text agrees with
+            elif self._texts.fits(
+                ready[uid], self._host.length(uid)
+            ):  # the asker takes what its longer text agrees with
                 replies.append((ready[uid], self._new_nodes(ready[uid], found[uid])))
                 self._counters.drafted.inc(len(found[uid]))
             else:
@@ -138,7 +157,8 @@ class Worker:
         self._reply(replies)
 
     def _after_failure(self, ready: dict[int, Job], asks: dict[int, int], error: Exception) -> None:
-        """Try each row alone, with its text read again, and refuse the row whose numbers are broken."""
+        """Try each row alone, with its text read again, and refuse the row whose numbers are
+        broken."""
         if len(asks) == 1:
             (uid,) = asks
             self._refuse(ready[uid], f"the drafter failed: {error}")
@@ -153,13 +173,19 @@ class Worker:
 
     def _bring_up_to_date(self, job: Job, batch: dict[int, Job]) -> bool:
         """The row as its text is now; False where there is no room for it."""
-        uid, host = job.text.uid, self._host
+        uid = job.text.uid
+        host = self._host
         is_new = uid not in host.uids
         length = job.start + len(job.tail)
         if not self._make_room(uid, length, {*batch, uid}):
-            alone = host.least_bytes([length]) <= self._limits.memory_bytes  # in a later batch, it can have its neighbours' room
+            # in a later batch, it can have its neighbours' room
+            alone = host.least_bytes([length]) <= self._limits.memory_bytes
             kind = messages.TROUBLE_BUSY if alone else messages.TROUBLE_REFUSED
-            self._refuse(job, f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)", kind)
+            self._refuse(
+                job,
+                f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)",
+                kind,
+            )
             return False
         if is_new:
             if job.start:
@@ -191,7 +217,8 @@ class Worker:
 
     def _new_nodes(self, job: Job, nodes: list[DraftNode]) -> list[messages.Node]:
         """Nodes that were not sent for this text yet, numbered behind those that were."""
-        uid, base = job.text.uid, self._host.length(job.text.uid)
+        uid = job.text.uid
+        base = self._host.length(job.text.uid)
         answer = self._answers.get(uid)
         if answer is None or answer.stream is not job.stream or answer.base != base:
             answer = self._answers[uid] = _SentDraft(job.stream, base)
@@ -211,9 +238,13 @@ class Worker:
     def _trouble(self, job: Job, kind: messages.Trouble, reason: str) -> None:
         self._counters.trouble(kind)
         base = job.start + len(job.tail)
-        job.stream.send([messages.RowReply(row=job.text.number, base_length=base, trouble=kind, reason=reason)])
+        job.stream.send(
+            [messages.RowReply(row=job.text.number, base_length=base, trouble=kind, reason=reason)]
+        )
 
-    def _refuse(self, job: Job, reason: str, kind: messages.Trouble = messages.TROUBLE_REFUSED) -> None:
+    def _refuse(
+        self, job: Job, reason: str, kind: messages.Trouble = messages.TROUBLE_REFUSED
+    ) -> None:
         self._texts.remove(job.text)
         self._forget(job.text.uid)
         self._trouble(job, kind, reason)

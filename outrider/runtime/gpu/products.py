@@ -11,7 +11,9 @@ from torch import Tensor
 from outrider.runtime.gpu.kernels import narrow_product
 
 NARROW = 64  # tokens of a pass that are multiplied so; a library is faster for more
-FEW, SEVERAL = 16, 32  # tokens of a program: tensor cores multiply both by the same instruction
+# tokens of a program: tensor cores multiply both by the same instruction
+FEW = 16
+SEVERAL = 32
 
 
 def narrow(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -21,25 +23,40 @@ def narrow(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
     def multiply(x: Tensor) -> Tensor:
         made = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
-        lines, block = (FEW if len(x) <= FEW else SEVERAL), _block(len(x), outputs)
+        lines = FEW if len(x) <= FEW else SEVERAL
+        block = _block(len(x), outputs)
         narrow_product[(triton.cdiv(len(x), lines), triton.cdiv(outputs, block))](
-            x, weight, weight if bias is None else bias, made, len(x), x.stride(0), INPUTS=inputs, OUTPUTS=outputs,
-            BIASED=bias is not None, BLOCK=block, STEP=step, LINES=lines, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+            x,
+            weight,
+            weight if bias is None else bias,
+            made,
+            len(x),
+            x.stride(0),
+            INPUTS=inputs,
+            OUTPUTS=outputs,
+            BIASED=bias is not None,
+            BLOCK=block,
+            STEP=step,
+            LINES=lines,
+            num_warps=warps,
+            num_stages=stages,
+        )
         return made
 
     return multiply
 
 
 def _block(num_tokens: int, outputs: int) -> int:
-    """Outputs of a program: few, so that there are programs for all multiprocessors, but each reads the tokens once more."""
+    """Outputs of a program: few, so that there are programs for all multiprocessors, but each reads
+    the tokens once more."""
     if num_tokens <= SEVERAL:
         return 16
     return 64 if outputs >= 16384 else 32
 
 
 def _shape(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """Inputs read at once, reads under way, and warps of a program: what was fastest on an H100 (docs/results/gpu.md)."""
+    """Inputs read at once, reads under way, and warps of a program: what was fastest on an H100
+    (docs/results/gpu.md)."""
     if outputs >= 16384 or (inputs < 2048 <= outputs):
         return 128, 4, 2
     return (256, 4, 4) if inputs >= 2048 else (128, 5, 4)

@@ -24,16 +24,20 @@ from outrider.runtime.own_states import moved_states
 from outrider.runtime.rotary import positions_for, real_tables
 from outrider.runtime.windows import keep_windows
 
-in_kernels: Any = Package("outrider.runtime.gpu.steps")  # imported with the first run: it needs Triton
+# imported with the first run: it needs Triton
+in_kernels: Any = Package("outrider.runtime.gpu.steps")
 CHUNK = 1 << 16  # positions whose cosines and sines are made at once
-EXPERT_TOKENS = 64  # of a pass, beyond which experts are multiplied by the model's own code, all tokens of an expert together
+# of a pass, beyond which experts are multiplied by the model's own code, all tokens of an expert
+# together
+EXPERT_TOKENS = 64
 
 
 class DeviceRun:
     """A model's passes as few kernels. It reads the module's own weights, some of which it joins."""
 
     def __init__(self, lm: LM, module: Any, program: Program) -> None:
-        self._program, self._plain = program, lm.run
+        self._program = program
+        self._plain = lm.run
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         constants = {name: constant.to(lm.device) for name, constant in program.constants.items()}
         self._steps = in_kernels.Steps(program, {**named, **constants}, lm.shape.layers)
@@ -46,12 +50,14 @@ class DeviceRun:
         return EXPERT_TOKENS if self._has_experts else in_kernels.NARROW
 
     def find_limits(self, lm: LM, max_tokens: int) -> PassLimits:
-        """Limits of passes that decode at most so many tokens. The cache is empty, before and after."""
+        """Limits of passes that decode at most so many tokens. The cache is empty, before and
+        after."""
         found = find_native_limits(lm, min(max_tokens, self.max_exact_tokens))
         return replace(found, exact_rows=found.exact_rows and max_tokens <= self.max_exact_tokens)
 
     def sees_chains(self, num_tokens: int) -> bool:
-        """Whether a pass of chains with so many tokens needs no mask: `PassPlan.chain_keys` says enough."""
+        """Whether a pass of chains with so many tokens needs no mask: `PassPlan.chain_keys` says
+        enough."""
         return not self._by_module(num_tokens)
 
     def _by_module(self, num_tokens: int) -> bool:
@@ -72,9 +78,15 @@ class DeviceRun:
         wanted = [self._program.signals.index(layer) for layer in layers]
         num_rows, num_tokens = ids.shape
         work = in_kernels.Work(
-            ids.reshape(-1).contiguous(), positions.expand(ids.shape).reshape(-1).contiguous(), plan, columns,
-            self._rotary, num_rows, num_tokens, hidden=dict.fromkeys(wanted, ids),
-        )  # fmt: skip
+            ids.reshape(-1).contiguous(),
+            positions.expand(ids.shape).reshape(-1).contiguous(),
+            plan,
+            columns,
+            self._rotary,
+            num_rows,
+            num_tokens,
+            hidden=dict.fromkeys(wanted, ids),
+        )
         logits = self._steps.run(work)
         hidden = [work.hidden[index].view(*ids.shape, -1) for index in wanted]
         return logits.reshape(ids.shape[0], len(columns), -1), hidden
@@ -86,7 +98,9 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
     Raises CapabilityError, with `lm` as it was, where that cannot be.
     """
     _refuse_dtype(lm)
-    before, layers, expected = lm.run, lm.shape.layers, probe_logits(lm)
+    before = lm.run
+    layers = lm.shape.layers
+    expected = probe_logits(lm)
     program = lower(module)
     _refuse_program(program)
     if not _has_experts(program):  # wide passes through experts run by torch
@@ -104,8 +118,8 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
 
 
 def device_states(lm: StateLM, module: Any) -> LM:
-    """The model of `lm` as a lowered program, with its states in our cache. Raises CapabilityError where that cannot be; `lm`
-    still runs then."""
+    """The model of `lm` as a lowered program, with its states in our cache. Raises CapabilityError
+    where that cannot be; `lm` still runs then."""
     _refuse_dtype(lm)
 
     def run(made: LM, program: Program) -> DeviceRun:
@@ -122,7 +136,9 @@ def device_states(lm: StateLM, module: Any) -> LM:
 
 def _refuse_dtype(lm: LM) -> None:
     if lm.dtype not in DTYPES:
-        raise NotLoweredError(f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are")
+        raise NotLoweredError(
+            f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are"
+        )
     if find_spec("triton") is None:
         raise NotLoweredError("Triton is not installed")
 
@@ -137,20 +153,25 @@ def _refuse_program(program: Program) -> None:
 
 
 def _not_here(error: Exception) -> CapabilityError:
-    return CapabilityError(f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}")
+    return CapabilityError(
+        f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    )
 
 
 def _has_experts(program: Program) -> bool:
     return any(op.code == Code.EXPERTS for op in program.body)
 
 
-def rotary_tables(module: Any, program: Program, context_length: int, device: torch.device) -> list[Tensor]:
-    """Cosines and sines of a whole context (positions, size), made once by a program's rotary modules: recordings hold their
-    addresses."""
+def rotary_tables(
+    module: Any, program: Program, context_length: int, device: torch.device
+) -> list[Tensor]:
+    """Cosines and sines of a whole context (positions, size), made once by a program's rotary
+    modules: recordings hold their addresses."""
     dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
     tables: list[Tensor] = []
     for index, (path, further, which) in enumerate(program.rotary):
-        part, like = module.get_submodule(path), torch.empty(1, dtype=dtypes[str(index)], device=device)
+        part = module.get_submodule(path)
+        like = torch.empty(1, dtype=dtypes[str(index)], device=device)
         chunks = []
         for start in range(0, context_length, CHUNK):
             positions = torch.arange(start, min(start + CHUNK, context_length), device=device)[None]

@@ -1,8 +1,10 @@
-"""The source of a Triton kernel that does a phase of tokenwise operations: one program for each token.
+"""The source of a Triton kernel that does a phase of tokenwise operations: one program for each
+token.
 
-Every operation works on a tile of rows x columns, padded to powers of two. A result stays in registers for operations that look
-at it in the same way; others read it from memory behind a barrier. Chains that share no value run in programs of their own.
-Numbers are fp32 in between, rounded to the value's dtype after every operation, as in `tests/reference_run.py`.
+Every operation works on a tile of rows x columns, padded to powers of two. A result stays in
+registers for operations that look at it in the same way; others read it from memory behind a
+barrier. Chains that share no value run in programs of their own. Numbers are fp32 in between,
+rounded to the value's dtype after every operation, as in `tests/reference_run.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ class KernelText:
     tile: int  # numbers of the largest tile
 
 
-def kernel_text(ops: Sequence[Op], program: Program, offsets: Mapping[int, ValueOffset], wanted: Collection[int]) -> KernelText:
-    """The kernel of one tokenwise phase; `wanted`: values that others read. Raises NotLoweredError for an operation it lacks."""
+def kernel_text(
+    ops: Sequence[Op], program: Program, offsets: Mapping[int, ValueOffset], wanted: Collection[int]
+) -> KernelText:
+    """The kernel of one tokenwise phase; `wanted`: values that others read. Raises NotLoweredError
+    for an operation it lacks."""
     for op in ops:
         if op.code not in KNOWN:
             raise NotLoweredError(f"operation {op.code.name.lower()} on a CUDA device")
@@ -44,9 +49,11 @@ def kernel_text(ops: Sequence[Op], program: Program, offsets: Mapping[int, Value
         if writer.missed <= needed:
             break
         needed |= writer.missed
-    columns, tile = _split(ops, writer), writer.tile
+    columns = _split(ops, writer)
+    tile = writer.tile
     if columns:
-        bodies, tile = [Writer(program, offsets, needed, writer.arguments, split=True).chain(ops, 0)], SPLIT
+        bodies = [Writer(program, offsets, needed, writer.arguments, split=True).chain(ops, 0)]
+        tile = SPLIT
     if tile > MAX_TILE:
         raise NotLoweredError(f"{tile} numbers of a token at once on a CUDA device")
     lines = []
@@ -54,9 +61,13 @@ def kernel_text(ops: Sequence[Op], program: Program, offsets: Mapping[int, Value
         if len(bodies) > 1:
             lines.append(f"{'if' if number == 0 else 'elif'} tl.program_id(1) == {number}:")
         lines += [("    " if len(bodies) > 1 else "") + line for line in body]
-    stored = frozenset(op.output.value for op in ops if op.output is not None and op.output.value in needed)
+    stored = frozenset(
+        op.output.value for op in ops if op.output is not None and op.output.value in needed
+    )
     names = ", ".join(f"p{number}" for number in range(len(writer.arguments)))
-    text = "\n".join([f"def kernel(num_columns, num_tokens, {names}):", *("    " + line for line in lines)])
+    text = "\n".join(
+        [f"def kernel(num_columns, num_tokens, {names}):", *("    " + line for line in lines)]
+    )
     return KernelText(text, tuple(writer.arguments), stored, len(bodies), columns, tile)
 
 
@@ -66,10 +77,14 @@ def _chains(ops: Sequence[Op]) -> list[list[Op]]:
     chains: dict[int, list[Op]] = {}
     made = {op.output.value for op in ops if op.output is not None}
     for number, op in enumerate(ops):
-        touched = {view.value for view in (*op.inputs, *([op.output] if op.output is not None else []))} & made
+        touched = {
+            view.value for view in (*op.inputs, *([op.output] if op.output is not None else []))
+        } & made
         joined = sorted({owner[value] for value in touched if value in owner} | {number})
         chains[number] = [op]
-        chains[joined[0]] = sorted((one for chain in joined for one in chains.pop(chain)), key=list(ops).index)
+        chains[joined[0]] = sorted(
+            (one for chain in joined for one in chains.pop(chain)), key=list(ops).index
+        )
         owner.update({value: joined[0] for value, chain in owner.items() if chain in joined})
         owner.update(dict.fromkeys(touched, joined[0]))
     return list(chains.values())
@@ -77,7 +92,11 @@ def _chains(ops: Sequence[Op]) -> list[list[Op]]:
 
 def _split(ops: Sequence[Op], writer: Writer) -> int:
     """Columns, where a wide elementwise phase can be divided among programs; 0 where it cannot."""
-    if any(op.code not in ELEMENTWISE or op.output is None for op in ops) or writer.barriers or not ops:
+    if (
+        any(op.code not in ELEMENTWISE or op.output is None for op in ops)
+        or writer.barriers
+        or not ops
+    ):
         return 0
     sizes = {(op.output.rows, op.output.cols) for op in ops if op.output is not None}
     rows, cols = max(sizes)

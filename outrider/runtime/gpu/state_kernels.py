@@ -1,7 +1,9 @@
-"""Triton kernels of running states: short convolutions, delta rules and scans, brought forward and gone on from in one order.
+"""Triton kernels of running states: short convolutions, delta rules and scans, brought forward and
+gone on from in one order.
 
-`moves` has eight numbers for each row: the six of `Move` (`kv/state_slots.py`), the position that the pass begins at, and whether
-states and records are written. In a tree each token goes on from the state of the one that `parents` names, -1 for none.
+`moves` has eight numbers for each row: the six of `Move` (`kv/state_slots.py`), the position that
+the pass begins at, and whether states and records are written. In a tree each token goes on from
+the state of the one that `parents` names, -1 for none.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import triton.language as tl
 
 @triton.jit
 def source_of(moves, row):
-    """What a pass brings forward of one row, and the buffer that it goes on from: base, begin, end and source of its move."""
+    """What a pass brings forward of one row, and the buffer that it goes on from: base, begin, end
+    and source of its move."""
     own = moves + row * 8
     return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
 
 
 @triton.jit
 def target_of(moves, row):
-    """The buffer that a pass leaves its state in, its start, and whether it writes states, and records."""
+    """The buffer that a pass leaves its state in, its start, and whether it writes states, and
+    records."""
     own = moves + row * 8
     is_written = tl.load(own + 7) > 0
     return tl.load(own + 4), tl.load(own + 6), is_written, (tl.load(own + 5) > 0) & is_written
@@ -27,9 +31,17 @@ def target_of(moves, row):
 
 @triton.jit
 def window_before(
-    states, records, moves, window, num_records, CHANNELS: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The LAST inputs in front of a pass, the newest last: grid (rows, blocks of channels). Brings the base forward."""
+    states,
+    records,
+    moves,
+    window,
+    num_records,
+    CHANNELS: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The LAST inputs in front of a pass, the newest last: grid (rows, blocks of channels). Brings
+    the base forward."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = c < CHANNELS
@@ -41,26 +53,53 @@ def window_before(
         position = end - LAST + i
         is_recorded = position >= begin
         line = tl.maximum(position, 0) % num_records
-        recorded = tl.load(lines + line * CHANNELS + c, mask=is_channel & is_recorded, other=0.0).to(tl.float32)
+        recorded = tl.load(
+            lines + line * CHANNELS + c, mask=is_channel & is_recorded, other=0.0
+        ).to(tl.float32)
         is_held = (position < begin) & (begin > 0)
-        held = tl.load(slot + (base * LAST + i + end - begin) * CHANNELS + c, mask=is_channel & is_held, other=0.0)
+        held = tl.load(
+            slot + (base * LAST + i + end - begin) * CHANNELS + c,
+            mask=is_channel & is_held,
+            other=0.0,
+        )
         forward = tl.where(is_recorded, recorded, held)
         is_moved = (end > begin) & is_written
         tl.store(slot + (base * LAST + i) * CHANNELS + c, forward, mask=is_channel & is_moved)
-        other = tl.load(slot + (source * LAST + i) * CHANNELS + c, mask=is_channel & (source != base), other=0.0)
+        other = tl.load(
+            slot + (source * LAST + i) * CHANNELS + c, mask=is_channel & (source != base), other=0.0
+        )
         before = tl.where(start > 0, tl.where(source != base, other, forward), 0.0)
         tl.store(window + (row * LAST + i) * CHANNELS + c, before, mask=is_channel)
 
 
 @triton.jit
 def convolution(
-    x, weight, bias, window, parents, states, records, moves, out, num_tokens, num_records,
-    X_WIDTH: tl.constexpr, X_OFFSET: tl.constexpr, X_STEP: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr,
-    BIASED: tl.constexpr, SILU: tl.constexpr, IN_TREE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Each channel of a token with the LAST ones before it: grid (tokens, blocks of channels). `weight` (LAST + 1, channels)."""
+    x,
+    weight,
+    bias,
+    window,
+    parents,
+    states,
+    records,
+    moves,
+    out,
+    num_tokens,
+    num_records,
+    X_WIDTH: tl.constexpr,
+    X_OFFSET: tl.constexpr,
+    X_STEP: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    LAST: tl.constexpr,
+    BIASED: tl.constexpr,
+    SILU: tl.constexpr,
+    IN_TREE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each channel of a token with the LAST ones before it: grid (tokens, blocks of channels).
+    `weight` (LAST + 1, channels)."""
     at = tl.program_id(0).to(tl.int64)
-    row, token = at // num_tokens, at % num_tokens
+    row = at // num_tokens
+    token = at % num_tokens
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = c < CHANNELS
     target, start, is_written, is_recorded = target_of(moves, row)
@@ -76,18 +115,28 @@ def convolution(
                 parent = tl.load(parents + row * num_tokens + tl.maximum(node, 0)).to(tl.int64)
                 following = tl.where(node >= 0, parent, following)
             node = following
-        inside = tl.load(inputs + tl.maximum(node, 0) * X_WIDTH, mask=is_channel & (node >= 0), other=0.0).to(tl.float32)
+        inside = tl.load(
+            inputs + tl.maximum(node, 0) * X_WIDTH, mask=is_channel & (node >= 0), other=0.0
+        ).to(tl.float32)
         outside = window + ((row + 1) * LAST + tl.minimum(node, -1)) * CHANNELS
         before = tl.load(outside + c, mask=is_channel & (node < 0), other=0.0)
-        total += tl.load(weight + i * CHANNELS + c, mask=is_channel, other=0.0) * tl.where(node >= 0, inside, before)
+        total += tl.load(weight + i * CHANNELS + c, mask=is_channel, other=0.0) * tl.where(
+            node >= 0, inside, before
+        )
         if not IN_TREE:  # the last token's predecessors, and itself, are the window behind it
             is_last = (token == num_tokens - 1) & is_written
             newer = token - LAST + 1 + i
-            later = tl.load(inputs + tl.maximum(newer, 0) * X_WIDTH, mask=is_channel & (newer >= 0), other=0.0).to(tl.float32)
+            later = tl.load(
+                inputs + tl.maximum(newer, 0) * X_WIDTH, mask=is_channel & (newer >= 0), other=0.0
+            ).to(tl.float32)
             outside = window + ((row + 1) * LAST + tl.minimum(newer, -1)) * CHANNELS
             older = tl.load(outside + c, mask=is_channel & (newer < 0), other=0.0)
             behind = tl.where(newer >= 0, later, older)
-            tl.store(states + ((row * 2 + target) * LAST + i) * CHANNELS + c, behind, mask=is_channel & is_last)
+            tl.store(
+                states + ((row * 2 + target) * LAST + i) * CHANNELS + c,
+                behind,
+                mask=is_channel & is_last,
+            )
     now = tl.load(inputs + token * X_WIDTH, mask=is_channel, other=0.0)
     total += tl.load(weight + LAST * CHANNELS + c, mask=is_channel, other=0.0) * now.to(tl.float32)
     total = total.to(out.dtype.element_ty).to(tl.float32)
@@ -108,7 +157,8 @@ def normed(x, EPSILON: tl.constexpr):
 
 @triton.jit
 def updated(state, key, value, decay, beta, CORRECTS: tl.constexpr):
-    """A state (keys, values) that has decayed and taken in a token; CORRECTS: what it had for the key is taken from the value."""
+    """A state (keys, values) that has decayed and taken in a token; CORRECTS: what it had for the
+    key is taken from the value."""
     state = state * tl.exp(decay)[:, None]
     if CORRECTS:
         value = (value - tl.sum(state * key[:, None], axis=0)) * beta
@@ -117,45 +167,95 @@ def updated(state, key, value, decay, beta, CORRECTS: tl.constexpr):
 
 @triton.jit
 def delta_rule(
-    query, key, value, decay, beta, key_records, decay_records, states, branches, parents, moves, out,
-    num_tokens, num_records, scale,
-    QUERY_WIDTH: tl.constexpr, QUERY_OFFSET: tl.constexpr, QUERY_STEP: tl.constexpr,
-    KEY_WIDTH: tl.constexpr, KEY_OFFSET: tl.constexpr, KEY_STEP: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, VALUE_OFFSET: tl.constexpr, VALUE_STEP: tl.constexpr,
-    DECAY_WIDTH: tl.constexpr, DECAY_OFFSET: tl.constexpr, DECAY_STEP: tl.constexpr, DECAYS: tl.constexpr,
-    BETA_WIDTH: tl.constexpr, BETA_OFFSET: tl.constexpr, BETA_STEP: tl.constexpr, CORRECTS: tl.constexpr,
-    KEY_LINE: tl.constexpr, DECAY_LINE: tl.constexpr, DECAYS_AT: tl.constexpr,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, EPSILON: tl.constexpr,
-    OWN_DECAYS: tl.constexpr, IN_TREE: tl.constexpr, SIZE_PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    decay,
+    beta,
+    key_records,
+    decay_records,
+    states,
+    branches,
+    parents,
+    moves,
+    out,
+    num_tokens,
+    num_records,
+    scale,
+    QUERY_WIDTH: tl.constexpr,
+    QUERY_OFFSET: tl.constexpr,
+    QUERY_STEP: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    KEY_OFFSET: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_OFFSET: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    DECAY_WIDTH: tl.constexpr,
+    DECAY_OFFSET: tl.constexpr,
+    DECAY_STEP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BETA_WIDTH: tl.constexpr,
+    BETA_OFFSET: tl.constexpr,
+    BETA_STEP: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    KEY_LINE: tl.constexpr,
+    DECAY_LINE: tl.constexpr,
+    DECAYS_AT: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    EPSILON: tl.constexpr,
+    OWN_DECAYS: tl.constexpr,
+    IN_TREE: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Some columns of one head's state: grid (rows * heads, blocks of a value).
 
-    A record has keys and values, KEY_LINE numbers of their type in all, and behind them decays and betas, fp32.
+    A record has keys and values, KEY_LINE numbers of their type in all, and behind them decays and
+    betas, fp32.
     """
     line = tl.program_id(0).to(tl.int64)
-    row, head = line // HEADS, line % HEADS
+    row = line // HEADS
+    head = line % HEADS
     group = head // (HEADS // KEY_HEADS)
-    k, v = tl.arange(0, SIZE_PAD), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_key, is_value = k < SIZE, v < VALUE_SIZE
+    k = tl.arange(0, SIZE_PAD)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_key = k < SIZE
+    is_value = v < VALUE_SIZE
     is_cell = is_key[:, None] & is_value[None, :]
     cells = (k * VALUE_SIZE)[:, None] + v[None, :]
     is_first = tl.program_id(1) == 0
     base, begin, end, source = source_of(moves, row)
     target, start, is_written, is_recorded = target_of(moves, row)
     slot = states + (row * 2 * HEADS + head) * SIZE * VALUE_SIZE
-    in_keys, in_decays = key_records + row * num_records * KEY_LINE, decay_records + row * num_records * DECAY_LINE
+    in_keys = key_records + row * num_records * KEY_LINE
+    in_decays = decay_records + row * num_records * DECAY_LINE
     own_decays = head * DECAYS + k * OWN_DECAYS
-    state = tl.load(slot + base * HEADS * SIZE * VALUE_SIZE + cells, mask=is_cell & (begin > 0), other=0.0)
+    state = tl.load(
+        slot + base * HEADS * SIZE * VALUE_SIZE + cells, mask=is_cell & (begin > 0), other=0.0
+    )
     for position in range(begin, end):
-        keys, decays = in_keys + position % num_records * KEY_LINE, in_decays + position % num_records * DECAY_LINE + DECAYS_AT
-        one_key = normed(tl.load(keys + group * SIZE + k, mask=is_key, other=0.0).to(tl.float32), EPSILON)
-        one_value = tl.load(keys + KEY_HEADS * SIZE + head * VALUE_SIZE + v, mask=is_value, other=0.0).to(tl.float32)
+        keys = in_keys + position % num_records * KEY_LINE
+        decays = in_decays + position % num_records * DECAY_LINE + DECAYS_AT
+        one_key = normed(
+            tl.load(keys + group * SIZE + k, mask=is_key, other=0.0).to(tl.float32), EPSILON
+        )
+        one_value = tl.load(
+            keys + KEY_HEADS * SIZE + head * VALUE_SIZE + v, mask=is_value, other=0.0
+        ).to(tl.float32)
         one_decay = tl.load(decays + own_decays, mask=is_key, other=0.0)
         one_beta = tl.load(decays + HEADS * DECAYS + head)
         state = updated(state, one_key, one_value, one_decay, one_beta, CORRECTS)
     is_moved = (end > begin) & is_written
     tl.store(slot + base * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & is_moved)
-    other = tl.load(slot + source * HEADS * SIZE * VALUE_SIZE + cells, mask=is_cell & (source != base), other=0.0)
+    other = tl.load(
+        slot + source * HEADS * SIZE * VALUE_SIZE + cells,
+        mask=is_cell & (source != base),
+        other=0.0,
+    )
     state = tl.where(start > 0, tl.where(source != base, other, state), 0.0)
     held = branches + line * (num_tokens + 1) * SIZE * VALUE_SIZE
     if IN_TREE:
@@ -167,60 +267,122 @@ def delta_rule(
             parent = tl.load(parents + at)
             before = tl.where(parent < 0, num_tokens, parent)
             state = tl.load(held + before * SIZE * VALUE_SIZE + cells, mask=is_cell, other=0.0)
-        key_now = tl.load(key + at * KEY_WIDTH + KEY_OFFSET + group * KEY_STEP + k, mask=is_key, other=0.0)
-        value_now = tl.load(value + at * VALUE_WIDTH + VALUE_OFFSET + head * VALUE_STEP + v, mask=is_value, other=0.0)
+        key_now = tl.load(
+            key + at * KEY_WIDTH + KEY_OFFSET + group * KEY_STEP + k, mask=is_key, other=0.0
+        )
+        value_now = tl.load(
+            value + at * VALUE_WIDTH + VALUE_OFFSET + head * VALUE_STEP + v,
+            mask=is_value,
+            other=0.0,
+        )
         decay_now = tl.load(
-            decay + at * DECAY_WIDTH + DECAY_OFFSET + head * DECAY_STEP + k * OWN_DECAYS, mask=is_key, other=0.0
+            decay + at * DECAY_WIDTH + DECAY_OFFSET + head * DECAY_STEP + k * OWN_DECAYS,
+            mask=is_key,
+            other=0.0,
         ).to(tl.float32)
         beta_now = 1.0
         if CORRECTS:
-            beta_now = tl.load(beta + at * BETA_WIDTH + BETA_OFFSET + head * BETA_STEP).to(tl.float32)
+            beta_now = tl.load(beta + at * BETA_WIDTH + BETA_OFFSET + head * BETA_STEP).to(
+                tl.float32
+            )
         state = updated(
-            state, normed(key_now.to(tl.float32), EPSILON), value_now.to(tl.float32), decay_now, beta_now, CORRECTS
+            state,
+            normed(key_now.to(tl.float32), EPSILON),
+            value_now.to(tl.float32),
+            decay_now,
+            beta_now,
+            CORRECTS,
         )
-        one_query = tl.load(query + at * QUERY_WIDTH + QUERY_OFFSET + group * QUERY_STEP + k, mask=is_key, other=0.0)
+        one_query = tl.load(
+            query + at * QUERY_WIDTH + QUERY_OFFSET + group * QUERY_STEP + k, mask=is_key, other=0.0
+        )
         read = tl.sum(state * (normed(one_query.to(tl.float32), EPSILON) * scale)[:, None], axis=0)
-        tl.store(out + (at * HEADS + head) * VALUE_SIZE + v, read.to(out.dtype.element_ty), mask=is_value)
+        tl.store(
+            out + (at * HEADS + head) * VALUE_SIZE + v, read.to(out.dtype.element_ty), mask=is_value
+        )
         if IN_TREE:
             tl.store(held + token * SIZE * VALUE_SIZE + cells, state, mask=is_cell)
         keys = in_keys + (start + token) % num_records * KEY_LINE
         decays = in_decays + (start + token) % num_records * DECAY_LINE + DECAYS_AT
-        tl.store(keys + KEY_HEADS * SIZE + head * VALUE_SIZE + v, value_now, mask=is_value & is_recorded)
+        tl.store(
+            keys + KEY_HEADS * SIZE + head * VALUE_SIZE + v, value_now, mask=is_value & is_recorded
+        )
         is_groups = is_first & (head % (HEADS // KEY_HEADS) == 0)
         tl.store(keys + group * SIZE + k, key_now, mask=is_key & is_recorded & is_groups)
-        tl.store(decays + own_decays, decay_now, mask=is_key & is_recorded & is_first & ((k == 0) | (OWN_DECAYS > 0)))
+        tl.store(
+            decays + own_decays,
+            decay_now,
+            mask=is_key & is_recorded & is_first & ((k == 0) | (OWN_DECAYS > 0)),
+        )
         if CORRECTS:
             tl.store(decays + HEADS * DECAYS + head, beta_now, mask=is_recorded & is_first)
     if not IN_TREE:
-        tl.store(slot + target * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & is_written)
+        tl.store(
+            slot + target * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & is_written
+        )
 
 
 @triton.jit
 def scan(
-    value, step, key, query, rates, value_records, step_records, key_records, states, branches, parents, moves, out,
-    num_tokens, num_records,
-    VALUE_WIDTH: tl.constexpr, VALUE_OFFSET: tl.constexpr, VALUE_STEP: tl.constexpr,
-    STEP_WIDTH: tl.constexpr, STEP_OFFSET: tl.constexpr, STEP_STEP: tl.constexpr,
-    KEY_WIDTH: tl.constexpr, KEY_OFFSET: tl.constexpr, KEY_STEP: tl.constexpr,
-    QUERY_WIDTH: tl.constexpr, QUERY_OFFSET: tl.constexpr, QUERY_STEP: tl.constexpr,
-    VALUE_LINE: tl.constexpr, STEP_LINE: tl.constexpr, STEP_AT: tl.constexpr, KEY_LINE: tl.constexpr, KEY_AT: tl.constexpr,
-    CHANNELS: tl.constexpr, EACH: tl.constexpr, RATED: tl.constexpr, KEYED: tl.constexpr, IN_TREE: tl.constexpr,
-    EACH_PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Some channels, EACH numbers of a state for each: grid (rows, blocks of channels). `rates` (EACH, channels) fp32.
+    value,
+    step,
+    key,
+    query,
+    rates,
+    value_records,
+    step_records,
+    key_records,
+    states,
+    branches,
+    parents,
+    moves,
+    out,
+    num_tokens,
+    num_records,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_OFFSET: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    STEP_WIDTH: tl.constexpr,
+    STEP_OFFSET: tl.constexpr,
+    STEP_STEP: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    KEY_OFFSET: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    QUERY_WIDTH: tl.constexpr,
+    QUERY_OFFSET: tl.constexpr,
+    QUERY_STEP: tl.constexpr,
+    VALUE_LINE: tl.constexpr,
+    STEP_LINE: tl.constexpr,
+    STEP_AT: tl.constexpr,
+    KEY_LINE: tl.constexpr,
+    KEY_AT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EACH: tl.constexpr,
+    RATED: tl.constexpr,
+    KEYED: tl.constexpr,
+    IN_TREE: tl.constexpr,
+    EACH_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels, EACH numbers of a state for each: grid (rows, blocks of channels). `rates`
+    (EACH, channels) fp32.
 
-    Not RATED: steps are the factors of decays. Not KEYED: a state is one number, and is what is read.
+    Not RATED: steps are the factors of decays. Not KEYED: a state is one number, and is what is
+    read.
     """
     row = tl.program_id(0).to(tl.int64)
-    e, c = tl.arange(0, EACH_PAD), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_number, is_channel = e < EACH, c < CHANNELS
+    e = tl.arange(0, EACH_PAD)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_number = e < EACH
+    is_channel = c < CHANNELS
     is_cell = is_number[:, None] & is_channel[None, :]
     cells = (e * CHANNELS)[:, None] + c[None, :]
     is_first = tl.program_id(1) == 0
     base, begin, end, source = source_of(moves, row)
     target, start, is_written, is_recorded = target_of(moves, row)
     slot = states + row * 2 * EACH * CHANNELS
-    in_values, in_steps = value_records + row * num_records * VALUE_LINE, step_records + row * num_records * STEP_LINE + STEP_AT
+    in_values = value_records + row * num_records * VALUE_LINE
+    in_steps = step_records + row * num_records * STEP_LINE + STEP_AT
     in_keys = key_records + row * num_records * KEY_LINE + KEY_AT
     rate = tl.full([EACH_PAD, BLOCK], 0.0, tl.float32)
     if RATED:
@@ -230,14 +392,22 @@ def scan(
     state = tl.load(slot + base * EACH * CHANNELS + cells, mask=is_cell & (begin > 0), other=0.0)
     for position in range(begin, end):
         line = position % num_records
-        one_value = tl.load(in_values + line * VALUE_LINE + c, mask=is_channel, other=0.0).to(tl.float32)
-        one_step = tl.load(in_steps + line * STEP_LINE + c, mask=is_channel, other=0.0).to(tl.float32)
+        one_value = tl.load(in_values + line * VALUE_LINE + c, mask=is_channel, other=0.0).to(
+            tl.float32
+        )
+        one_step = tl.load(in_steps + line * STEP_LINE + c, mask=is_channel, other=0.0).to(
+            tl.float32
+        )
         if KEYED:
-            one_key = tl.load(in_keys + line * KEY_LINE + e, mask=is_number, other=0.0).to(tl.float32)
+            one_key = tl.load(in_keys + line * KEY_LINE + e, mask=is_number, other=0.0).to(
+                tl.float32
+            )
         state = scanned(state, one_key, one_value, one_step, rate, RATED)
     is_moved = (end > begin) & is_written
     tl.store(slot + base * EACH * CHANNELS + cells, state, mask=is_cell & is_moved)
-    other = tl.load(slot + source * EACH * CHANNELS + cells, mask=is_cell & (source != base), other=0.0)
+    other = tl.load(
+        slot + source * EACH * CHANNELS + cells, mask=is_cell & (source != base), other=0.0
+    )
     state = tl.where(start > 0, tl.where(source != base, other, state), 0.0)
     held = branches + row * (num_tokens + 1) * EACH * CHANNELS
     if IN_TREE:
@@ -249,15 +419,23 @@ def scan(
             parent = tl.load(parents + at)
             before = tl.where(parent < 0, num_tokens, parent)
             state = tl.load(held + before * EACH * CHANNELS + cells, mask=is_cell, other=0.0)
-        value_now = tl.load(value + at * VALUE_WIDTH + VALUE_OFFSET + c * VALUE_STEP, mask=is_channel, other=0.0)
-        step_now = tl.load(step + at * STEP_WIDTH + STEP_OFFSET + c * STEP_STEP, mask=is_channel, other=0.0)
+        value_now = tl.load(
+            value + at * VALUE_WIDTH + VALUE_OFFSET + c * VALUE_STEP, mask=is_channel, other=0.0
+        )
+        step_now = tl.load(
+            step + at * STEP_WIDTH + STEP_OFFSET + c * STEP_STEP, mask=is_channel, other=0.0
+        )
         if KEYED:
-            key_now = tl.load(key + at * KEY_WIDTH + KEY_OFFSET + e * KEY_STEP, mask=is_number, other=0.0)
+            key_now = tl.load(
+                key + at * KEY_WIDTH + KEY_OFFSET + e * KEY_STEP, mask=is_number, other=0.0
+            )
             one_key = key_now.to(tl.float32)
             one_query = tl.load(
                 query + at * QUERY_WIDTH + QUERY_OFFSET + e * QUERY_STEP, mask=is_number, other=0.0
-            ).to(tl.float32)  # fmt: skip
-        state = scanned(state, one_key, value_now.to(tl.float32), step_now.to(tl.float32), rate, RATED)
+            ).to(tl.float32)
+        state = scanned(
+            state, one_key, value_now.to(tl.float32), step_now.to(tl.float32), rate, RATED
+        )
         read = tl.sum(tl.where(is_cell, state * one_query[:, None], 0.0), axis=0)
         tl.store(out + at * CHANNELS + c, read.to(out.dtype.element_ty), mask=is_channel)
         if IN_TREE:
@@ -266,7 +444,9 @@ def scan(
         tl.store(in_values + line * VALUE_LINE + c, value_now, mask=is_channel & is_recorded)
         tl.store(in_steps + line * STEP_LINE + c, step_now, mask=is_channel & is_recorded)
         if KEYED:
-            tl.store(in_keys + line * KEY_LINE + e, key_now, mask=is_number & is_recorded & is_first)
+            tl.store(
+                in_keys + line * KEY_LINE + e, key_now, mask=is_number & is_recorded & is_first
+            )
     if not IN_TREE:
         tl.store(slot + target * EACH * CHANNELS + cells, state, mask=is_cell & is_written)
 

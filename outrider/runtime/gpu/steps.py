@@ -1,4 +1,5 @@
-"""What a pass does on the device, one step after the other: products by torch, tokenwise kernels, attention."""
+"""What a pass does on the device, one step after the other: products by torch, tokenwise kernels,
+attention."""
 
 from __future__ import annotations
 
@@ -22,10 +23,15 @@ from outrider.runtime.gpu.writer import SPLIT, Argument
 from outrider.runtime.ops import Code, Op, Program, View
 from outrider.runtime.schedule import Kind, Phase, schedule
 
-LINES, WIDE_LINES = 16, 64  # queries, times the heads of a group, of one program of attention; the latter in wide passes
-PART, WIDE_PART = 128, 512  # keys of one program of attention
+# queries, times the heads of a group, of one program of attention; the latter in wide passes
+LINES = 16
+WIDE_LINES = 64
+# keys of one program of attention
+PART = 128
+WIDE_PART = 512
 JOINED = 16  # parts read at once
-EXPERT_BLOCK, EXPERT_STEP = 32, 128
+EXPERT_BLOCK = 32
+EXPERT_STEP = 128
 
 
 Step = Callable[[Work], None]
@@ -34,8 +40,12 @@ Step = Callable[[Work], None]
 class Steps:
     """The steps of a program. `tensors`: parameters, buffers and constants by name, on the device."""
 
-    def __init__(self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape]) -> None:
-        self._program, self._tensors, self._layers = program, tensors, layers
+    def __init__(
+        self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape]
+    ) -> None:
+        self._program = program
+        self._tensors = tensors
+        self._layers = layers
         phases = schedule(program).phases
         self._offsets = offsets_of(program, phases)
         outside = read_elsewhere(program, phases)
@@ -67,7 +77,11 @@ class Steps:
         return work.tensors[at.tensor][:, begin : begin + view.rows * view.cols]
 
     def _touched(self, phase: Phase) -> set[int]:
-        views = [view for op in phase.ops for view in (*op.inputs, *([op.output] if op.output is not None else []))]
+        views = [
+            view
+            for op in phase.ops
+            for view in (*op.inputs, *([op.output] if op.output is not None else []))
+        ]
         return {self._offsets[view.value].tensor for view in views if view.value in self._offsets}
 
     def _of(self, phase: Phase, wanted: frozenset[int]) -> list[Step]:
@@ -78,8 +92,14 @@ class Steps:
         if phase.kind == Kind.RECURRENT:
             return [Recurrence(op, self._program, self._offsets, self._tensors) for op in phase.ops]
         if phase.kind == Kind.EXPERTS:
-            return [self._heads(op) if op.code == Code.HEADS else self._experts(op) for op in phase.ops]
-        steps = [self._tokenwise(phase, wanted)] if any(op.code != Code.SIGNAL for op in phase.ops) else []
+            return [
+                self._heads(op) if op.code == Code.HEADS else self._experts(op) for op in phase.ops
+            ]
+        steps = (
+            [self._tokenwise(phase, wanted)]
+            if any(op.code != Code.SIGNAL for op in phase.ops)
+            else []
+        )
         return [*steps, *(self._signal(op) for op in phase.ops if op.code == Code.SIGNAL)]
 
     def _signal(self, op: Op) -> Step:
@@ -95,19 +115,29 @@ class Steps:
         bias = joined([self._tensors[op.bias] for op in ops]) if ops[0].bias else None
         output = ops[0].output
         assert output is not None
-        view, tensor = ops[0].inputs[0], self._offsets[output.value].tensor
-        multiply = narrow(weight, bias) if weight.dtype == torch.bfloat16 and weight.is_contiguous() else None
+        view = ops[0].inputs[0]
+        tensor = self._offsets[output.value].tensor
+        multiply = (
+            narrow(weight, bias)
+            if weight.dtype == torch.bfloat16 and weight.is_contiguous()
+            else None
+        )
 
         def step(work: Work) -> None:
             x = self.view(work, view)
-            work.tensors[tensor] = multiply(x) if multiply and len(x) <= NARROW else F.linear(x, weight, bias)
+            work.tensors[tensor] = (
+                multiply(x) if multiply and len(x) <= NARROW else F.linear(x, weight, bias)
+            )
 
         return step
 
     def _tokenwise(self, phase: Phase, wanted: frozenset[int]) -> Step:
         made = kernel_text(phase.ops, self._program, self._offsets, wanted)
         kernel = compiled(made.text)
-        fresh = [(self._offsets[value], self._program.values[value].dtype) for value in sorted(made.stored)]
+        fresh = [
+            (self._offsets[value], self._program.values[value].dtype)
+            for value in sorted(made.stored)
+        ]
         programs = triton.cdiv(made.columns, SPLIT) if made.columns else made.programs
         warps = min(16, max(1 if made.tile <= 128 else 4, made.tile // 1024))
 
@@ -115,7 +145,9 @@ class Steps:
             count = work.num_rows * len(work.columns) if phase.is_head else work.count
             for at, dtype in fresh:
                 if at.tensor not in work.tensors:
-                    work.tensors[at.tensor] = torch.empty(count, at.width, dtype=dtype, device=work.ids.device)
+                    work.tensors[at.tensor] = torch.empty(
+                        count, at.width, dtype=dtype, device=work.ids.device
+                    )
             given = [self._given(work, argument) for argument in made.arguments]
             kernel[(count, programs)](len(work.columns), work.num_tokens, *given, num_warps=warps)
 
@@ -136,50 +168,105 @@ class Steps:
 
     def _indices(self, plan: PassPlan, layer: int) -> Tensor:
         """The places of the pass in this layer."""
-        return plan.indices if plan.short is None or self._layers[layer].window is None else plan.short.indices
+        return (
+            plan.indices
+            if plan.short is None or self._layers[layer].window is None
+            else plan.short.indices
+        )
 
     def _attention(self, op: Op) -> Step:
         assert op.output is not None
         if op.weight:
             raise NotLoweredError("attention with slopes (ALiBi) on a CUDA device")
         sinks = self._sinks(op)
-        layer, at, out = self._layers[op.layer], self._offsets[op.inputs[0].value], self._offsets[op.output.value]
-        view, dtype = op.inputs[0], self._program.values[op.output.value].dtype
-        heads, kv_heads = op.heads, layer.num_kv_heads
-        size, value_size, in_keys = layer.key_size, layer.value_size, layer.values_in_keys
-        keys_at_once = (64 if dtype == torch.bfloat16 else 32) // (2 if in_keys else 1)  # such keys are long, but read once
+        layer = self._layers[op.layer]
+        at = self._offsets[op.inputs[0].value]
+        out = self._offsets[op.output.value]
+        view = op.inputs[0]
+        dtype = self._program.values[op.output.value].dtype
+        heads = op.heads
+        kv_heads = layer.num_kv_heads
+        size = layer.key_size
+        value_size = layer.value_size
+        in_keys = layer.values_in_keys
+        # such keys are long, but read once
+        keys_at_once = (64 if dtype == torch.bfloat16 else 32) // (2 if in_keys else 1)
 
         def step(work: Work) -> None:
-            plan, tokens, device = work.plan, work.num_tokens, work.ids.device
-            masked, mask, num_keys = plan.chain_keys is None, plan.indices, plan.chain_keys
-            indices, short = self._indices(plan, op.layer), plan.short if layer.window is not None else None
+            plan = work.plan
+            tokens = work.num_tokens
+            device = work.ids.device
+            masked = plan.chain_keys is None
+            mask = plan.indices
+            num_keys = plan.chain_keys
+            indices = self._indices(plan, op.layer)
+            short = plan.short if layer.window is not None else None
             if num_keys is None:
                 mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
                 num_keys = mask.shape[3] if short is None else plan.mask.shape[3]
-            lines, is_narrow = tokens * (heads // kv_heads), work.count <= NARROW
+            lines = tokens * (heads // kv_heads)
+            is_narrow = work.count <= NARROW
             part = PART if is_narrow else WIDE_PART
-            block = WIDE_LINES if dtype == torch.bfloat16 and not is_narrow and not in_keys else LINES
+            block = (
+                WIDE_LINES if dtype == torch.bfloat16 and not is_narrow and not in_keys else LINES
+            )
             num_parts = triton.cdiv(num_keys, part)
-            parts = torch.empty(work.count * heads, num_parts, value_size, dtype=torch.float32, device=device)
+            parts = torch.empty(
+                work.count * heads, num_parts, value_size, dtype=torch.float32, device=device
+            )
             sums = torch.empty(work.count * heads, num_parts, 2, dtype=torch.float32, device=device)
             grid = (work.num_rows * kv_heads, num_parts, triton.cdiv(lines, block))
             attention_parts[grid](
-                work.tensors[at.tensor], plan.keys[op.layer], (plan.keys if in_keys else plan.values)[op.layer], mask,
-                indices, indices if short is None else short.bases, parts, sums, tokens, plan.keys[op.layer].shape[1],
-                num_keys, mask.shape[3] if masked else 0, num_parts, op.scale, SHORT=short is not None,
-                QUERY_WIDTH=at.width, QUERY_OFFSET=at.offset + view.offset, QUERY_STEP=view.row_step,
-                HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
-                SIZE_PAD=_padded(value_size if in_keys else size), VALUE_PAD=_padded(value_size), IN_KEYS=in_keys,
+                work.tensors[at.tensor],
+                plan.keys[op.layer],
+                (plan.keys if in_keys else plan.values)[op.layer],
+                mask,
+                indices,
+                indices if short is None else short.bases,
+                parts,
+                sums,
+                tokens,
+                plan.keys[op.layer].shape[1],
+                num_keys,
+                mask.shape[3] if masked else 0,
+                num_parts,
+                op.scale,
+                SHORT=short is not None,
+                QUERY_WIDTH=at.width,
+                QUERY_OFFSET=at.offset + view.offset,
+                QUERY_STEP=view.row_step,
+                HEADS=heads,
+                KV_HEADS=kv_heads,
+                SIZE=size,
+                VALUE_SIZE=value_size,
+                SIZE_PAD=_padded(value_size if in_keys else size),
+                VALUE_PAD=_padded(value_size),
+                IN_KEYS=in_keys,
                 REST_PAD=_padded(size - value_size) if in_keys else 16,
-                MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, SEES_ALL=op.sees_all,
-                SOFTCAP=op.softcap, PART=part, BLOCK=keys_at_once, LINES=block, num_warps=4,
-            )  # fmt: skip
+                MASKED=masked,
+                MASK_TOKENS=mask.shape[2] if masked else 1,
+                WINDOW=op.window,
+                SEES_ALL=op.sees_all,
+                SOFTCAP=op.softcap,
+                PART=part,
+                BLOCK=keys_at_once,
+                LINES=block,
+                num_warps=4,
+            )
             made = torch.empty(work.count, out.width, dtype=dtype, device=device)
             attention_joined[(work.count * heads,)](
-                parts, sums, sums if sinks is None else sinks, made, num_parts, HEADS=heads, HAS_SINKS=sinks is not None,
-                VALUE_SIZE=value_size, VALUE_PAD=triton.next_power_of_2(value_size), BLOCK=JOINED,
+                parts,
+                sums,
+                sums if sinks is None else sinks,
+                made,
+                num_parts,
+                HEADS=heads,
+                HAS_SINKS=sinks is not None,
+                VALUE_SIZE=value_size,
+                VALUE_PAD=triton.next_power_of_2(value_size),
+                BLOCK=JOINED,
                 num_warps=2,
-            )  # fmt: skip
+            )
             work.tensors[out.tensor] = made
 
         return step
@@ -194,20 +281,41 @@ class Steps:
 
     def _experts(self, op: Op) -> Step:
         assert op.output is not None
-        x, chosen, out = op.inputs[0], op.inputs[1], self._offsets[op.output.value]
-        weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
-        source, index, rows, outputs = self._offsets[x.value], self._offsets[chosen.value], op.output.rows, op.output.cols
+        x = op.inputs[0]
+        chosen = op.inputs[1]
+        out = self._offsets[op.output.value]
+        weight = self._tensors[op.weight]
+        bias = self._tensors[op.bias] if op.bias else None
+        source = self._offsets[x.value]
+        index = self._offsets[chosen.value]
+        rows = op.output.rows
+        outputs = op.output.cols
         dtype = self._program.values[op.output.value].dtype
 
         def step(work: Work) -> None:
             made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
             expert_products[(work.count * rows, triton.cdiv(outputs, EXPERT_BLOCK))](
-                work.tensors[source.tensor], work.tensors[index.tensor], weight, weight if bias is None else bias, made,
-                X_WIDTH=source.width, X_OFFSET=source.offset + x.offset, X_STEP=x.row_step, CHOSEN_WIDTH=index.width,
-                CHOSEN_OFFSET=index.offset + chosen.offset, ROWS=rows, INPUTS=x.cols, OUTPUTS=outputs,
-                TRANSPOSED=op.transposed, BIASED=bias is not None, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP,
-                WEIGHT_STEP=x.cols * outputs, NAMED=True, num_warps=4,
-            )  # fmt: skip
+                work.tensors[source.tensor],
+                work.tensors[index.tensor],
+                weight,
+                weight if bias is None else bias,
+                made,
+                X_WIDTH=source.width,
+                X_OFFSET=source.offset + x.offset,
+                X_STEP=x.row_step,
+                CHOSEN_WIDTH=index.width,
+                CHOSEN_OFFSET=index.offset + chosen.offset,
+                ROWS=rows,
+                INPUTS=x.cols,
+                OUTPUTS=outputs,
+                TRANSPOSED=op.transposed,
+                BIASED=bias is not None,
+                BLOCK=EXPERT_BLOCK,
+                STEP=EXPERT_STEP,
+                WEIGHT_STEP=x.cols * outputs,
+                NAMED=True,
+                num_warps=4,
+            )
             work.tensors[out.tensor] = made
 
         return step
@@ -215,22 +323,47 @@ class Steps:
     def _heads(self, op: Op) -> Step:
         """A product of each head. Many tokens are a library's: their sums may run in another order."""
         assert op.output is not None
-        x, source, out = op.inputs[0], self._offsets[op.inputs[0].value], self._offsets[op.output.value]
+        x = op.inputs[0]
+        source = self._offsets[op.inputs[0].value]
+        out = self._offsets[op.output.value]
         weight = self._tensors[op.weight].unflatten(0, (op.heads, -1))[:, slice(*op.part)]
-        by_input, outputs, dtype = weight if op.transposed else weight.transpose(1, 2), op.output.cols, weight.dtype
+        by_input = weight if op.transposed else weight.transpose(1, 2)
+        outputs = op.output.cols
+        dtype = weight.dtype
 
         def step(work: Work) -> None:
             given = work.tensors[source.tensor]
             if work.count > NARROW:
-                rows = given.as_strided((op.heads, work.count, x.cols), (x.row_step, source.width, 1), source.offset + x.offset)
+                rows = given.as_strided(
+                    (op.heads, work.count, x.cols),
+                    (x.row_step, source.width, 1),
+                    source.offset + x.offset,
+                )
                 work.tensors[out.tensor] = torch.bmm(rows, by_input).transpose(0, 1).flatten(1)
                 return
             made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
             expert_products[(work.count * op.heads, triton.cdiv(outputs, EXPERT_BLOCK))](
-                given, given, weight, weight, made, X_WIDTH=source.width, X_OFFSET=source.offset + x.offset, X_STEP=x.row_step,
-                CHOSEN_WIDTH=0, CHOSEN_OFFSET=0, ROWS=op.heads, INPUTS=x.cols, OUTPUTS=outputs, TRANSPOSED=op.transposed,
-                BIASED=False, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP, WEIGHT_STEP=weight.stride(0), NAMED=False, num_warps=4,
-            )  # fmt: skip
+                given,
+                given,
+                weight,
+                weight,
+                made,
+                X_WIDTH=source.width,
+                X_OFFSET=source.offset + x.offset,
+                X_STEP=x.row_step,
+                CHOSEN_WIDTH=0,
+                CHOSEN_OFFSET=0,
+                ROWS=op.heads,
+                INPUTS=x.cols,
+                OUTPUTS=outputs,
+                TRANSPOSED=op.transposed,
+                BIASED=False,
+                BLOCK=EXPERT_BLOCK,
+                STEP=EXPERT_STEP,
+                WEIGHT_STEP=weight.stride(0),
+                NAMED=False,
+                num_warps=4,
+            )
             work.tensors[out.tensor] = made
 
         return step
@@ -242,7 +375,8 @@ def _padded(size: int) -> int:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Weights below one another, which from now on are views of what is returned: no weight lies in memory twice."""
+    """Weights below one another, which from now on are views of what is returned: no weight lies in
+    memory twice."""
     if len(parts) == 1:
         return parts[0]
     whole = torch.cat([part.detach() for part in parts])

@@ -1,4 +1,5 @@
-"""The memory of a program's values on a device: which tensor each lies in, and how far apart two tokens are."""
+"""The memory of a program's values on a device: which tensor each lies in, and how far apart two
+tokens are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class ValueOffset:
 
 
 def joinable(phase: Phase) -> list[list[Op]]:
-    """The linear layers of a phase by what they read: those of one list are one product with a joined weight."""
+    """The linear layers of a phase by what they read: those of one list are one product with a
+    joined weight."""
     found: dict[object, list[Op]] = {}
     for number, op in enumerate(phase.ops):
         key = number if op.transposed else (op.inputs[0], bool(op.bias))
@@ -34,7 +36,8 @@ def offsets_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffs
         if phase.kind == Kind.LINEARS:
             for ops in joinable(phase):
                 width = sum(op.output.cols for op in ops if op.output is not None)
-                offset, first = 0, ops[0].output
+                offset = 0
+                first = ops[0].output
                 assert first is not None
                 for op in ops:
                     assert op.output is not None
@@ -42,12 +45,15 @@ def offsets_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffs
                     offset += op.output.cols
     for op in (*program.body, *program.head):
         if op.output is not None and op.output.value not in offsets:
-            offsets[op.output.value] = ValueOffset(op.output.value, program.values[op.output.value].size)
+            offsets[op.output.value] = ValueOffset(
+                op.output.value, program.values[op.output.value].size
+            )
     return offsets
 
 
 def read_elsewhere(program: Program, phases: Sequence[Phase]) -> list[frozenset[int]]:
-    """For each phase the values that it makes and others read, or that are asked for: these must lie in memory."""
+    """For each phase the values that it makes and others read, or that are asked for: these must
+    lie in memory."""
     assert program.logits is not None
     readers: dict[int, set[int]] = {program.logits.value: {-1}}
     for number, phase in enumerate(phases):
@@ -56,7 +62,9 @@ def read_elsewhere(program: Program, phases: Sequence[Phase]) -> list[frozenset[
                 readers.setdefault(view.value, set()).add(-1 if op.code == Code.SIGNAL else number)
     return [
         frozenset(
-            op.output.value for op in phase.ops if op.output is not None and readers.get(op.output.value, set()) - {number}
+            op.output.value
+            for op in phase.ops
+            if op.output is not None and readers.get(op.output.value, set()) - {number}
         )
         for number, phase in enumerate(phases)
     ]

@@ -34,7 +34,8 @@ class Work:
 
     @cached_property
     def parents(self) -> Tensor | None:
-        """The token of the pass that each one follows (B, T), -1: none, of a tree over running states."""
+        """The token of the pass that each one follows (B, T), -1: none, of a tree over running
+        states."""
         given = self.plan.parents
         return None if given is None else F.pad(given + 1, (1, 0), value=-1)
 

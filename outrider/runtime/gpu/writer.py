@@ -1,4 +1,5 @@
-"""Writes tokenwise operations as lines of Triton: tiles of rows x columns, registers, and memory behind barriers."""
+"""Writes tokenwise operations as lines of Triton: tiles of rows x columns, registers, and memory
+behind barriers."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ PICKS = frozenset({Code.TOP, Code.TAKE, Code.PUT})
 KNOWN = ELEMENTWISE | REDUCED | NORMS | MOVES | PICKS
 DTYPES = {torch.float32: "tl.float32", torch.bfloat16: "tl.bfloat16"}
 
-Argument = tuple[str, int | str]  # what a pointer of the kernel is: ("tensor", number), ("constant", name), ("keys", layer) ...
+# what a pointer of the kernel is: ("tensor", number), ("constant", name), ("keys", layer) ...
+Argument = tuple[str, int | str]
 
 
 @dataclass
@@ -52,11 +54,13 @@ class Writer:
     tile: int = 1
 
     def chain(self, ops: Sequence[Op], number: int) -> list[str]:
-        """The lines of one chain. Names hold its number: Triton wants a name to be of one type in all branches."""
+        """The lines of one chain. Names hold its number: Triton wants a name to be of one type in
+        all branches."""
         self.number = number
         self.lines = ["t = tl.program_id(0).to(tl.int64)"]
         self.held: dict[object, str] = {}  # the register of a view
-        self.tiled: dict[object, tuple[int, int]] = {}  # rows and columns in which a stretch of a value is held
+        # rows and columns in which a stretch of a value is held
+        self.tiled: dict[object, tuple[int, int]] = {}
         self.unread: set[int] = set()  # values written since the last barrier
         self.grids: set[tuple[int, int]] = set()
         self.count = 0
@@ -97,8 +101,10 @@ class Writer:
             text = f"tl.where({inputs[0]} != 0.0, {inputs[1]}, {inputs[2]})"
         else:
             text = (UNARY | BINARY)[op.code].format(*inputs)
-        shape, full = _extent(op.output), {_extent(view) for view in op.inputs}
-        rows, cols = max(r for r, _ in full), max(c for _, c in full)
+        shape = _extent(op.output)
+        full = {_extent(view) for view in op.inputs}
+        rows = max(r for r, _ in full)
+        cols = max(c for _, c in full)
         if (rows, cols) != shape:
             text = f"tl.broadcast_to({text}, [{_padded(shape[0])}, {self._width(shape[1])}])"
         self._made(op.output, text)
@@ -106,7 +112,8 @@ class Writer:
     def _reduce(self, op: Op) -> None:
         assert op.output is not None
         view = op.inputs[0]
-        x, mask = self._read(view), self._mask((view.rows, view.cols))
+        x = self._read(view)
+        mask = self._mask((view.rows, view.cols))
         if _extent(view) != (view.rows, view.cols):
             x = self._let(f"tl.broadcast_to({x}, [{_padded(view.rows)}, {_padded(view.cols)}])")
         if op.code == Code.SOFTMAX:
@@ -116,11 +123,15 @@ class Writer:
             return
         x = self._let(f"tl.where({mask}, {x}, 0.0)")
         if op.code in REDUCED:
-            total = f"tl.sum({x}, axis=1)[:, None]" + (f" / {view.cols}.0" if op.code == Code.MEAN else "")
+            total = f"tl.sum({x}, axis=1)[:, None]" + (
+                f" / {view.cols}.0" if op.code == Code.MEAN else ""
+            )
             self._made(replace(op.output, cols=1), total)
             return
         if op.code == Code.LAYER_NORM:
-            x = self._let(f"tl.where({mask}, {x} - tl.sum({x}, axis=1)[:, None] / {view.cols}.0, 0.0)")
+            x = self._let(
+                f"tl.where({mask}, {x} - tl.sum({x}, axis=1)[:, None] / {view.cols}.0, 0.0)"
+            )
         scale = f"tl.sqrt(tl.sum({x} * {x}, axis=1)[:, None] / {view.cols}.0 + {_number(op.numbers[0])})"
         weights = [self._read(each) for each in op.inputs[1:]]
         text = f"{x} / {scale}"
@@ -132,20 +143,32 @@ class Writer:
 
     def _embed(self, op: Op) -> None:
         assert op.output is not None
-        index = self._let(f"tl.load({self._pointer(('positions' if op.by_position else 'ids', 0))} + t) + {op.layer}")
+        index = self._let(
+            f"tl.load({self._pointer(('positions' if op.by_position else 'ids', 0))} + t) + "
+            f"{op.layer}"
+        )
         if op.bound:
             index = self._let(f"tl.where({index} < {op.bound}, {index}, 0)")
-        if (made := self.program.constants.get(op.weight)) is not None:  # its last row stands for all behind it
+        # its last row stands for all behind it
+        if (made := self.program.constants.get(op.weight)) is not None:
             index = self._let(f"tl.minimum({index}, {len(made) - 1})")
         r, c = self._grid((1, op.output.cols))
         table = self._pointer(("constant", op.weight))
         mask = self._mask((1, op.output.cols))
-        self._made(op.output, f"tl.load({table} + {index} * {op.output.cols} + {r} + {c}, mask={mask}, other=0.0).to(tl.float32)")
+        self._made(
+            op.output,
+            f"tl.load({table} + {index} * {op.output.cols} + {r} + {c}, mask={mask}, "
+            "other=0.0).to(tl.float32)",
+        )
 
     def _gather(self, op: Op) -> None:
         assert op.output is not None
-        view, found = op.inputs[0], self.offsets[op.inputs[0].value]
-        source = self._let(f"(t // num_columns) * num_tokens + tl.load({self._pointer(('columns', 0))} + t % num_columns)")
+        view = op.inputs[0]
+        found = self.offsets[op.inputs[0].value]
+        source = self._let(
+            f"(t // num_columns) * num_tokens + tl.load({self._pointer(('columns', 0))} + t % "
+            "num_columns)"
+        )
         at = f"{self._pointer(('tensor', found.tensor))} + {source} * {found.width} + {found.offset + view.offset}"
         r, c = self._grid((1, view.cols))
         mask = self._mask((1, view.cols))
@@ -155,10 +178,13 @@ class Writer:
         view = op.inputs[0]
         x = self._read(view)
         if op.layer not in self.cache_indices:
-            self.cache_indices[op.layer] = self._let(f"tl.load({self._pointer(('indices', op.layer))} + t)")
+            self.cache_indices[op.layer] = self._let(
+                f"tl.load({self._pointer(('indices', op.layer))} + t)"
+            )
         r, c = self._grid((view.rows, view.cols))
         pointer = self._pointer(("values" if op.is_value else "keys", op.layer))
-        mask, dtype = self._mask((view.rows, view.cols)), DTYPES[self.program.values[view.value].dtype]
+        mask = self._mask((view.rows, view.cols))
+        dtype = DTYPES[self.program.values[view.value].dtype]
         at = f"{pointer} + {self.cache_indices[op.layer]} * {view.rows * view.cols} + {r} * {view.cols} + {c}"
         self.lines.append(f"tl.store({at}, {x}.to({dtype}), mask={mask})")
 
@@ -166,13 +192,18 @@ class Writer:
         assert op.output is not None
         view = op.inputs[0]
         if op.code == Code.TOP:
-            x, mask = self._read(view), self._mask((view.rows, view.cols))
+            x = self._read(view)
+            mask = self._mask((view.rows, view.cols))
             _, c = self._grid((view.rows, view.cols))
             x = self._let(f"tl.where({mask}, {x}, float('-inf'))")
             for column in range(op.output.cols):
                 best = self._let(f"tl.max({x}, axis=1)[:, None]")
-                index = self._let(f"tl.min(tl.where(({x} == {best}) & {mask}, {c}, {view.cols}), axis=1)[:, None]")
-                one = replace(op.output, offset=op.output.offset + column * op.output.col_step, cols=1)
+                index = self._let(
+                    f"tl.min(tl.where(({x} == {best}) & {mask}, {c}, {view.cols}), axis=1)[:, None]"
+                )
+                one = replace(
+                    op.output, offset=op.output.offset + column * op.output.col_step, cols=1
+                )
                 self._made(one, f"{index}.to(tl.float32)")
                 x = self._let(f"tl.where({c} == {index}, float('-inf'), {x})")
             return
@@ -190,7 +221,8 @@ class Writer:
         self.missed.add(op.output.value)
         self._made(op.output, whole)
         self._barrier()
-        at, steps = self._address(op.output, fresh=False), f"{r} * {op.output.row_step} + {index} * {op.output.col_step}"
+        at = self._address(op.output, fresh=False)
+        steps = f"{r} * {op.output.row_step} + {index} * {op.output.col_step}"
         dtype = DTYPES[self.program.values[op.output.value].dtype]
         self.lines.append(f"tl.store({at} + {steps}, {new}.to({dtype}), mask={mask})")
         self.unread.add(op.output.value)
@@ -199,12 +231,17 @@ class Writer:
     # ------------------------------------------------------------------ registers and memory
 
     def _retiled(self, op: Op) -> Op:
-        """An operation over one stretch, in the rows and columns in which registers hold one of its inputs."""
+        """An operation over one stretch, in the rows and columns in which registers hold one of its
+        inputs."""
         assert op.output is not None
         views = (*op.inputs, op.output)
         if any(view.rows != 1 or (view.cols > 1 and view.col_step not in (0, 1)) for view in views):
             return op
-        wanted = (_stretch(view) for view in op.inputs if view.cols == op.output.cols and view.col_step == 1)
+        wanted = (
+            _stretch(view)
+            for view in op.inputs
+            if view.cols == op.output.cols and view.col_step == 1
+        )
         tile = next((self.tiled[each] for each in wanted if each in self.tiled), None)
         if tile is None:
             return op
@@ -224,15 +261,25 @@ class Writer:
             at = self._address(view, fresh=True)
             rows, cols = _extent(view)
             r, c = self._grid((rows, cols))
-            steps = "".join(f" + {one} * {step}" for one, step, size in ((r, view.row_step, rows), (c, view.col_step, cols))
-                            if size > 1) or f" + {r} + {c}"  # fmt: skip
-            self.held[key] = self._let(f"tl.load({at}{steps}, mask={self._mask((rows, cols))}, other=0.0).to(tl.float32)")
+            steps = (
+                "".join(
+                    f" + {one} * {step}"
+                    for one, step, size in ((r, view.row_step, rows), (c, view.col_step, cols))
+                    if size > 1
+                )
+                or f" + {r} + {c}"
+            )
+            self.held[key] = self._let(
+                f"tl.load({at}{steps}, mask={self._mask((rows, cols))}, other=0.0).to(tl.float32)"
+            )
         return self.held[key]
 
     def _made(self, view: View, text: str) -> None:
         """The result of an operation: rounded, held, and written where memory must have it."""
         dtype = self.program.values[view.value].dtype
-        name = self._let(text if dtype == torch.float32 else f"({text}).to(tl.bfloat16).to(tl.float32)")
+        name = self._let(
+            text if dtype == torch.float32 else f"({text}).to(tl.bfloat16).to(tl.float32)"
+        )
         self._forget(view.value, view)
         self.held[_key(view)] = name
         if view.rows > 1 and view.col_step == 1 and view.row_step == view.cols:
@@ -242,11 +289,15 @@ class Writer:
             r, c = self._grid((rows, cols))
             steps = f"{r} * {view.row_step if rows > 1 else 0} + {c} * {view.col_step if cols > 1 else 0}"
             at = self._address(view, fresh=False)
-            self.lines.append(f"tl.store({at} + {steps}, {name}.to({DTYPES[dtype]}), mask={self._mask((rows, cols))})")
+            self.lines.append(
+                f"tl.store({at} + {steps}, {name}.to({DTYPES[dtype]}), "
+                f"mask={self._mask((rows, cols))})"
+            )
             self.unread.add(view.value)
 
     def _forget(self, value: int, written: View | None = None) -> None:
-        """Registers that a write to a value may have made stale: all of them but parts that do not overlap."""
+        """Registers that a write to a value may have made stale: all of them but parts that do not
+        overlap."""
         for key in [key for key in self.held if key[0] == value]:  # type: ignore[index]
             if written is None or not _apart(key, _key(written)):  # type: ignore[arg-type]
                 del self.held[key]
@@ -310,7 +361,9 @@ class Writer:
         r, c = self._grid(size)
         if size not in self.grids:
             self.grids.add(size)
-            self.lines.append(f"m{self.number}_{size[0]}_{size[1]} = ({r} < {size[0]}) & ({c} < {size[1]})")
+            self.lines.append(
+                f"m{self.number}_{size[0]}_{size[1]} = ({r} < {size[0]}) & ({c} < {size[1]})"
+            )
         return f"m{self.number}_{size[0]}_{size[1]}"
 
 
@@ -325,23 +378,40 @@ def _padded(size: int) -> int:
 
 def _extent(view: View) -> tuple[int, int]:
     """Rows and columns that differ from one another."""
-    return (view.rows if view.row_step or view.rows == 1 else 1), (view.cols if view.col_step or view.cols == 1 else 1)
+    return (view.rows if view.row_step or view.rows == 1 else 1), (
+        view.cols if view.col_step or view.cols == 1 else 1
+    )
 
 
 def _key(view: View) -> tuple[int, int, int, int, int, int]:
     rows, cols = _extent(view)
-    return view.value, view.offset, rows, view.row_step if rows > 1 else 0, cols, view.col_step if cols > 1 else 0
+    return (
+        view.value,
+        view.offset,
+        rows,
+        view.row_step if rows > 1 else 0,
+        cols,
+        view.col_step if cols > 1 else 0,
+    )
 
 
 def _stretch(view: View) -> tuple[int, int, int]:
     return view.value, view.offset, view.rows * view.cols
 
 
-def _apart(one: tuple[int, int, int, int, int, int], other: tuple[int, int, int, int, int, int]) -> bool:
-    """Whether two views of one value share no number: tiles of the same steps whose columns do not overlap."""
-    (_, a, rows, step, cols, unit), (_, b, other_rows, other_step, other_cols, other_unit) = one, other
+def _apart(
+    one: tuple[int, int, int, int, int, int], other: tuple[int, int, int, int, int, int]
+) -> bool:
+    """Whether two views of one value share no number: tiles of the same steps whose columns do not
+    overlap."""
+    (_, a, rows, step, cols, unit), (_, b, other_rows, other_step, other_cols, other_unit) = (
+        one,
+        other,
+    )
     if unit not in (0, 1) or other_unit not in (0, 1):
         return False
     if step == other_step and step and rows == other_rows:
-        return a + cols <= b < b + other_cols <= a + step or b + other_cols <= a < a + cols <= b + step
+        return (
+            a + cols <= b < b + other_cols <= a + step or b + other_cols <= a < a + cols <= b + step
+        )
     return a + (rows - 1) * step + cols <= b or b + (other_rows - 1) * other_step + other_cols <= a

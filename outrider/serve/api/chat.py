@@ -17,7 +17,8 @@ from outrider.serve.ignored import IgnoredFields
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.served import ServerState
 
-WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
+WHOLE = "chat.completion"
+CHUNK = "chat.completion.chunk"
 
 
 class Chat(Answering):
@@ -25,9 +26,11 @@ class Chat(Answering):
 
     def __init__(self, dialogue: Dialogue) -> None:
         super().__init__(dialogue)
-        self._body, self._exchange = dialogue.body, dialogue.exchange
+        self._body = dialogue.body
+        self._exchange = dialogue.exchange
         self._choices = [
-            ChatChoiceWriter(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
+            ChatChoiceWriter(number, dialogue.body, dialogue.exchange, reply)
+            for number, reply in enumerate(dialogue.replies)
         ]
 
     @classmethod
@@ -38,18 +41,26 @@ class Chat(Answering):
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         answers = await self._exchange.answers()
-        choices = [choice.message(answer) for choice, answer in zip(self._choices, answers, strict=True)]
+        choices = [
+            choice.message(answer) for choice, answer in zip(self._choices, answers, strict=True)
+        ]
         found = {**self._exchange.head(WHOLE), "choices": choices, **self._dialogue.bill()}
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._exchange.prompts[0]
         return found
 
-    async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+    async def _chunks(
+        self, updates: AsyncGenerator[tuple[int, Update], None]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(CHUNK)
         usage = self._exchange.usage_so_far if self._body.continuous_usage else no_usage
         for number, choice in enumerate(self._choices):
             first = {**head, "choices": [choice.opening()], **usage(number)}
-            yield {**first, "prompt_token_ids": self._exchange.prompts[0]} if self._body.return_token_ids else first
+            yield (
+                {**first, "prompt_token_ids": self._exchange.prompts[0]}
+                if self._body.return_token_ids
+                else first
+            )
         async with aclosing(updates):
             async for number, update in updates:
                 for delta in self._choices[number].deltas(update):
@@ -63,7 +74,8 @@ class ChatChoiceWriter:
 
     def __init__(self, index: int, body: ChatBody, exchange: Exchange, reply: Reply) -> None:
         served = exchange.served
-        self._index, self._body = index, body
+        self._index = index
+        self._body = body
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
         self._answer = served.answer_text(exchange.requests[index])
         self._reply = reply
@@ -82,12 +94,19 @@ class ChatChoiceWriter:
         """The choices of a stream's next chunks: the update's content, then why the answer ended."""
         parts = self._reply.push(update)
         about = self._about(update)
-        has_facts = about["logprobs"] is not None or any(about[name] for name in about if name != "logprobs")
+        has_facts = about["logprobs"] is not None or any(
+            about[name] for name in about if name != "logprobs"
+        )
         if not parts and has_facts and update.token_ids:
             parts = [{"content": ""}]
         silent = {"logprobs": None}
         found = [
-            {"index": self._index, "delta": _sent(part), **(about if number == 0 else silent), "finish_reason": None}
+            {
+                "index": self._index,
+                "delta": _sent(part),
+                **(about if number == 0 else silent),
+                "finish_reason": None,
+            }
             for number, part in enumerate(parts)
         ]
         if update.finish is not None:
@@ -96,7 +115,8 @@ class ChatChoiceWriter:
 
     def _about(self, update: Update) -> dict[str, Any]:
         """What was asked for beside the text."""
-        body, count = self._body, self._body.num_logprobs
+        body = self._body
+        count = self._body.num_logprobs
         about: dict[str, Any] = {
             "logprobs": None
             if count is None
@@ -105,7 +125,9 @@ class ChatChoiceWriter:
         if body.return_token_ids:
             about["token_ids"] = update.token_ids
         if body.return_token_origins:
-            about["token_origins"] = [list(pair) for pair in zip(update.pieces, update.origins, strict=True)]
+            about["token_origins"] = [
+                list(pair) for pair in zip(update.pieces, update.origins, strict=True)
+            ]
         return about
 
     def _ending(self) -> dict[str, Any]:
@@ -113,6 +135,9 @@ class ChatChoiceWriter:
 
 
 def _sent(delta: Delta) -> Delta:
-    """Thoughts under both of their names: vLLM's, and the older one that DeepSeek's clients and most others read."""
+    """Thoughts under both of their names: vLLM's, and the older one that DeepSeek's clients and
+    most others read."""
     thought = delta.get("reasoning")
-    return delta if thought is None else {**delta, "reasoning": thought, "reasoning_content": thought}
+    return (
+        delta if thought is None else {**delta, "reasoning": thought, "reasoning_content": thought}
+    )

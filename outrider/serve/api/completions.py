@@ -32,7 +32,9 @@ class CompletionRequest:
         self._exchange = exchange
         served = exchange.served
         self._choices = [
-            CompletionChoiceWriter(number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)])
+            CompletionChoiceWriter(
+                number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)]
+            )
             for number in range(len(exchange.requests))
         ]
         self._shown: list[int] = []  # numbers of the answers that the client gets
@@ -45,26 +47,42 @@ class CompletionRequest:
             return [await _tokens(served, prompt, body) for prompt in body.prompts()]
 
         form = form_asked(body)
-        asked = RequestFacts(model_named(state, body.model), "completions", tools=False, structured=form is not None)
+        asked = RequestFacts(
+            model_named(state, body.model), "completions", tools=False, structured=form is not None
+        )
         route = await choose(state, asked, len(body.prompts()) * body.num_generated, read)
-        wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own
+        # ranking needs the tokens' own
+        wants = body.logprobs if not body.is_ranked else body.logprobs or 0
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
             defaults = route.served.engine.sampling_defaults.values
-            longest = defaults.get("max_tokens", body.limit) if body.max_tokens is None else max(1, body.limit)
+            longest = (
+                defaults.get("max_tokens", body.limit)
+                if body.max_tokens is None
+                else max(1, body.limit)
+            )
             return body.sampling(defaults, max_tokens=longest, logprobs=wants, choice=answer)
 
         exchange = await make_exchange(
-            "cmpl", body, route, body.num_generated, params, state.settings.request_timeout_s,
+            "cmpl",
+            body,
+            route,
+            body.num_generated,
+            params,
+            state.settings.request_timeout_s,
             form=form,
-            prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
-        )  # fmt: skip
+            prompt_logprobs=body.logprobs
+            if body.echo and body.logprobs is not None
+            else body.prompt_logprobs,
+        )
         texts = [
             None
             if not body.echo
             else prompt
             if isinstance(prompt, str)
-            else route.served.texts.decode(prompt, flush=not body.limit)  # the answer begins with an unfinished character
+            else route.served.texts.decode(
+                prompt, flush=not body.limit
+            )  # the answer begins with an unfinished character
             for prompt in body.prompts()
         ]
         return cls(body, exchange, texts)
@@ -80,15 +98,23 @@ class CompletionRequest:
                 numbers.sort(key=lambda number: -_likelihood(answers[number]))
             self._shown += numbers[: self._body.num_choices]
             for number in numbers[: self._body.num_choices]:
-                choices.append({**self._choices[number].render(answers[number]), "index": len(choices)})
+                choices.append(
+                    {**self._choices[number].render(answers[number]), "index": len(choices)}
+                )
         return {**self._exchange.head(KIND), "choices": choices, **self._bill()}
 
     def logged(self) -> list[LoggedExchange]:
         """The exchange once it has ended, one for each prompt; none where no answer was asked for."""
         shown = [self._choices[number].logged() for number in self._shown]
-        if not shown or not self._body.limit or any(answer.finish_reason is None for answer in shown):
+        if (
+            not shown
+            or not self._body.limit
+            or any(answer.finish_reason is None for answer in shown)
+        ):
             return []
-        fields = self._body.model_dump(exclude_none=True, exclude_unset=True, exclude={"prompt", "prompt_token_ids"})
+        fields = self._body.model_dump(
+            exclude_none=True, exclude_unset=True, exclude={"prompt", "prompt_token_ids"}
+        )
         prompts = self._body.prompts()
         decode = self._exchange.served.texts.decode
         is_alone = len(prompts) == 1
@@ -115,13 +141,19 @@ class CompletionRequest:
         """End what still runs."""
         self._exchange.cancel()
 
-    async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+    async def _chunks(
+        self, updates: AsyncGenerator[tuple[int, Update], None]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(KIND)
         usage = self._so_far if self._body.continuous_usage else no_usage
         async with aclosing(updates):
             async for number, update in updates:
                 if self._choices[number].shows(update):
-                    yield {**head, "choices": [self._choices[number].render(update)], **usage(number)}
+                    yield {
+                        **head,
+                        "choices": [self._choices[number].render(update)],
+                        **usage(number),
+                    }
         if self._body.include_usage:
             yield {**head, "choices": [], **self._bill()}
 
@@ -138,24 +170,35 @@ class CompletionRequest:
 class CompletionChoiceWriter:
     """One answer, written piece by piece."""
 
-    def __init__(self, index: int, body: CompletionBody, served: Served, request: Request, echo: str | None) -> None:
-        self._index, self._body, self._prompt, self._echo = index, body, request.prompt, echo
+    def __init__(
+        self, index: int, body: CompletionBody, served: Served, request: Request, echo: str | None
+    ) -> None:
+        self._index = index
+        self._body = body
+        self._prompt = request.prompt
+        self._echo = echo
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs = LogprobLists(self._name, body.logprobs or 0, served.answer_text(request))
         self._tokenizer = served.texts.tokenizer
-        self._begun, self._length = False, 0  # characters of the text up to now
+        # characters of the text up to now
+        self._begun = False
+        self._length = 0
         self._text = ""  # without the echo
         self._finish_reason: str | None = None
 
     def shows(self, update: Update) -> bool:
-        """Whether a client would learn anything: text may be held back while it could become a stop string."""
+        """Whether a client would learn anything: text may be held back while it could become a stop
+        string."""
         body = self._body
-        silent = body.logprobs is None and not body.return_token_ids and not body.return_token_origins
+        silent = (
+            body.logprobs is None and not body.return_token_ids and not body.return_token_origins
+        )
         return bool(update.text or update.finish or not self._begun) or not silent
 
     def render(self, update: Update) -> dict[str, Any]:
         """The choice with what `update` adds, the echoed prompt in front of the first."""
-        first, self._begun = not self._begun, True
+        first = not self._begun
+        self._begun = True
         body = self._body
         finish = update.finish
         if not body.limit:  # one token was generated because a prompt alone cannot be asked for
@@ -177,7 +220,9 @@ class CompletionChoiceWriter:
             choice["token_ids"] = update.token_ids
             choice["prompt_token_ids"] = self._prompt if first else None
         if body.return_token_origins:
-            choice["token_origins"] = [list(pair) for pair in zip(update.pieces, update.origins, strict=True)]
+            choice["token_origins"] = [
+                list(pair) for pair in zip(update.pieces, update.origins, strict=True)
+            ]
         return choice
 
     def logged(self) -> LoggedAnswer:
@@ -197,7 +242,9 @@ class CompletionChoiceWriter:
 
 def _likelihood(answer: Update) -> float:
     """Mean log-probability of its tokens: by this `best_of` ranks, as OpenAI documents it."""
-    chosen = [logprobs[token] for logprobs, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    chosen = [
+        logprobs[token] for logprobs, token in zip(answer.logprobs, answer.token_ids, strict=True)
+    ]
     return sum(chosen) / len(chosen) if chosen else 0.0
 
 
@@ -206,5 +253,9 @@ async def _tokens(served: Served, prompt: str | list[int], body: CompletionBody)
         text = prompt if isinstance(prompt, str) else served.texts.decode(prompt)
         return await served.texts.fill(text, body.suffix)
     if isinstance(prompt, str):
-        return await served.texts.encode(prompt, special=body.add_special_tokens is not False) if prompt else []
+        return (
+            await served.texts.encode(prompt, special=body.add_special_tokens is not False)
+            if prompt
+            else []
+        )
     return prompt

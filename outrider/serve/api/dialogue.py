@@ -1,4 +1,5 @@
-"""A conversation that is being answered, by whatever interface it came: engine requests, and how their answers are read."""
+"""A conversation that is being answered, by whatever interface it came: engine requests, and how
+their answers are read."""
 
 from __future__ import annotations
 
@@ -34,18 +35,22 @@ class Interface:
     """What differs by the interface that a conversation came by."""
 
     kind: str  # begins the ids of its answers
-    thought: str | None = None  # the path of thoughts in its bodies, where it is not that of chat completions
+    # the path of thoughts in its bodies, where it is not that of chat completions
+    thought: str | None = None
     usual_effort: str = "medium"  # which it documents as the default, so that it asks for nothing
-    names: Mapping[str, str] = field(default_factory=dict)  # of fields of chat completions, as patterns -> its own
+    # of fields of chat completions, as patterns -> its own
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def effort(self, wanted: str | None, served: Served) -> str | None:
-        """For the chat template; none where the usual one is wanted and the template knows no other."""
+        """For the chat template; none where the usual one is wanted and the template knows no
+        other."""
         known = "reasoning_effort" in served.texts.template_variables
         return None if wanted == self.usual_effort and not known else wanted
 
     @contextmanager
     def words(self, place_of: Callable[[Mapping[str, Any]], str]) -> Iterator[None]:
-        """Errors name what the client wrote: fields by their names in this interface, and a call by its place in the body."""
+        """Errors name what the client wrote: fields by their names in this interface, and a call by
+        its place in the body."""
         try:
             yield
         except CallError as error:
@@ -56,7 +61,12 @@ class Interface:
     def _renamed(self, error: ApiError) -> ApiError:
         param = None if error.param is None else self._own(error.param)
         return ApiError(
-            self._own(str(error)), status=error.status, kind=error.kind, param=param, code=error.code, headers=error.headers
+            self._own(str(error)),
+            status=error.status,
+            kind=error.kind,
+            param=param,
+            code=error.code,
+            headers=error.headers,
         )
 
     def _own(self, text: str) -> str:
@@ -89,7 +99,11 @@ class Dialogue:
         def use_of(served: Served) -> ToolUse | None:
             texts = served.texts
             return tool_use(
-                tools, choice, body.parallel_tool_calls, template=texts.chat_template, tokenizer=texts.tokenizer
+                tools,
+                choice,
+                body.parallel_tool_calls,
+                template=texts.chat_template,
+                tokenizer=texts.tokenizer,
             )
 
         async def read(served: Served) -> Prompts:
@@ -98,31 +112,52 @@ class Dialogue:
             use = use_of(served)
             return [await _rendered(served, body, None if use is None else use.rendered, interface)]
 
-        asked = RequestFacts(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
+        asked = RequestFacts(
+            model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None
+        )
         route = await choose(state, asked, body.num_choices, read)
         use = use_of(route.served)
         unread = unread_thoughts(body.messages, route.served)
         path = interface.thought
-        ignored.add(unread if path is None else (replace(one, path=path, param=path) for one in unread))
+        ignored.add(
+            unread if path is None else (replace(one, path=path, param=path) for one in unread)
+        )
         spec = form if use is None else use.spec_beside(form)
         thinking = thinking_in(route.served, body, route.prompts[0], is_held=spec is not None)
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
-            room, defaults = max(1, route.served.engine.context - len(prompt)), route.served.engine.sampling_defaults.values
+            room = max(1, route.served.engine.context - len(prompt))
+            defaults = route.served.engine.sampling_defaults.values
             longest = min(body.limit or defaults.get("max_tokens") or room, room)
-            sampling = body.sampling(defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer)
+            sampling = body.sampling(
+                defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer
+            )
             return replace(sampling, thinking=for_engine(thinking, sampling, spec))
 
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
-            raise RequestError("allowed_token_ids beside enforced tools may leave no token to emit: give one of them")
+            raise RequestError(
+                "allowed_token_ids beside enforced tools may leave no token to emit: give one of "
+                "them"
+            )
         exchange = await make_exchange(
-            interface.kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
+            interface.kind,
+            body,
+            route,
+            body.num_choices,
+            params,
+            state.settings.request_timeout_s,
+            form=spec,
         )
         shown_thinking = None if body.separate_reasoning is False else thinking
-        return cls(body, exchange, [Reply(route.served, body, use, shown_thinking) for _ in exchange.requests])
+        return cls(
+            body,
+            exchange,
+            [Reply(route.served, body, use, shown_thinking) for _ in exchange.requests],
+        )
 
     def logged(self) -> LoggedExchange | None:
-        """The conversation and its answers, for the log of requests; None where one of them did not end."""
+        """The conversation and its answers, for the log of requests; None where one of them did not
+        end."""
         answers = [reply.logged() for reply in self.replies]
         if any(answer.finish_reason is None for answer in answers):
             return None
@@ -133,7 +168,8 @@ class Dialogue:
         return LoggedExchange(self.exchange.id, asked, answers, self.bill()["usage"])
 
     def updates(self) -> AsyncGenerator[tuple[int, Update], None]:
-        """(number of the answer, update), as they come. What the engine refuses is raised here, before the first of them."""
+        """(number of the answer, update), as they come. What the engine refuses is raised here,
+        before the first of them."""
         return self.exchange.updates(self.exchange.launch())
 
     def cancel(self) -> None:
@@ -143,24 +179,38 @@ class Dialogue:
     def bill(self) -> dict[str, Any]:
         """`usage` and `metrics`, once everything has finished."""
         counts = self.exchange.served.reasoning is not None
-        return self.exchange.bill(sum(reply.num_thought for reply in self.replies) if counts else None)
+        return self.exchange.bill(
+            sum(reply.num_thought for reply in self.replies) if counts else None
+        )
 
 
 async def num_prompt_tokens(served: Served, chat: ChatBody, interface: Interface) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
     tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or []]
-    return len(await _rendered(served, chat, tools if tools and chat.tool_choice != "none" else None, interface))
+    return len(
+        await _rendered(
+            served, chat, tools if tools and chat.tool_choice != "none" else None, interface
+        )
+    )
 
 
 async def _rendered(
     served: Served, chat: ChatBody, tools: Sequence[Mapping[str, Any]] | None, interface: Interface
 ) -> list[int]:
     effort = interface.effort(chat.reasoning_effort, served)
-    return await render(served, chat.messages or [], chat, tools=tools, thinking=chat.thinking, reasoning_effort=effort)
+    return await render(
+        served,
+        chat.messages or [],
+        chat,
+        tools=tools,
+        thinking=chat.thinking,
+        reasoning_effort=effort,
+    )
 
 
 class Answering(ABC):
-    """One request of an interface to conversations: what their endpoints have in common, whatever their events look like."""
+    """One request of an interface to conversations: what their endpoints have in common, whatever
+    their events look like."""
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue = dialogue
@@ -185,5 +235,7 @@ class Answering(ABC):
         self._dialogue.cancel()
 
     @abstractmethod
-    def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+    def _chunks(
+        self, updates: AsyncGenerator[tuple[int, Update], None]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The interface's events, made of the engine's updates."""

@@ -1,4 +1,5 @@
-"""What both generating endpoints do with a request once its prompts are made: engine requests, answers, cost."""
+"""What both generating endpoints do with a request once its prompts are made: engine requests,
+answers, cost."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from outrider.serve.schema.speculation import Prediction, SpeculationFields
 from outrider.serve.served import Served
 from outrider.version import __version__
 
-FINISH_REASONS = {"stop": "stop", "length": "length", "timeout": "length"}  # OpenAI has no word for a time limit
+# OpenAI has no word for a time limit
+FINISH_REASONS = {"stop": "stop", "length": "length", "timeout": "length"}
 
 
 def check(finish: Finish) -> None:
@@ -32,7 +34,8 @@ def check(finish: Finish) -> None:
     if finish.reason == "error":
         error = finish.error or ApiError("the request failed", status=500)
         mine = as_api_error(error)
-        if mine.status == 400:  # it was accepted, so what went wrong later is not the client's doing
+        # it was accepted, so what went wrong later is not the client's doing
+        if mine.status == 400:
             mine = ApiError(str(mine), status=500, kind="server_error", code="internal_error")
         raise mine
     if finish.reason == "abort":
@@ -44,7 +47,8 @@ def finish_reason(finish: Finish | None) -> str | None:
 
 
 def stop_reason(finish: Finish | None) -> int | str | None:
-    """The stop string or stop token id that ended the text, as in vLLM; "timeout" where the server's time limit did."""
+    """The stop string or stop token id that ended the text, as in vLLM; "timeout" where the
+    server's time limit did."""
     if finish is None:
         return None
     return "timeout" if finish.reason == "timeout" else finish.stop_reason
@@ -52,7 +56,8 @@ def stop_reason(finish: Finish | None) -> int | str | None:
 
 log = logging.getLogger("outrider.serve")
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for readers of the log
-MakeParams = Callable[[int, list[int]], SamplingParams]  # (number of the answer to one prompt, the prompt)
+# (number of the answer to one prompt, the prompt)
+MakeParams = Callable[[int, list[int]], SamplingParams]
 
 
 @dataclass
@@ -78,7 +83,8 @@ class Exchange:
         return number // self.num_answers
 
     def launch(self) -> Bridge:
-        """Hand everything to the engine. Raises what it raises for the first request that it refuses."""
+        """Hand everything to the engine. Raises what it raises for the first request that it
+        refuses."""
         self._bridge = Bridge(self.served.engine)
         self._bridge.submit(self.requests, ended=self.marks.ended)
         return self._bridge
@@ -89,7 +95,8 @@ class Exchange:
             self._bridge.cancel()
 
     async def answers(self) -> list[Update]:
-        """Each as one update. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
+        """Each as one update. Cancels what runs when it is cancelled itself. Raises ApiError where
+        the engine gave one up."""
         found: list[list[Update]] = [[] for _ in self.requests]
         bridge = self.launch()
         async for number, update in self.updates(bridge):
@@ -98,14 +105,22 @@ class Exchange:
 
     async def updates(self, bridge: Bridge) -> AsyncGenerator[tuple[int, Update], None]:
         """(number of the answer, update), as they come; what they cost is noted."""
-        num_tokens, num_plain = self._num_tokens, [0] * len(self.requests)
+        num_tokens = self._num_tokens
+        num_plain = [0] * len(self.requests)
         try:
             async for number, update in self._all_updates(bridge):
                 num_tokens[number] = num_tokens.get(number, 0) + len(update.token_ids)
                 num_plain[number] += update.origins.count("plain")
                 if update.finish is not None:
                     check(update.finish)
-                    self.costs.append(Cost(update.finish, num_tokens[number], num_plain[number], self.prompt_of(number)))
+                    self.costs.append(
+                        Cost(
+                            update.finish,
+                            num_tokens[number],
+                            num_plain[number],
+                            self.prompt_of(number),
+                        )
+                    )
                 yield number, update
                 await self.marks.passed(number, update)
         finally:
@@ -121,40 +136,63 @@ class Exchange:
     def head(self, kind: str) -> dict[str, Any]:
         """Fields that every answer and chunk begins with."""
         return {
-            "id": self.id, "object": kind, "created": self.created, "model": self.served.name,
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.served.name,
             "system_fingerprint": f"outrider-{__version__}",
-        }  # fmt: skip
+        }
 
     def usage_so_far(self, number: int) -> dict[str, Any]:
         """Token counts of one answer so far, for vLLM's `continuous_usage_stats`."""
         return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
     def bill(self, num_thought: int | None = None) -> dict[str, Any]:
-        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts, where they are separated."""
+        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts,
+        where they are separated."""
         asked = self.requests[0]  # they differ in nothing that matters here
         predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
-        return {"usage": usage(self.costs, predicted, num_thought), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
+        return {
+            "usage": usage(self.costs, predicted, num_thought),
+            "metrics": metrics(self.costs, self._num_spec_tokens(asked)),
+        }
 
     def _num_spec_tokens(self, asked: Request) -> int | None:
-        """Draft tokens per step where that is one number: the request's, or the server's, which is about its first drafter."""
-        speculation, usual = asked.speculation, self.served.num_spec_tokens
+        """Draft tokens per step where that is one number: the request's, or the server's, which is
+        about its first drafter."""
+        speculation = asked.speculation
+        usual = self.served.num_spec_tokens
         if speculation.mode == "fixed":
             return speculation.max_draft_tokens
-        if usual is None or asked.is_predicted or speculation.drafter not in (None, *self.served.engine.drafters[:1]):
+        if (
+            usual is None
+            or asked.is_predicted
+            or speculation.drafter not in (None, *self.served.engine.drafters[:1])
+        ):
             return None
         return min(usual, speculation.max_draft_tokens or usual)
 
 
 async def make_exchange(
-    kind: str, body: GenerationFields, route: Route, num_answers: int, params: MakeParams, timeout_s: float,
-    *, form: Spec | None = None, prompt_logprobs: int | None = None,
-) -> Exchange:  # fmt: skip
-    """`kind` begins the id. Raises ApiError for prompts that do not fit, ConfigError for parameters out of range."""
+    kind: str,
+    body: GenerationFields,
+    route: Route,
+    num_answers: int,
+    params: MakeParams,
+    timeout_s: float,
+    *,
+    form: Spec | None = None,
+    prompt_logprobs: int | None = None,
+) -> Exchange:
+    """`kind` begins the id. Raises ApiError for prompts that do not fit, ConfigError for parameters
+    out of range."""
     for prompt in route.prompts:
         check_prompt(prompt, route.served)
     identity = f"{kind}-{request_ids.fresh()}"
     predicted = await predicted_tokens(body.prediction, route.served)
-    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(_defaults(route, predicted))
+    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(
+        _defaults(route, predicted)
+    )
     num_requests = len(route.prompts) * num_answers
     committed = committed_of(body.resume, num_requests)
     grammars = iter(await constraints(route.served, form, num_requests))
@@ -175,8 +213,13 @@ async def make_exchange(
         for answer in range(num_answers)
     ]
     if body.bad_words:
-        await asyncio.to_thread(route.served.engine.prepare, requests[0].params)  # reads the whole vocabulary
-    labels = {name: cut_short(value) for name in LABELS if (value := getattr(body, name, None)) is not None}
+        # reads the whole vocabulary
+        await asyncio.to_thread(route.served.engine.prepare, requests[0].params)
+    labels = {
+        name: cut_short(value)
+        for name in LABELS
+        if (value := getattr(body, name, None)) is not None
+    }
     labels |= request_ids.chosen()
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})
@@ -188,31 +231,42 @@ async def predicted_tokens(prediction: Prediction | None, served: Served) -> lis
     """The tokens of a predicted output. Raises ApiError for more than an answer could have."""
     if prediction is None:
         return None
-    tokens, context = await served.texts.encode(prediction.text, special=False), served.engine.context
+    tokens = await served.texts.encode(prediction.text, special=False)
+    context = served.engine.context
     if len(tokens) > context:
         raise ApiError(
-            f"this model's context holds {context} tokens, the prediction has {len(tokens)}", param="prediction",
+            f"this model's context holds {context} tokens, the prediction has {len(tokens)}",
+            param="prediction",
             code="context_length_exceeded",
-        )  # fmt: skip
+        )
     return tokens
 
 
 def _defaults(route: Route, predicted: list[int] | None) -> dict[str, Any]:
-    """A route's defaults of drafter and length do not apply to requests with a prediction, unless they switch drafting off."""
-    kept = ("invariant", "lossy") if predicted and route.defaults.get("mode") != "off" else route.defaults
+    """A route's defaults of drafter and length do not apply to requests with a prediction, unless
+    they switch drafting off."""
+    kept = (
+        ("invariant", "lossy")
+        if predicted and route.defaults.get("mode") != "off"
+        else route.defaults
+    )
     return {name: value for name, value in route.defaults.items() if name in kept}
 
 
 def check_prompt(prompt: Sequence[int], served: Served) -> None:
-    """Raises ApiError where there is nothing to continue, no room to answer, or an id that is no token."""
+    """Raises ApiError where there is nothing to continue, no room to answer, or an id that is no
+    token."""
     context = served.engine.context
     if not prompt:
         raise ApiError("the prompt is empty: there is nothing to continue", param="prompt")
     if len(prompt) >= context:
         raise ApiError(
-            f"prompt is too long: {len(prompt)} tokens > {context - 1} maximum. This model's maximum context length is {context} "
-            "tokens, and one must be left to answer", param="prompt", code="context_length_exceeded",
-        )  # fmt: skip
+            f"prompt is too long: {len(prompt)} tokens > {context - 1} maximum. This model's "
+            f"maximum context length is {context} "
+            "tokens, and one must be left to answer",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     check_ids(prompt, served, "prompt")
 
 
@@ -221,4 +275,6 @@ def check_ids(tokens: Sequence[int], served: Served, param: str) -> None:
     vocab_size = served.engine.vocab_size
     outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if outside is not None:
-        raise ApiError(f"token id {str(outside)[:30]} is outside the vocabulary of {vocab_size}", param=param)
+        raise ApiError(
+            f"token id {str(outside)[:30]} is outside the vocabulary of {vocab_size}", param=param
+        )

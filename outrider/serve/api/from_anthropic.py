@@ -1,4 +1,5 @@
-"""Anthropic's bodies as bodies of chat completions: the same request to the engine, whichever interface it came by."""
+"""Anthropic's bodies as bodies of chat completions: the same request to the engine, whichever
+interface it came by."""
 
 from __future__ import annotations
 
@@ -36,27 +37,41 @@ def chat_of(body: CountBody) -> ChatBody:
     """
     messages = [*_system(body), *(message for turn in body.messages for message in _messages(turn))]
     fields: dict[str, Any] = {
-        "model": body.model, "messages": messages, "tools": [_tool(tool) for tool in body.tools or []] or None,
-        "chat_template_kwargs": body.chat_template_kwargs, **_choice(body.tool_choice), **_config(body),
+        "model": body.model,
+        "messages": messages,
+        "tools": [_tool(tool) for tool in body.tools or []] or None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        **_choice(body.tool_choice),
+        **_config(body),
         "continue_final_message": True if messages[-1]["role"] == "assistant" else None,
-    }  # fmt: skip
+    }
     if body.thinking is not None:
-        fields["thinking"] = {"type": body.thinking.type, "budget_tokens": body.thinking.budget_tokens}
+        fields["thinking"] = {
+            "type": body.thinking.type,
+            "budget_tokens": body.thinking.budget_tokens,
+        }
         fields["include_reasoning"] = False if body.thinking.display == "omitted" else None
     if isinstance(body, MessagesBody):
         fields |= {name: getattr(body, name) for name in SAMPLING}
         fields |= {
-            "max_tokens": body.max_tokens, "stop": body.stop_sequences or None,
+            "max_tokens": body.max_tokens,
+            "stop": body.stop_sequences or None,
             "user": None if body.metadata is None else body.metadata.user_id,
-            "speculation": None if body.speculation is None else body.speculation.model_dump(exclude_none=True),
-        }  # fmt: skip
+            "speculation": None
+            if body.speculation is None
+            else body.speculation.model_dump(exclude_none=True),
+        }
     return made(ChatBody, fields)
 
 
 def place_of(call: Mapping[str, Any], body: CountBody) -> str:
     """How a client knows the message of a call, for errors."""
-    blocks = [(number, block) for number, turn in enumerate(body.messages) for block in _blocks(turn)]
-    number = next(number for number, block in blocks if block.type == "tool_use" and block.id == call["id"])
+    blocks = [
+        (number, block) for number, turn in enumerate(body.messages) for block in _blocks(turn)
+    ]
+    number = next(
+        number for number, block in blocks if block.type == "tool_use" and block.id == call["id"]
+    )
     return f"message {number}"
 
 
@@ -67,7 +82,12 @@ def _blocks(turn: Turn) -> Sequence[ContentBlock]:
 def _system(body: CountBody) -> list[dict[str, Any]]:
     if body.system is None:
         return []
-    return [{"role": "system", "content": body.system if isinstance(body.system, str) else _text(body.system)}]
+    return [
+        {
+            "role": "system",
+            "content": body.system if isinstance(body.system, str) else _text(body.system),
+        }
+    ]
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
@@ -83,7 +103,9 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
                 if texts:
                     yield {"role": turn.role, "content": _text(texts)}
                     texts = []
-                content = block.content if isinstance(block.content, str) else _text(block.content or [])
+                content = (
+                    block.content if isinstance(block.content, str) else _text(block.content or [])
+                )
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
             else:
                 texts.append(block)
@@ -93,16 +115,22 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
 
 def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
     calls = [
-        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": _json(block.input)}}
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": _json(block.input)},
+        }
         for block in blocks
         if block.type == "tool_use"
     ]
     thoughts = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
     content = _text([block for block in blocks if block.type == "text"])
     return {
-        "role": "assistant", "content": content, **({"reasoning": thoughts} if thoughts else {}),
+        "role": "assistant",
+        "content": content,
+        **({"reasoning": thoughts} if thoughts else {}),
         **({"tool_calls": calls} if calls else {}),
-    }  # fmt: skip
+    }
 
 
 def _json(value: Any) -> str:
@@ -117,8 +145,16 @@ def _text(blocks: Sequence[ContentBlock | TextBlock]) -> str:
 
 
 def _tool(tool: ClientTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in function.items() if value is not None},
+    }
 
 
 def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
@@ -126,7 +162,10 @@ def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
         return {}
     names = {"auto": "auto", "any": "required", "none": "none"}
     wanted = names.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
-    return {"tool_choice": wanted, "parallel_tool_calls": False if choice.disable_parallel_tool_use else None}
+    return {
+        "tool_choice": wanted,
+        "parallel_tool_calls": False if choice.disable_parallel_tool_use else None,
+    }
 
 
 def _config(body: CountBody) -> dict[str, Any]:

@@ -24,7 +24,8 @@ Message = dict[str, Any]
 
 
 def chat_of(body: ResponsesBody, items: Iterable[InputItem]) -> ChatBody:
-    """`items`: the conversation that is answered. Raises RequestError where all that makes no request."""
+    """`items`: the conversation that is answered. Raises RequestError where all that makes no
+    request."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     fields = {
         **{name: getattr(body, name) for name in SAME},
@@ -34,17 +35,22 @@ def chat_of(body: ResponsesBody, items: Iterable[InputItem]) -> ChatBody:
         "tool_choice": _choice(body),
         "response_format": _form(body),
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
-        "speculation": None if body.speculation is None else body.speculation.model_dump(exclude_none=True),
+        "speculation": None
+        if body.speculation is None
+        else body.speculation.model_dump(exclude_none=True),
     }
     return made(ChatBody, fields)
 
 
 def items_of(body: ResponsesBody, store: ResponseStore) -> list[InputItem]:
-    """What the body adds to a conversation. Raises ApiError where it refers to an item that is not kept."""
+    """What the body adds to a conversation. Raises ApiError where it refers to an item that is not
+    kept."""
     if isinstance(body.input, str):
         return [InputItem(type="message", role="user", content=body.input)]
     return [
-        InputItem.model_validate(store.find_item(item.id or "")) if item.type == "item_reference" else item
+        InputItem.model_validate(store.find_item(item.id or ""))
+        if item.type == "item_reference"
+        else item
         for item in body.input
     ]
 
@@ -73,8 +79,15 @@ def _messages(items: Iterable[Message]) -> list[Message]:
                 else:
                     last["tool_calls"] = [*last.get("tool_calls", []), call]
             case "function_call_output":
-                found.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["text"]})
-            case _ if item["role"] == "assistant" and last is not None and not last["content"] and "tool_calls" not in last:
+                found.append(
+                    {"role": "tool", "tool_call_id": item["call_id"], "content": item["text"]}
+                )
+            case _ if (
+                item["role"] == "assistant"
+                and last is not None
+                and not last["content"]
+                and "tool_calls" not in last
+            ):
                 last["content"] = item["text"]
             case _:
                 found.append({"role": item["role"], "content": item["text"]})
@@ -86,13 +99,19 @@ def _fields(item: InputItem) -> Message:
     if item.type == "reasoning" and not text:
         text = item.summary
     return {
-        "type": item.type, "role": item.role, "text": _text(text), "call_id": item.call_id, "name": item.name,
+        "type": item.type,
+        "role": item.role,
+        "text": _text(text),
+        "call_id": item.call_id,
+        "name": item.name,
         "arguments": item.arguments,
-    }  # fmt: skip
+    }
 
 
 def _text(content: str | list[InputPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.plain_text for part in content or ())
+    return (
+        content if isinstance(content, str) else "".join(part.plain_text for part in content or ())
+    )
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +120,11 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(body: ResponsesBody) -> Any:
     choice = body.tool_choice
-    return choice if choice is None or isinstance(choice, str) else {"type": "function", "function": {"name": choice.name}}
+    return (
+        choice
+        if choice is None or isinstance(choice, str)
+        else {"type": "function", "function": {"name": choice.name}}
+    )
 
 
 def _form(body: ResponsesBody) -> dict[str, Any] | None:

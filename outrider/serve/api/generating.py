@@ -1,4 +1,5 @@
-"""The endpoints that generate: completions, chat completions, responses, and messages with the count of their tokens."""
+"""The endpoints that generate: completions, chat completions, responses, and messages with the
+count of their tokens."""
 
 from __future__ import annotations
 
@@ -35,11 +36,17 @@ from outrider.serve.served import ServerState
 
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "A field is wrong, or asks for what this server cannot do."},
+    400: {
+        "model": ErrorAnswer,
+        "description": "A field is wrong, or asks for what this server cannot do.",
+    },
     401: {"model": ErrorAnswer, "description": "No API key, or a wrong one."},
     404: {"model": ErrorAnswer, "description": "No such model."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
-    429: {"model": ErrorAnswer, "description": "The queue is full; Retry-After says when to try again."},
+    429: {
+        "model": ErrorAnswer,
+        "description": "The queue is full; Retry-After says when to try again.",
+    },
     500: {"model": ErrorAnswer, "description": "The server failed."},
     503: {"model": ErrorAnswer, "description": "The server is loading or shutting down."},
 }
@@ -51,13 +58,23 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 def generating_routes(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["generation"], responses=ERRORS)
 
-    @router.post("/v1/completions", responses={200: {"model": CompletionAnswer, "content": STREAM}}, response_model=None)
+    @router.post(
+        "/v1/completions",
+        responses={200: {"model": CompletionAnswer, "content": STREAM}},
+        response_model=None,
+    )
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue texts. With `stream`, server-sent events."""
         ignored_fields(request, state.ignored, body)
-        return await _answer(await CompletionRequest.prepared(state, body), bool(body.stream), request)
+        return await _answer(
+            await CompletionRequest.prepared(state, body), bool(body.stream), request
+        )
 
-    @router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer, "content": STREAM}}, response_model=None)
+    @router.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatAnswer, "content": STREAM}},
+        response_model=None,
+    )
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
@@ -65,7 +82,8 @@ def generating_routes(state: ServerState) -> APIRouter:
 
     @router.post("/v1/responses", responses={200: {"content": STREAM}}, response_model=None)
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        """Answer a text or a conversation, which may go on from an earlier response. With `stream`, server-sent events."""
+        """Answer a text or a conversation, which may go on from an earlier response. With `stream`,
+        server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         asked = await Responses.prepared(state, body, ignored)
         return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
@@ -88,7 +106,11 @@ def generating_routes(state: ServerState) -> APIRouter:
         state.responses.drop(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    @router.post("/v1/messages", responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS}, response_model=None)
+    @router.post(
+        "/v1/messages",
+        responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS},
+        response_model=None,
+    )
     async def messages(body: MessagesBody, request: Request) -> Response:
         """Answer a conversation, as Anthropic's clients ask. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
@@ -108,11 +130,16 @@ def _check_query(request: Request) -> None:
     """Raises ApiError for a parameter that would be ignored."""
     for sent in request.query_params:
         name = sent.removesuffix("[]")
-        raise ApiError(f"'{name}' is not supported: what is kept is answered whole. Leave it out", param=name)
+        raise ApiError(
+            f"'{name}' is not supported: what is kept is answered whole. Leave it out", param=name
+        )
 
 
 async def _answer(
-    asked: CompletionRequest | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
+    asked: CompletionRequest | Chat | Responses | Messages,
+    stream: bool,
+    request: Request,
+    framing: Framing = CHUNKS,
 ) -> Response:
     request.state.asked = asked  # for the log of requests
     if stream:
@@ -126,4 +153,3 @@ async def _answer(
 
 def _json(content: dict[str, Any]) -> Response:
     return Response(dumped(content), media_type="application/json")
-

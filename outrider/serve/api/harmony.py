@@ -1,10 +1,12 @@
-"""The answer format of gpt-oss: messages in channels, separated by special tokens that text does not show.
+"""The answer format of gpt-oss: messages in channels, separated by special tokens that text does
+not show.
 
-    <|channel|>analysis<|message|>what it thinks<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
+    <|channel|>analysis<|message|>what it thinks<|end|> <|start|>assistant<|channel|>commentary
+    to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
     <|start|>assistant<|channel|>final<|message|>the answer<|return|>
 
-"analysis" is thought, "final" is content, and so is "commentary" without a recipient: text before a call.
+"analysis" is thought, "final" is content, and so is "commentary" without a recipient: text before a
+call.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from typing import Any
 from outrider.serve.api.reader import Delta, joined
 from outrider.serve.tools.use import ToolUse
 
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+MARKS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 RECIPIENT = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -29,23 +39,31 @@ class HarmonyReader:
         """`use`: the tools whose calls are reported as calls."""
         added = {entry.content: token for token, entry in tokenizer.added_tokens_decoder.items()}
         self._marks = {added[mark]: mark for mark in MARKS if mark in added}
-        self._use, self._tools = use, frozenset([] if use is None else use.readable)
+        self._use = use
+        self._tools = frozenset([] if use is None else use.readable)
         self._header: str | None = ""  # of the message that begins; None: its text is being read
         self._kind = "content"
-        self._num_calls, self._num_thoughts = 0, 0  # messages
+        # messages
+        self._num_calls = 0
+        self._num_thoughts = 0
         self.num_thought = 0
 
     @property
     def finish_reason(self) -> str | None:
         """Instead of the engine's, once the answer has ended: a call that broke off is none."""
-        return self._use.called if self._use is not None and self._num_calls and self._kind != "call" else None
+        return (
+            self._use.called
+            if self._use is not None and self._num_calls and self._kind != "call"
+            else None
+        )
 
     def push(self, tokens: Sequence[int | None], texts: Sequence[str]) -> list[Delta]:
         """See `TokenReader`."""
         found: list[Delta] = []
         for token, text in zip(tokens, texts, strict=True):
             mark = None if token is None else self._marks.get(token)
-            before = text.removesuffix(mark or "")  # the mark itself is there where special tokens are shown
+            # the mark itself is there where special tokens are shown
+            before = text.removesuffix(mark or "")
             if before:
                 self._say(before, found)
             if mark is not None:
@@ -63,19 +81,27 @@ class HarmonyReader:
             self._begin(self._header, found)
             self._header = None
         elif mark in ENDS or mark == "<|start|>":
-            self._header, self._kind = "", "content"
+            self._header = ""
+            self._kind = "content"
         elif self._header is not None:
             self._header += mark
 
     def _begin(self, header: str, found: list[Delta]) -> None:
         """Begin a message according to its header."""
-        named, channel = RECIPIENT.search(header), CHANNEL.search(header)
+        named = RECIPIENT.search(header)
+        channel = CHANNEL.search(header)
         if self._use is not None and named and named[1] in self._tools:
-            self._kind, self._num_calls = "call", self._num_calls + 1
-            call = {"id": self._use.format.new_id(), "type": "function", "function": {"name": named[1], "arguments": ""}}
+            self._kind = "call"
+            self._num_calls = self._num_calls + 1
+            call = {
+                "id": self._use.format.new_id(),
+                "type": "function",
+                "function": {"name": named[1], "arguments": ""},
+            }
             self._tell_call(call, found)
         elif (channel and channel[1] == "analysis") or "to=" in header:
-            self._kind, self._num_thoughts = "reasoning", self._num_thoughts + 1
+            self._kind = "reasoning"
+            self._num_thoughts = self._num_thoughts + 1
             if self._num_thoughts > 1:
                 found.append({"reasoning": "\n"})
         else:

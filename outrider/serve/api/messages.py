@@ -1,4 +1,5 @@
-"""/v1/messages: Anthropic's interface to the same conversations, whole or as a stream of its events."""
+"""/v1/messages: Anthropic's interface to the same conversations, whole or as a stream of its
+events."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Messages(Answering):
         self._blocks = ContentEvents()
 
     @classmethod
-    async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
+    async def prepared(
+        cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields
+    ) -> Messages:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         with INTERFACE.words(partial(place_of, body=body)):
             return cls(await Dialogue.prepared(state, chat_of(body), ignored, INTERFACE))
@@ -53,10 +56,19 @@ class Messages(Answering):
         bill = self._dialogue.bill()
         return {**self._head(), "content": self._blocks.finished, **self._ending(), **_usage(bill)}
 
-    async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[Event, None]:
+    async def _chunks(
+        self, updates: AsyncGenerator[tuple[int, Update], None]
+    ) -> AsyncGenerator[Event, None]:
         prompt = len(self._dialogue.exchange.prompts[0])
-        usage = {"input_tokens": prompt, "output_tokens": 0}  # what of it is cached is known at the end
-        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        # what of it is cached is known at the end
+        usage = {"input_tokens": prompt, "output_tokens": 0}
+        message = {
+            **self._head(),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         yield {"type": "message_start", "message": message}
         async with aclosing(updates):
             async for _, update in updates:
@@ -69,13 +81,23 @@ class Messages(Answering):
 
     def _head(self) -> dict[str, Any]:
         exchange = self._dialogue.exchange
-        return {"id": self._id, "type": "message", "role": "assistant", "model": exchange.served.name}
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": exchange.served.name,
+        }
 
     def _ending(self) -> dict[str, Any]:
         reply = self._dialogue.replies[0]
-        named = reply.stop_reason if isinstance(reply.stop_reason, str) and reply.finish_reason == "stop" else None
+        named = (
+            reply.stop_reason
+            if isinstance(reply.stop_reason, str) and reply.finish_reason == "stop"
+            else None
+        )
         reason = "stop_sequence" if named else STOP_REASONS[reply.finish_reason or "stop"]
-        calls = self._blocks.has_calls and reason == "end_turn"  # OpenAI's word for a call that had to be is "stop", too
+        # OpenAI's word for a call that had to be is "stop", too
+        calls = self._blocks.has_calls and reason == "end_turn"
         return {"stop_reason": "tool_use" if calls else reason, "stop_sequence": named}
 
 
@@ -92,7 +114,9 @@ class ContentEvents:
         """Events for newly emitted text."""
         for delta in deltas:
             if thought := delta.get("reasoning"):
-                yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought)
+                yield from self._grow(
+                    {"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought
+                )
             if text := delta.get("content"):
                 yield from self._grow({"type": "text", "text": ""}, "text", text)
             for call in delta.get("tool_calls", ()):
@@ -102,13 +126,16 @@ class ContentEvents:
         """Events that close the last block."""
         if not self._is_open:
             return
-        self._is_open, block = False, self.finished[-1]
+        self._is_open = False
+        block = self.finished[-1]
         if block["type"] == "thinking":
-            block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()  # clients want one; nobody checks it
+            # clients want one; nobody checks it
+            block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
             found = _object(self._input)
-            self.has_calls, block["input"] = found is not None, found or {}
+            self.has_calls = found is not None
+            block["input"] = found or {}
         yield {"type": "content_block_stop", "index": len(self.finished) - 1}
 
     def _grow(self, empty: dict[str, Any], field: str, text: str) -> Iterator[Event]:
@@ -120,7 +147,9 @@ class ContentEvents:
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         function = call["function"]
         if "id" in call:
-            yield from self._begin({"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}})
+            yield from self._begin(
+                {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+            )
             self._input = ""
         if arguments := function.get("arguments"):
             self._input += arguments
@@ -130,7 +159,11 @@ class ContentEvents:
         yield from self.end()
         self.finished.append(dict(block))
         self._is_open = True
-        yield {"type": "content_block_start", "index": len(self.finished) - 1, "content_block": block}
+        yield {
+            "type": "content_block_start",
+            "index": len(self.finished) - 1,
+            "content_block": block,
+        }
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return {"type": "content_block_delta", "index": len(self.finished) - 1, "delta": delta}
@@ -147,13 +180,16 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _usage(bill: dict[str, Any]) -> dict[str, Any]:
     usage = bill["usage"]
-    cached, details = usage["prompt_tokens_details"]["cached_tokens"], usage.get("completion_tokens_details", {})
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    details = usage.get("completion_tokens_details", {})
     thought = details.get("reasoning_tokens")
     return {
         "usage": {
-            "input_tokens": usage["prompt_tokens"] - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
             **({} if thought is None else {"output_tokens_details": {"thinking_tokens": thought}}),
         },
         "metrics": bill["metrics"],
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""What a chat answer's text means to a client: pieces of a message. Thoughts come first; `tools.py` finds calls in the rest."""
+"""What a chat answer's text means to a client: pieces of a message. Thoughts come first; `tools.py`
+finds calls in the rest."""
 
 from __future__ import annotations
 
@@ -78,13 +79,14 @@ class AllContent:
 
 
 class ThoughtsFirst:
-    """Thoughts, and behind them content, which `reader` reads. White space around the marks belongs to them: templates that show
-    earlier thoughts write it."""
+    """Thoughts, and behind them content, which `reader` reads. White space around the marks belongs
+    to them: templates that show earlier thoughts write it."""
 
     def __init__(self, thinking: ThinkingMarks, reader: Reader, label: str = "") -> None:
         """`label`: a word at the beginning of thoughts that is none of them."""
         self._thoughts = Thoughts(thinking)
-        self._reader, self._label = reader, label
+        self._reader = reader
+        self._label = label
         self._has_begun = False  # a thought was emitted
         self._blank = ""  # white space that is emitted only if more of the same comes
         self._trims = thinking.is_open  # content begins behind a mark
@@ -98,7 +100,11 @@ class ThoughtsFirst:
         return self._thoughts.num_tokens
 
     def push(self, tokens: Sequence[int | None], texts: Sequence[str]) -> list[Delta]:
-        parts = [part for token, text in zip(tokens, texts, strict=True) for part in self._thoughts.push(token, text)]
+        parts = [
+            part
+            for token, text in zip(tokens, texts, strict=True)
+            for part in self._thoughts.push(token, text)
+        ]
         return self._deltas(parts)
 
     def end(self) -> list[Delta]:
@@ -116,17 +122,21 @@ class ThoughtsFirst:
                 self._trims = self._trims and not content
                 found += self._reader.push(content) if content else []
             else:
-                self._trims, self._blank = True, "\n" if self._has_begun else ""  # between two thoughts
+                # between two thoughts
+                self._trims = True
+                self._blank = "\n" if self._has_begun else ""
         return joined(found)
 
     def _trimmed(self, text: str) -> str:
-        text, self._blank = self._blank + text, ""
+        text = self._blank + text
+        self._blank = ""
         if not self._has_begun:
             text = text.lstrip()
             if len(text) <= len(self._label) and self._label.startswith(text):
                 self._blank = text  # the label, or what may become it
                 return ""
-            text, self._label = text.removeprefix(self._label).lstrip(), ""
+            text = text.removeprefix(self._label).lstrip()
+            self._label = ""
         trimmed = text.rstrip()
         self._has_begun = self._has_begun or bool(trimmed)
         self._blank = text[len(trimmed) :]
@@ -145,9 +155,12 @@ def joined(deltas: Sequence[Delta]) -> list[Delta]:
 
 
 def whole_message(deltas: Sequence[Delta]) -> dict[str, Any]:
-    """A message from the pieces that a stream would have sent. An answer that is all calls, or all thoughts, has no content."""
+    """A message from the pieces that a stream would have sent. An answer that is all calls, or all
+    thoughts, has no content."""
     calls = merged_calls(deltas)
-    content, thought = ("".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning"))
+    content, thought = (
+        "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning")
+    )
     empty = None if calls or thought else ""
     message: dict[str, Any] = {"role": "assistant", "content": content or empty, "refusal": None}
     if thought:

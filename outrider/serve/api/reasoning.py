@@ -1,4 +1,5 @@
-"""Thoughts of one model: which marks it writes, whether a prompt leaves them open, and how its answers are read."""
+"""Thoughts of one model: which marks it writes, whether a prompt leaves them open, and how its
+answers are read."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from outrider.serve.api.reasoning_formats import NONE, ReasoningFormat, format_o
 from outrider.serve.api.texts import SharedTokenizer
 from outrider.serve.errors import ApiError
 
-TAIL = 64  # tokens at the end of a prompt that are looked at: a template ends with the mark, or does not
+# tokens at the end of a prompt that are looked at: a template ends with the mark, or does not
+TAIL = 64
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,37 @@ class Reasoning:
 
     @classmethod
     def of(cls, texts: SharedTokenizer, name: str) -> Reasoning | None:
-        """The parser of a model's thoughts; None: they are not separated. Raises ConfigError for a parser that does not fit the
-        model.
+        """The parser of a model's thoughts; None: they are not separated. Raises ConfigError for a
+        parser that does not fit the model.
         """
         if name == NONE:
             return None
-        added = {entry.content: token for token, entry in texts.tokenizer.added_tokens_decoder.items()}
+        added = {
+            entry.content: token for token, entry in texts.tokenizer.added_tokens_decoder.items()
+        }
         found = format_of(name, texts.chat_template or "", added)
         if found is None:
             return None
         if found.is_harmony:
             ids = _harmony_ids(texts.tokenizer, added)
             return cls(found, None, ids) if ids else None
-        opening, closing = added.get(found.opening[0]), added.get(found.closing[0])
+        opening = added.get(found.opening[0])
+        closing = added.get(found.closing[0])
         if opening is None or closing is None:
             return cls(found, None, ())
         return cls(found, opening, (closing,))
 
     def thinking(
-        self, texts: SharedTokenizer, prompt: list[int], *, begun: str | None = None, budget: int | None = None
+        self,
+        texts: SharedTokenizer,
+        prompt: list[int],
+        *,
+        begun: str | None = None,
+        budget: int | None = None,
     ) -> ThinkingMarks | None:
-        """The marks of thoughts in the answer to a prompt; None: the prompt has closed them. `begun`: the text of the prompt's
-        last message, where the answer continues it. Raises ApiError for a budget that cannot be kept.
+        """The marks of thoughts in the answer to a prompt; None: the prompt has closed them.
+        `begun`: the text of the prompt's last message, where the answer continues it. Raises
+        ApiError for a budget that cannot be kept.
         """
         form = self.format
         is_open = self._is_open(texts, prompt, begun)
@@ -54,38 +65,53 @@ class Reasoning:
             return None
         if budget is not None and len(self.closing_ids) != 1:
             raise ApiError(
-                f"thoughts in the format '{form.name}' cannot have a budget, for no single token closes them; use 'max_tokens'",
+                f"thoughts in the format '{form.name}' cannot have a budget, for no single token "
+                "closes them; use 'max_tokens'",
                 param="thinking_token_budget",
-            )  # fmt: skip
+            )
         return ThinkingMarks(
-            opening=form.opening, closing=form.closing, opening_id=self.opening_id, closing_ids=self.closing_ids,
-            is_open=is_open, budget=budget, repeats=form.needs_tokens and self.opening_id is not None,
-        )  # fmt: skip
+            opening=form.opening,
+            closing=form.closing,
+            opening_id=self.opening_id,
+            closing_ids=self.closing_ids,
+            is_open=is_open,
+            budget=budget,
+            repeats=form.needs_tokens and self.opening_id is not None,
+        )
 
     def _is_open(self, texts: SharedTokenizer, prompt: list[int], begun: str | None) -> bool | None:
         """Whether the prompt ends inside thoughts; None: behind them."""
         form = self.format
         if begun and begun.strip():
-            return True if max(map(begun.rfind, form.opening)) > max(map(begun.rfind, form.closing)) else None
+            return (
+                True
+                if max(map(begun.rfind, form.opening)) > max(map(begun.rfind, form.closing))
+                else None
+            )
         if form.is_harmony:
             return True
         tail = texts.decode(prompt[-TAIL:], flush=False).rstrip()
         if tail.endswith(form.closing):
             return None
-        return tail.endswith(tuple(mark + label for mark in form.opening for label in ("", form.label)))
+        return tail.endswith(
+            tuple(mark + label for mark in form.opening for label in ("", form.label))
+        )
 
 
-def for_engine(thinking: ThinkingMarks | None, sampling: SamplingParams, form: Spec | None) -> ThinkingMarks | None:
-    """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or the draft length does, which
-    follows marks that are tokens. A form that cannot wait for marks in a text holds from the beginning, so that there are no
-    thoughts."""
+def for_engine(
+    thinking: ThinkingMarks | None, sampling: SamplingParams, form: Spec | None
+) -> ThinkingMarks | None:
+    """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or
+    the draft length does, which follows marks that are tokens. A form that cannot wait for marks in
+    a text holds from the beginning, so that there are no thoughts."""
     if thinking is None or (form is not None and not thinking.closing_ids):
         return None
     return thinking if sampling.stop or thinking.closing_ids else None
 
 
 def _harmony_ids(tokenizer: Any, added: dict[str, int]) -> tuple[int, ...]:
-    """Tokens with which the answer begins; none where they are not all there, so that nothing waits for them."""
+    """Tokens with which the answer begins; none where they are not all there, so that nothing waits
+    for them."""
     final = tokenizer.get_vocab().get("final")
     ids = (added.get("<|channel|>"), final, added.get("<|message|>"))
     return tuple(token for token in ids if token is not None) if None not in ids else ()

@@ -1,4 +1,5 @@
-"""How models write down what they think. A format is known by the model's chat template, else by its vocabulary.
+"""How models write down what they think. A format is known by the model's chat template, else by
+its vocabulary.
 
     think      <think> ... </think>                          DeepSeek R1, Qwen3, GLM 4.5, SmolLM3, Nemotron, most others
     mistral    [THINK] ... [/THINK]                          Magistral
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError, did_you_mean
 
-AUTO, NONE = "auto", "none"
+AUTO = "auto"
+NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,22 @@ SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), ne
 COHERE = ReasoningFormat("cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",))
 APERTUS = ReasoningFormat("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",))
 GRANITE = ReasoningFormat(
-    "granite", ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:"),
+    "granite",
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
     needs_tokens=False,
-)  # fmt: skip
-HARMONY = ReasoningFormat(
-    "harmony", ("<|channel|>",), ("<|channel|>final<|message|>",), signs=("<|channel|>", "<|message|>"), is_harmony=True
 )
-FORMATS = {one.name: one for one in (HARMONY, MISTRAL, GEMMA4, SEED_OSS, COHERE, APERTUS, GRANITE, THINK)}  # in this order
+HARMONY = ReasoningFormat(
+    "harmony",
+    ("<|channel|>",),
+    ("<|channel|>final<|message|>",),
+    signs=("<|channel|>", "<|message|>"),
+    is_harmony=True,
+)
+# in this order
+FORMATS = {
+    one.name: one for one in (HARMONY, MISTRAL, GEMMA4, SEED_OSS, COHERE, APERTUS, GRANITE, THINK)
+}
 SAME = dict.fromkeys(
     (
         "deepseek_r1", "deepseek_v3", "deepseek_v4", "qwen3", "glm45", "glm47", "kimi_k2", "minimax_m2", "mimo", "nemotron_v3",
@@ -65,14 +76,26 @@ def check_name(name: str) -> None:
 
 
 def format_of(name: str, template: str, tokens: Collection[str]) -> ReasoningFormat | None:
-    """The format called `name`; with "auto" the one a template shows or a vocabulary has tokens for. `tokens`: those that were
-    added to the vocabulary. Raises ConfigError for a name that is unknown, or that this model cannot have."""
+    """The format called `name`; with "auto" the one a template shows or a vocabulary has tokens
+    for. `tokens`: those that were added to the vocabulary. Raises ConfigError for a name that is
+    unknown, or that this model cannot have."""
     check_name(name)
     if name == AUTO:
-        shown = (one for one in FORMATS.values() if all(sign in template for sign in one.signs or one.closing[:1]))
-        added = (one for one in FORMATS.values() if not one.signs and {one.opening[0], one.closing[0]} <= set(tokens))
+        shown = (
+            one
+            for one in FORMATS.values()
+            if all(sign in template for sign in one.signs or one.closing[:1])
+        )
+        added = (
+            one
+            for one in FORMATS.values()
+            if not one.signs and {one.opening[0], one.closing[0]} <= set(tokens)
+        )
         return next(shown, None) or next(added, None)
     found = FORMATS.get(name) or SAME.get(name)
     if found is not None and found.needs_tokens and found.opening[0] not in tokens:
-        raise ConfigError(f"reasoning parser '{name}': this model's tokenizer has no token '{found.opening[0]}'; use 'auto'")
+        raise ConfigError(
+            f"reasoning parser '{name}': this model's tokenizer has no token "
+            f"'{found.opening[0]}'; use 'auto'"
+        )
     return found

@@ -6,7 +6,15 @@ from outrider.engine.request import Update
 from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.api.exchange import finish_reason, stop_reason
 from outrider.serve.api.harmony import HarmonyReader
-from outrider.serve.api.reader import AllContent, Delta, PlainReader, Reader, ThoughtsFirst, TokenReader, whole_message
+from outrider.serve.api.reader import (
+    AllContent,
+    Delta,
+    PlainReader,
+    Reader,
+    ThoughtsFirst,
+    TokenReader,
+    whole_message,
+)
 from outrider.serve.api.reasoning import Reasoning
 from outrider.serve.observability.traffic import LoggedAnswer
 from outrider.serve.schema.chat import ChatBody
@@ -15,10 +23,14 @@ from outrider.serve.tools.use import ToolUse
 
 
 class Reply:
-    """Feed it the updates of one request. `thinking`: where thoughts stand in the answer; None: there are none."""
+    """Feed it the updates of one request. `thinking`: where thoughts stand in the answer; None:
+    there are none."""
 
-    def __init__(self, served: Served, body: ChatBody, use: ToolUse | None, thinking: ThinkingMarks | None) -> None:
-        self._body, self._use = body, use
+    def __init__(
+        self, served: Served, body: ChatBody, use: ToolUse | None, thinking: ThinkingMarks | None
+    ) -> None:
+        self._body = body
+        self._use = use
         self._reader = _reader(served, served.reasoning, use, thinking)
         self._ended: Update | None = None
         self._deltas: list[Delta] = []
@@ -43,7 +55,8 @@ class Reply:
         """The parts of an update; with the last one, also what was held back."""
         texts = self._texts(update)
         tokens: list[int | None] = list(update.token_ids)
-        rest = update.text[len("".join(update.pieces)) :]  # a time limit lets go of text that waited for its next token
+        # a time limit lets go of text that waited for its next token
+        rest = update.text[len("".join(update.pieces)) :]
         deltas = self._reader.push([*tokens, None], [*texts, rest])
         if update.finish is not None:
             deltas += self._reader.end()
@@ -59,17 +72,25 @@ class Reply:
         return LoggedAnswer(message["content"], message.get("reasoning"), self.finish_reason)
 
     def _texts(self, update: Update) -> list[str]:
-        """By token, with the special tokens that begin calls, where there are tools and the text does not show them anyway."""
+        """By token, with the special tokens that begin calls, where there are tools and the text
+        does not show them anyway."""
         if self._use is None or not update.token_ids:
             return update.pieces
-        stopped = isinstance(stop_reason(update.finish), int) and not self._body.include_stop_str_in_output
+        stopped = (
+            isinstance(stop_reason(update.finish), int)
+            and not self._body.include_stop_str_in_output
+        )
         shown = self._body.skip_special_tokens is False
         return self._use.texts_of(update.token_ids, update.pieces, shown=shown, stopped=stopped)
 
 
-def _reader(served: Served, reasoning: Reasoning | None, use: ToolUse | None, thinking: ThinkingMarks | None) -> TokenReader:
+def _reader(
+    served: Served, reasoning: Reasoning | None, use: ToolUse | None, thinking: ThinkingMarks | None
+) -> TokenReader:
     form = None if reasoning is None else reasoning.format
-    if (use is not None and use.format.is_harmony) or (thinking is not None and form is not None and form.is_harmony):
+    if (use is not None and use.format.is_harmony) or (
+        thinking is not None and form is not None and form.is_harmony
+    ):
         return HarmonyReader(served.texts.tokenizer, use)
     reader: Reader = PlainReader() if use is None else use.reader()
     if thinking is None:

@@ -11,7 +11,12 @@ from outrider.serve.schema.responses import InputItem
 
 Event = dict[str, Any]
 Item = dict[str, Any]
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
 
 
 class Items:
@@ -35,26 +40,45 @@ class Items:
         """Events that close the last item."""
         if not self._is_open:
             return
-        self._is_open, item = False, self.output[-1]
+        self._is_open = False
+        item = self.output[-1]
         if item["type"] == "function_call":
-            yield self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            yield self._event(
+                "response.function_call_arguments.done",
+                name=item["name"],
+                arguments=item["arguments"],
+            )
         else:
             part = item["content"][0]
-            yield self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **_no_logprobs(item["type"]))
+            yield self._event(
+                f"response.{part['type']}.done",
+                content_index=0,
+                text=part["text"],
+                **_no_logprobs(item["type"]),
+            )
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
         item["status"] = status
-        yield {"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": item}
+        yield {
+            "type": "response.output_item.done",
+            "output_index": len(self.output) - 1,
+            "item": item,
+        }
 
     def _say(self, kind: str, text: str) -> Iterator[Event]:
         if not self._is_open or self.output[-1]["type"] != kind:
             yield from self._begin_text(kind)
         part = self.output[-1]["content"][0]
         part["text"] += text
-        yield self._event(f"response.{part['type']}.delta", content_index=0, delta=text, **_no_logprobs(kind))
+        yield self._event(
+            f"response.{part['type']}.delta", content_index=0, delta=text, **_no_logprobs(kind)
+        )
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
         is_message = kind == "message"
-        part: dict[str, Any] = {"type": "output_text" if is_message else "reasoning_text", "text": ""}
+        part: dict[str, Any] = {
+            "type": "output_text" if is_message else "reasoning_text",
+            "text": "",
+        }
         if is_message:
             part |= {"annotations": [], "logprobs": []}
         about: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
@@ -66,7 +90,9 @@ class Items:
         function = call["function"]
         if "id" in call:
             about = {"call_id": call["id"], "name": function["name"], "arguments": ""}
-            yield from self._begin({"type": "function_call", "id": item_id("function_call"), **about})
+            yield from self._begin(
+                {"type": "function_call", "id": item_id("function_call"), **about}
+            )
         if arguments := function.get("arguments"):
             self.output[-1]["arguments"] += arguments
             yield self._event("response.function_call_arguments.delta", delta=arguments)
@@ -76,10 +102,19 @@ class Items:
         item["status"] = "in_progress"
         self.output.append(item)
         self._is_open = True
-        yield {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": dict(item)}
+        yield {
+            "type": "response.output_item.added",
+            "output_index": len(self.output) - 1,
+            "item": dict(item),
+        }
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        return {"type": kind, "item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **fields}
+        return {
+            "type": kind,
+            "item_id": self.output[-1]["id"],
+            "output_index": len(self.output) - 1,
+            **fields,
+        }
 
 
 def numbered() -> Callable[[Event], Event]:
@@ -106,6 +141,13 @@ def listed(item: InputItem) -> Item:
     if item.type != "message":
         return fields
     kind = "output_text" if item.role == "assistant" else "input_text"
-    parts = [{"type": kind, "text": item.content}] if isinstance(item.content, str) else fields["content"]
+    parts = (
+        [{"type": kind, "text": item.content}]
+        if isinstance(item.content, str)
+        else fields["content"]
+    )
     more: Item = {"annotations": [], "logprobs": []}
-    return {**fields, "content": [{**part, **(more if part["type"] == "output_text" else {})} for part in parts]}
+    return {
+        **fields,
+        "content": [{**part, **(more if part["type"] == "output_text" else {})} for part in parts],
+    }

@@ -1,4 +1,5 @@
-"""/v1/responses: OpenAI's newer interface to the same conversations, whole or as a stream of its events."""
+"""/v1/responses: OpenAI's newer interface to the same conversations, whole or as a stream of its
+events."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from outrider.serve.served import ServerState
 
 
 def _failure(error: ApiError) -> Event:
-    return {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
+    return {
+        "type": "error",
+        "code": error.code,
+        "message": str(error),
+        "param": error.param,
+        "sequence_number": 0,
+    }
 
 
 INTERFACE = Interface("resp", THOUGHT, names=NAMES)
@@ -42,28 +49,46 @@ async def count_tokens(state: ServerState, body: InputTokensBody) -> int:
 
 def before_of(state: ServerState, body: ResponsesBody) -> Stored | None:
     """The response that a body goes on from. Raises ApiError for one that is not here."""
-    return None if body.previous_response_id is None else state.responses.find(body.previous_response_id)
+    return (
+        None
+        if body.previous_response_id is None
+        else state.responses.find(body.previous_response_id)
+    )
 
 
 def _earlier(before: Stored | None) -> list[InputItem]:
-    return [] if before is None else [InputItem.model_validate(item) for item in before.conversation()]
+    return (
+        [] if before is None else [InputItem.model_validate(item) for item in before.conversation()]
+    )
 
 
 class Responses(Answering):
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
     def __init__(
-        self, body: ResponsesBody, asked: Sequence[InputItem], dialogue: Dialogue, store: ResponseStore, before: Stored | None
+        self,
+        body: ResponsesBody,
+        asked: Sequence[InputItem],
+        dialogue: Dialogue,
+        store: ResponseStore,
+        before: Stored | None,
     ) -> None:
         super().__init__(dialogue)
-        self._body, self._asked, self._store, self._before = body, asked, store, before
+        self._body = body
+        self._asked = asked
+        self._store = store
+        self._before = before
         self._items = Items()
         self._id = dialogue.exchange.id.replace("-", "_")
 
     @classmethod
-    async def prepared(cls, state: ServerState, body: ResponsesBody, ignored: IgnoredFields) -> Responses:
-        """Find what it goes on from, route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        before, asked = before_of(state, body), items_of(body, state.responses)
+    async def prepared(
+        cls, state: ServerState, body: ResponsesBody, ignored: IgnoredFields
+    ) -> Responses:
+        """Find what it goes on from, route it, render the conversation, check everything. Raises
+        ApiError or ConfigError."""
+        before = before_of(state, body)
+        asked = items_of(body, state.responses)
         with INTERFACE.words(partial(place_of, asked=asked)):
             chat = chat_of(body, [*_earlier(before), *asked])
             dialogue = await Dialogue.prepared(state, chat, ignored, INTERFACE)
@@ -78,7 +103,9 @@ class Responses(Answering):
             pass
         return self._ended()
 
-    async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[Event, None]:
+    async def _chunks(
+        self, updates: AsyncGenerator[tuple[int, Update], None]
+    ) -> AsyncGenerator[Event, None]:
         number = numbered()
         begun = self._response("in_progress")
         yield number({"type": "response.created", "response": begun})
@@ -90,7 +117,9 @@ class Responses(Answering):
                         yield number(event)
         except OutriderError as error:
             failure = as_api_error(error)
-            found = self._response("failed") | {"error": {"code": "server_error", "message": str(failure)}}
+            found = self._response("failed") | {
+                "error": {"code": "server_error", "message": str(failure)}
+            }
             yield number({"type": "response.failed", "response": found})
             return
         for event in self._items.end(self._status):
@@ -105,32 +134,60 @@ class Responses(Answering):
         """The whole response, kept for later requests that read or continue it."""
         bill = self._dialogue.bill()
         details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
-        more = {"incomplete_details": details, "usage": _usage(bill["usage"]), "metrics": bill["metrics"]}
+        more = {
+            "incomplete_details": details,
+            "usage": _usage(bill["usage"]),
+            "metrics": bill["metrics"],
+        }
         found = {**self._response(self._status), **more}
         if self._body.store is not False:
-            shown = shows_thoughts(self._dialogue.exchange.served)  # by the chat template, in later turns
-            own_output = [item for item in self._items.output if shown or item["type"] != "reasoning"]
-            self._store.keep(self._id, [listed(item) for item in self._asked], own_output, found, self._before)
+            # by the chat template, in later turns
+            shown = shows_thoughts(self._dialogue.exchange.served)
+            own_output = [
+                item for item in self._items.output if shown or item["type"] != "reasoning"
+            ]
+            self._store.keep(
+                self._id, [listed(item) for item in self._asked], own_output, found, self._before
+            )
         return found
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, exchange = self._body, self._dialogue.exchange
+        body = self._body
+        exchange = self._dialogue.exchange
         params = exchange.requests[0].params
         choice = body.tool_choice or "auto"
         return {
-            "id": self._id, "object": "response", "created_at": exchange.created, "status": status, "model": exchange.served.name,
-            "output": self._items.output, "error": None, "incomplete_details": None, "usage": None,
-            "instructions": body.instructions, "previous_response_id": body.previous_response_id, "background": False,
-            "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {}, "store": body.store is not False,
-            "parallel_tool_calls": body.parallel_tool_calls is not False, "temperature": params.temperature,
-            "top_p": params.top_p, "truncation": "disabled", "user": body.user,
-            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "id": self._id,
+            "object": "response",
+            "created_at": exchange.created,
+            "status": status,
+            "model": exchange.served.name,
+            "output": self._items.output,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            "instructions": body.instructions,
+            "previous_response_id": body.previous_response_id,
+            "background": False,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "store": body.store is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+            "reasoning": {
+                "effort": None if body.reasoning is None else body.reasoning.effort,
+                "summary": None,
+            },
             "text": {"format": _format(body)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [
-                {"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
+                {"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)}
+                for tool in body.tools or []
             ],
-        }  # fmt: skip
+        }
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:

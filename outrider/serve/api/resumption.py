@@ -1,12 +1,14 @@
 """Streams that another server can continue: marks in the stream, and the state that they stand for.
 
-A stream with `resume` in its request has marks, as comments of server-sent events, which clients skip:
+A stream with `resume` in its request has marks, as comments of server-sent events, which clients
+skip:
 
     : resume {"id": ..., "created": ...}           first
     : resume {"choice": 0, "token_ids": [...]...}  after the events of every update
 
-The reader of the marks sends them back, in `resume` of the same body, to a server of the same model. That server brings its
-answers to where the marks end, writes nothing meanwhile, and continues.
+The reader of the marks sends them back, in `resume` of the same body, to a server of the same
+model. That server brings its answers to where the marks end, writes nothing meanwhile, and
+continues.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ MARK = ": resume "
 class Marks:
     """The marks of one stream: those that it begins with, and those that it writes."""
 
-    def __init__(self, resumption: Resumption | None, requests: Sequence[Request], identity: str) -> None:
+    def __init__(
+        self, resumption: Resumption | None, requests: Sequence[Request], identity: str
+    ) -> None:
         """`identity`: of the answers, where the marks have none."""
         self._marks = [] if resumption is None else resumption.marks
         self._requests = requests
@@ -38,8 +42,10 @@ class Marks:
         self.id = given.id or identity
         self.created = int(time.time()) if given.created is None else given.created
         self._write: WriteMark | None = None
-        self._stats = {number: DecodeStats() for number in range(len(requests))}  # of the marks that it begins with
-        self._accepted = dict.fromkeys(range(len(requests)), 0)  # tokens of a step that is not complete yet
+        # of the marks that it begins with
+        self._stats = {number: DecodeStats() for number in range(len(requests))}
+        # tokens of a step that is not complete yet
+        self._accepted = dict.fromkeys(range(len(requests)), 0)
         self.is_silent = bool(self._marks)  # events repeat what the client has
         self.ended = frozenset(mark.choice for mark in self._marks if mark.ending is not None)
 
@@ -54,11 +60,18 @@ class Marks:
             await self._write(f"{MARK}{dumped(content)}\n\n")
 
     def replayed(self) -> Iterator[tuple[int, Update]]:
-        """The updates that the first marks stand for. Their log-probabilities are placeholders: nobody reads them."""
+        """The updates that the first marks stand for. Their log-probabilities are placeholders:
+        nobody reads them."""
         for mark in self._marks:
             self._count(mark)
             wanted = self._requests[mark.choice].params.logprobs is not None
-            yield mark.choice, replace(mark.update(), logprobs=[{token: 0.0} for token in mark.token_ids] if wanted else [])
+            yield (
+                mark.choice,
+                replace(
+                    mark.update(),
+                    logprobs=[{token: 0.0} for token in mark.token_ids] if wanted else [],
+                ),
+            )
         self.is_silent = False
 
     async def passed(self, number: int, update: Update) -> None:
@@ -91,18 +104,25 @@ class Marks:
 
 
 def committed_of(resumption: Resumption | None, num_answers: int) -> list[list[int]]:
-    """The tokens that each answer has. Raises ApiError for marks that no stream of this request can have."""
+    """The tokens that each answer has. Raises ApiError for marks that no stream of this request can
+    have."""
     committed: list[list[int]] = [[] for _ in range(num_answers)]
     ended = set()
     for number, mark in enumerate(resumption.marks if resumption is not None else ()):
         place = f"resume.marks.{number}"
         if mark.choice >= num_answers:
-            raise ApiError(f"{place}.choice is {mark.choice}, and the request has {num_answers} answers", param=f"{place}.choice")
+            raise ApiError(
+                f"{place}.choice is {mark.choice}, and the request has {num_answers} answers",
+                param=f"{place}.choice",
+            )
         if mark.choice in ended:
             raise ApiError(f"{place} continues answer {mark.choice}, which has ended", param=place)
         sizes = [len(mark.token_ids), len(mark.origins), len(mark.pieces)]
         if len(set(sizes)) > 1:
-            raise ApiError(f"{place} has {sizes[0]} token_ids, {sizes[1]} origins and {sizes[2]} pieces", param=place)
+            raise ApiError(
+                f"{place} has {sizes[0]} token_ids, {sizes[1]} origins and {sizes[2]} pieces",
+                param=place,
+            )
         if mark.ending is not None:
             ended.add(mark.choice)
         committed[mark.choice] += mark.token_ids

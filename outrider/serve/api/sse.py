@@ -1,7 +1,8 @@
-"""Server-sent events: `data: {json}` blocks, then `data: [DONE]`, as chat completions stream them; or events with names.
+"""Server-sent events: `data: {json}` blocks, then `data: [DONE]`, as chat completions stream them;
+or events with names.
 
-The connection is watched while events are made: a client that leaves cancels the generator at once. An error after the
-first byte cannot change the status any more; it becomes an event of its own.
+The connection is watched while events are made: a client that leaves cancels the generator at once.
+An error after the first byte cannot change the status any more; it becomes an event of its own.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from outrider.serve.errors import ApiError, as_api_error
 from outrider.wellformed import is_text
 
 log = logging.getLogger("outrider.serve")
-LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # for Python's splitlines, and so for httpx's iter_lines
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
+# for Python's splitlines, and so for httpx's iter_lines
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+# proxies must pass events on as they come
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,31 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None], framing: Framing,
+        self,
+        chunks: AsyncGenerator[dict[str, Any], None],
+        cancel: Callable[[], None],
+        framing: Framing,
         marks: StreamMarks | None = None,
-    ) -> None:  # fmt: skip
-        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for. `marks`: of
-        a stream that another server can continue."""
+    ) -> None:
+        """`cancel` is called at the end in any case, also when the client left before the first
+        chunk was asked for. `marks`: of a stream that another server can continue."""
         self.status_code = 200
         self.background: BackgroundTask | None = None
         self.init_headers(HEADERS)
-        self._chunks, self._cancel, self._framing = chunks, cancel, framing
+        self._chunks = chunks
+        self._cancel = cancel
+        self._framing = framing
         self._marks = marks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             await unless_gone(receive, self._send_all(send))
         except (ClientLeftError, OSError):
             return
@@ -94,7 +108,11 @@ class EventStream(Response):
             raise
         except Exception:
             log.exception("a stream failed", extra=request_ids.current())
-            failure = ApiError("the server failed while it answered; its log says more", status=500, kind="server_error")
+            failure = ApiError(
+                "the server failed while it answered; its log says more",
+                status=500,
+                kind="server_error",
+            )
             await event(self._framing.error(failure))
         finally:
             await self._chunks.aclose()  # its own `finally` runs now, not some time
@@ -103,9 +121,14 @@ class EventStream(Response):
 
 
 def dumped(content: Any) -> str:
-    """Compact JSON in one line; raises ValueError for what is no number, which no client could read. Half a surrogate pair, which
-    a client's own metadata or tools may hold, is escaped as it was sent."""
+    """Compact JSON in one line; raises ValueError for what is no number, which no client could
+    read. Half a surrogate pair, which a client's own metadata or tools may hold, is escaped as it
+    was sent."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if text.isascii():
         return text
-    return text.translate(LINE_ENDS) if is_text(text) else json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return (
+        text.translate(LINE_ENDS)
+        if is_text(text)
+        else json.dumps(content, separators=(",", ":"), allow_nan=False)
+    )

@@ -1,7 +1,8 @@
-"""What an answer cost: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in `metrics`.
+"""What an answer cost: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in
+`metrics`.
 
-vLLM's mean acceptance length is our tau over the steps that drafted; its draft acceptance rate is our draft utilisation.
-Several answers of one request are counted together.
+vLLM's mean acceptance length is our tau over the steps that drafted; its draft acceptance rate is
+our draft utilisation. Several answers of one request are counted together.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ class Cost:
 def usage(
     costs: Sequence[Cost], predicted: Sequence[Cost] | None = None, num_thought: int | None = None
 ) -> dict[str, Any]:
-    """`usage` of one HTTP request. A prompt's answers find what the first of them read: the least that one found was cached.
+    """`usage` of one HTTP request. A prompt's answers find what the first of them read: the least
+    that one found was cached.
 
-    `predicted`: of the answers that were drafted for from a prediction; None: the request had none. `num_thought`: tokens of
-    thoughts; None: they are not counted."""
-    first = {cost.prompt: cost.finish for cost in sorted(costs, key=lambda cost: -cost.finish.cached_tokens)}
+    `predicted`: of the answers that were drafted for from a prediction; None: the request had none.
+    `num_thought`: tokens of thoughts; None: they are not counted."""
+    first = {
+        cost.prompt: cost.finish
+        for cost in sorted(costs, key=lambda cost: -cost.finish.cached_tokens)
+    }
     prompt = sum(finish.prompt_tokens for finish in first.values())
     completion = sum(cost.num_tokens for cost in costs)
     details = {
@@ -43,7 +48,9 @@ def usage(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(finish.cached_tokens for finish in first.values())},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(finish.cached_tokens for finish in first.values())
+        },
         **({"completion_tokens_details": details} if details else {}),
     }
 
@@ -52,9 +59,11 @@ def so_far(num_prompt: int, num_completion: int) -> dict[str, Any]:
     """`usage` of one answer in the middle of its stream; what is cached is known at the end."""
     return {
         "usage": {
-            "prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion,
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
         }
-    }  # fmt: skip
+    }
 
 
 def no_usage(number: int) -> dict[str, Any]:
@@ -63,8 +72,9 @@ def no_usage(number: int) -> dict[str, Any]:
 
 
 def _prediction(stats: DecodeStats) -> dict[str, int]:
-    """Counts of predicted tokens; all drafts were read from the prediction. A token that was rejected twice counts twice. These
-    are not among the answer's tokens; OpenAI charges them as if they were.
+    """Counts of predicted tokens; all drafts were read from the prediction. A token that was
+    rejected twice counts twice. These are not among the answer's tokens; OpenAI charges them as if
+    they were.
     """
     return {
         "accepted_prediction_tokens": stats.accepted,
@@ -73,7 +83,8 @@ def _prediction(stats: DecodeStats) -> dict[str, int]:
 
 
 def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any]:
-    """`metrics` of one HTTP request. `num_spec_tokens`: draft tokens per step where that is a fixed number."""
+    """`metrics` of one HTTP request. `num_spec_tokens`: draft tokens per step where that is a fixed
+    number."""
     stats = _sum(costs)
     num_plain = sum(cost.num_plain for cost in costs)
     finishes = [cost.finish for cost in costs]
@@ -92,16 +103,21 @@ def _sum(costs: Sequence[Cost]) -> DecodeStats:
     return reduce(DecodeStats.merge, (cost.finish.stats for cost in costs), DecodeStats())
 
 
-def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None) -> dict[str, Any] | None:
+def _speculation(
+    stats: DecodeStats, num_steps: int, num_spec_tokens: int | None
+) -> dict[str, Any] | None:
     """The speculation numbers of an answer; None where nothing was drafted."""
     if num_steps <= 0:
         return None
-    reached = [num_steps, *stats.accepted_per_position]  # [k]: steps that kept k draft tokens or more
+    # [k]: steps that kept k draft tokens or more
+    reached = [num_steps, *stats.accepted_per_position]
     reached += [0] * ((num_spec_tokens or 0) + 1 - len(reached))
     return {
         "mean_acceptance_length": 1 + stats.accepted / num_steps,
         "draft_acceptance_rate": stats.draft_utilisation,
-        "acceptance_histogram": [more - less for more, less in zip(reached, [*reached[1:], 0], strict=True)],
+        "acceptance_histogram": [
+            more - less for more, less in zip(reached, [*reached[1:], 0], strict=True)
+        ],
         "num_spec_steps": num_steps,
         "num_accepted_draft_tokens": stats.accepted,
         "num_draft_tokens": stats.drafted,
@@ -110,9 +126,11 @@ def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None
 
 
 def _timing(finishes: Sequence[Finish]) -> dict[str, Any]:
-    """Seconds. Answers of one request run side by side: first token of any, longest decoding, all tokens over all time.
+    """Seconds. Answers of one request run side by side: first token of any, longest decoding, all
+    tokens over all time.
 
-    `tpot_s` is a single answer's pace, averaged over the answers' tokens; `decode_tokens_per_s` counts all answers together.
+    `tpot_s` is a single answer's pace, averaged over the answers' tokens; `decode_tokens_per_s`
+    counts all answers together.
     """
     stats = reduce(DecodeStats.merge, (finish.stats for finish in finishes), DecodeStats())
     first = min(finish.stats.ttft_s for finish in finishes)
@@ -123,6 +141,8 @@ def _timing(finishes: Sequence[Finish]) -> dict[str, Any]:
         "ttft_s": first,
         "decode_s": last - first,
         "tpot_s": stats.tpot_s,
-        "decode_tokens_per_s": stats.decode_tokens / (last - first) if stats.decode_tokens and last > first else None,
+        "decode_tokens_per_s": stats.decode_tokens / (last - first)
+        if stats.decode_tokens and last > first
+        else None,
         "tokens_per_s": stats.emitted / last if last > 0 else None,
     }

@@ -1,9 +1,9 @@
 """The server's log: one line per event, for people or as JSON, written by a thread of its own.
 
-Everything goes through Python's `logging`, so lines of uvicorn, of the engine and of libraries look alike; structlog renders
-them. The engine's thread only puts records into a queue. No line holds text of a prompt or an answer; what does is the traffic
-file (`traffic.py`), which an operator has to ask for. So tracebacks show no variables (`tracebacks.py`), also those of threads
-that die.
+Everything goes through Python's `logging`, so lines of uvicorn, of the engine and of libraries look
+alike; structlog renders them. The engine's thread only puts records into a queue. No line holds
+text of a prompt or an answer; what does is the traffic file (`traffic.py`), which an operator has
+to ask for. So tracebacks show no variables (`tracebacks.py`), also those of threads that die.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CONTEXT = "During its handling came:"
 
 
 def plain_traceback(error: BaseException) -> str:
-    """The frames of an error and of those before it, the first one first; members of a group follow it."""
+    """The frames of an error and of those before it, the first one first; members of a group follow
+    it."""
     return "\n".join(_lines(error, set()))
 
 
@@ -51,19 +52,23 @@ def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
 
 STYLES = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
-# libraries whose info lines say nothing about requests; uvicorn.error is the logger of all that uvicorn says, its start included
+# libraries whose info lines say nothing about requests; uvicorn.error is the logger of all that
+# uvicorn says, its start included
 QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry", "uvicorn.error", "gguf")
 
 log = logging.getLogger("outrider.requests")
 
 
 class Logging:
-    """The root logger's handlers while a server runs; `close` writes what is queued and puts back what was there before.
+    """The root logger's handlers while a server runs; `close` writes what is queued and puts back
+    what was there before.
 
     `level` is that of our own lines. Raises ConfigError for an unknown style or level.
     """
 
-    def __init__(self, style: str = "human", level: str = "info", stream: TextIO | None = None) -> None:
+    def __init__(
+        self, style: str = "human", level: str = "info", stream: TextIO | None = None
+    ) -> None:
         for name, value, known in (("log_format", style, STYLES), ("log_level", level, LEVELS)):
             if value not in known:
                 raise ConfigError(f"{name} '{value}' is unknown.{did_you_mean(value, known)}")
@@ -71,7 +76,8 @@ class Logging:
         handler.setFormatter(_formatter(style, colors=handler.stream.isatty()))
         queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
         self._listener = QueueListener(queue, handler)
-        self._root, self._before = logging.getLogger(), list(logging.getLogger().handlers)
+        self._root = logging.getLogger()
+        self._before = list(logging.getLogger().handlers)
         self._levels = {name: logging.getLogger(name).level for name in ("", "outrider", *QUIET)}
         self._root.handlers = [_Queued(queue)]
         self._root.setLevel(logging.INFO)
@@ -79,7 +85,8 @@ class Logging:
         for name in QUIET:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._listener.start()
-        self._thread_dies, threading.excepthook = threading.excepthook, _thread_died
+        self._thread_dies = threading.excepthook
+        threading.excepthook = _thread_died
 
     def close(self) -> None:
         """Write what is queued; the log is as it was before."""
@@ -91,7 +98,8 @@ class Logging:
 
 
 class _Queued(QueueHandler):
-    """Hands records over as they are: they stay in this process, and structlog wants their fields and exceptions."""
+    """Hands records over as they are: they stay in this process, and structlog wants their fields
+    and exceptions."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record
@@ -109,9 +117,15 @@ def _formatter(style: str, *, colors: bool) -> logging.Formatter:
     renderer = (
         structlog.processors.JSONRenderer()
         if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+        else structlog.dev.ConsoleRenderer(
+            colors=colors, exception_formatter=structlog.dev.plain_traceback
+        )
     )
-    processors: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _with_plain_traceback, renderer]
+    processors: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        _with_plain_traceback,
+        renderer,
+    ]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors)
 
 
@@ -152,7 +166,11 @@ class RequestLog(Observer):
     def finished(self, request: Request, finish: Finish) -> None:
         """The line. A request that failed is an error, one that was given up a warning."""
         levels = {"error": logging.ERROR, "timeout": logging.WARNING}
-        log.log(levels.get(finish.reason, logging.INFO), "request", extra=request_fields(request, finish, self._model))
+        log.log(
+            levels.get(finish.reason, logging.INFO),
+            "request",
+            extra=request_fields(request, finish, self._model),
+        )
 
 
 def request_fields(request: Request, finish: Finish, model_name: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""`/metrics`: Prometheus' view of the server, under vLLM's names behind `outrider:` (`metrics_families.py` lists them).
+"""`/metrics`: Prometheus' view of the server, under vLLM's names behind `outrider:`
+(`metrics_families.py` lists them).
 
     metrics = ServerMetrics()
     engine = make_engine(options, observer=Observers([metrics.observer(name)]))
@@ -6,7 +7,8 @@
     metrics.answered("/v1/completions", 200)   # every HTTP answer, by the route's template, never by the raw path
     page, content_type = metrics.render()
 
-prometheus_client does the format; nothing is registered globally, so a process may hold several servers.
+prometheus_client does the format; nothing is registered globally, so a process may hold several
+servers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from importlib.metadata import version as installed
 from typing import Any, Protocol
 
 import torch
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,7 +37,8 @@ from outrider.serve.observability.metrics_totals import ModelTotals
 from outrider.serve.observability.selftest import SelfTest
 from outrider.version import __version__
 
-SHOWN_CONFIG = ("drafter", "num_draft_tokens", "verifier", "dtype", "device", "runtime")  # labels of model_info; never a path
+# labels of model_info; never a path
+SHOWN_CONFIG = ("drafter", "num_draft_tokens", "verifier", "dtype", "device", "runtime")
 
 
 class Watched(Protocol):
@@ -95,17 +104,27 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
         with self._lock:
-            totals, engines, tests = dict(self._totals), dict(self._engines), dict(self._self_tests)
+            totals = dict(self._totals)
+            engines = dict(self._engines)
+            tests = dict(self._self_tests)
             answers = dict(self._answers)
         yield from of_totals(totals)
         yield from of_snapshots({name: engine.snapshot() for name, engine in engines.items()})
         yield self._http(answers)
         yield facts("build_info", "What runs.", [_versions()])
-        yield facts("model_info", "How each model is served.", [_model_labels(engine) for engine in engines.values()])
-        yield facts("self_test_finding_info", "What the start-up self-test warns of.", _findings(tests))
+        yield facts(
+            "model_info",
+            "How each model is served.",
+            [_model_labels(engine) for engine in engines.values()],
+        )
+        yield facts(
+            "self_test_finding_info", "What the start-up self-test warns of.", _findings(tests)
+        )
 
     def _http(self, answers: Mapping[tuple[str, str], int]) -> Metric:
-        family = CounterMetricFamily(PREFIX + "http_responses", "HTTP answers.", labels=["route", "status"])
+        family = CounterMetricFamily(
+            PREFIX + "http_responses", "HTTP answers.", labels=["route", "status"]
+        )
         for (route, status), count in sorted(answers.items()):
             family.add_metric([route, status], count)
         return family
@@ -123,11 +142,21 @@ def _versions() -> dict[str, str]:
 def _model_labels(engine: Watched) -> dict[str, str]:
     config = engine.config
     shown = {name: str(config.get(name, "")) for name in SHOWN_CONFIG}
-    return {"model_name": engine.name, **shown, "context": str(engine.context), "lossless": str(engine.lossless).lower()}
+    return {
+        "model_name": engine.name,
+        **shown,
+        "context": str(engine.context),
+        "lossless": str(engine.lossless).lower(),
+    }
 
 
 def _findings(tests: Mapping[str, SelfTest]) -> Iterator[dict[str, str]]:
-    """Each series once, as the format wants it: several drafters, and several texts of one, may be found wanting alike."""
+    """Each series once, as the format wants it: several drafters, and several texts of one, may be
+    found wanting alike."""
     names = ("model_name", "finding", "severity", "drafter")
-    found = ((model, one.code, one.severity, one.drafter or "") for model, test in tests.items() for one in test.findings)
+    found = (
+        (model, one.code, one.severity, one.drafter or "")
+        for model, test in tests.items()
+        for one in test.findings
+    )
     return (dict(zip(names, labels, strict=True)) for labels in dict.fromkeys(found))

@@ -1,7 +1,9 @@
-"""The numbers of an engine under their public names: vLLM's after the prefix `outrider:`, and our own.
+"""The numbers of an engine under their public names: vLLM's after the prefix `outrider:`, and our
+own.
 
-vLLM (0.32, vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py) labels by model_name; ours have the drafter beside it
-where that matters: summed over drafters they are vLLM's. Counters appear on the page with `_total` behind their name.
+vLLM (0.32, vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py) labels by model_name; ours
+have the drafter beside it where that matters: summed over drafters they are vLLM's. Counters appear
+on the page with `_total` behind their name.
 """
 
 from __future__ import annotations
@@ -9,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.utils import floatToGoString
 
 from outrider.engine.observer import EngineSnapshot
@@ -21,18 +28,42 @@ DRAFTER = ["model_name", "drafter"]
 
 # ModelTotals' field -> (name, what it is)
 COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were read, those found in the prefix cache included."),
-    "cached_prompt_tokens": ("prompt_tokens_cached", "Prompt tokens that were found in the prefix cache."),
+    "prompt_tokens": (
+        "prompt_tokens",
+        "Prompt tokens of requests that were read, those found in the prefix cache included.",
+    ),
+    "cached_prompt_tokens": (
+        "prompt_tokens_cached",
+        "Prompt tokens that were found in the prefix cache.",
+    ),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
-    "steps": ("engine_steps", "Steps of the batch: target passes of all running requests together."),
-    "row_steps": ("request_steps", "Steps counted once per running request; generation_tokens / request_steps = tau."),
+    "steps": (
+        "engine_steps",
+        "Steps of the batch: target passes of all running requests together.",
+    ),
+    "row_steps": (
+        "request_steps",
+        "Steps counted once per running request; generation_tokens / request_steps = tau.",
+    ),
 }
 HISTOGRAMS = {
-    "ttft_s": ("time_to_first_token_seconds", "From submission to the first token, waiting included."),
-    "token_gap_s": ("inter_token_latency_seconds", "Between two steps of a running request; a step may bring several tokens."),
-    "tpot_s": ("request_time_per_output_token_seconds", "Per request: seconds per token after those of the first step."),
+    "ttft_s": (
+        "time_to_first_token_seconds",
+        "From submission to the first token, waiting included.",
+    ),
+    "token_gap_s": (
+        "inter_token_latency_seconds",
+        "Between two steps of a running request; a step may bring several tokens.",
+    ),
+    "tpot_s": (
+        "request_time_per_output_token_seconds",
+        "Per request: seconds per token after those of the first step.",
+    ),
     "e2e_s": ("e2e_request_latency_seconds", "From submission to the last token."),
-    "queue_s": ("request_queue_time_seconds", "From submission until a request's prompt begins to be read."),
+    "queue_s": (
+        "request_queue_time_seconds",
+        "From submission until a request's prompt begins to be read.",
+    ),
     "prefill_s": ("request_prefill_time_seconds", "Reading a request's prompt."),
     "decode_s": ("request_decode_time_seconds", "From a request's first token to its last."),
     "request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens per request."),
@@ -41,20 +72,32 @@ HISTOGRAMS = {
 }
 # DrafterTotals' field -> the same
 DRAFT_COUNTERS = {
-    "drafts": ("spec_decode_num_drafts", "Drafts: a request's steps with at least one draft token."),
+    "drafts": (
+        "spec_decode_num_drafts",
+        "Drafts: a request's steps with at least one draft token.",
+    ),
     "draft_tokens": ("spec_decode_num_draft_tokens", "Draft tokens submitted to the target."),
     "accepted_tokens": ("spec_decode_num_accepted_tokens", "Draft tokens that went into the text."),
 }
 DRAFT_POSITIONS = {
-    "accepted_at": ("spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at this position, from 0."),
+    "accepted_at": (
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted at this position, from 0.",
+    ),
     "rejected_at": (
         "spec_decode_num_rejected_tokens_per_pos",
         "Drafts of which this position, from 0, was the first that the verifier turned down.",
     ),
 }
 DRAFT_HISTOGRAMS = {
-    "asked": ("spec_decode_draft_length", "Draft tokens the control chose, per request and step; 0 is a plain step."),
-    "request_acceptance": ("request_spec_decode_acceptance_rate", "Per request: accepted / drafted."),
+    "asked": (
+        "spec_decode_draft_length",
+        "Draft tokens the control chose, per request and step; 0 is a plain step.",
+    ),
+    "request_acceptance": (
+        "request_spec_decode_acceptance_rate",
+        "Per request: accepted / drafted.",
+    ),
 }
 # EngineSnapshot, at the time of the scrape
 GAUGES = {
@@ -73,7 +116,8 @@ SNAPSHOT_COUNTERS = {
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "preemptions": ("num_preemptions", "Requests that had to leave the batch for a while."),
 }
-# of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one behind a slash
+# of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one behind a
+# slash
 OF_DRAFTERS = {
     "remote_draft_hits": "Drafts of a draft service that were at hand when a step began, per request and step.",
     "remote_draft_waits": "Drafts of a draft service that a step waited for.",
@@ -111,10 +155,14 @@ def of_totals(models: Mapping[str, ModelTotals]) -> Iterator[Metric]:
     for field, (name, text) in DRAFT_HISTOGRAMS.items():
         families[field] = HistogramMetricFamily(PREFIX + name, text, labels=DRAFTER)
     families["finished_by"] = CounterMetricFamily(
-        PREFIX + "request_success", "Requests that ended, by reason; vLLM's name.", labels=[*MODEL, "finished_reason"]
+        PREFIX + "request_success",
+        "Requests that ended, by reason; vLLM's name.",
+        labels=[*MODEL, "finished_reason"],
     )
     families["phase_s"] = CounterMetricFamily(
-        PREFIX + "step_time_seconds", "Seconds of steps, by what they went into.", labels=[*MODEL, "phase"]
+        PREFIX + "step_time_seconds",
+        "Seconds of steps, by what they went into.",
+        labels=[*MODEL, "phase"],
     )
     for model, totals in models.items():
         with totals.lock:
@@ -147,7 +195,8 @@ def _add_drafter(families: dict[str, Any], labels: list[str], drafter: DrafterTo
 
 def _add_histogram(family: Any, labels: list[str], histogram: Histogram) -> None:
     """Prometheus' buckets are cumulative."""
-    buckets, seen = [], 0
+    buckets = []
+    seen = 0
     for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
         seen += count
         buckets.append((floatToGoString(bound), seen))
@@ -156,14 +205,21 @@ def _add_histogram(family: Any, labels: list[str], histogram: Histogram) -> None
 
 def of_snapshots(snapshots: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
     """Families of what the engines are doing at this moment."""
-    gauges = {name: GaugeMetricFamily(PREFIX + name, text, labels=MODEL) for name, text in GAUGES.items()}
+    gauges = {
+        name: GaugeMetricFamily(PREFIX + name, text, labels=MODEL) for name, text in GAUGES.items()
+    }
     counters = {
-        field: CounterMetricFamily(PREFIX + name, text, labels=MODEL) for field, (name, text) in SNAPSHOT_COUNTERS.items()
+        field: CounterMetricFamily(PREFIX + name, text, labels=MODEL)
+        for field, (name, text) in SNAPSHOT_COUNTERS.items()
     }
     control = {
-        name: GaugeMetricFamily(PREFIX + name, text, labels=[*MODEL, "num_requests"]) for name, text in CONTROL.items()
+        name: GaugeMetricFamily(PREFIX + name, text, labels=[*MODEL, "num_requests"])
+        for name, text in CONTROL.items()
     }
-    drafters = {name: CounterMetricFamily(PREFIX + name, text, labels=MODEL) for name, text in OF_DRAFTERS.items()}
+    drafters = {
+        name: CounterMetricFamily(PREFIX + name, text, labels=MODEL)
+        for name, text in OF_DRAFTERS.items()
+    }
     drafters |= {
         name: CounterMetricFamily(PREFIX + name, text, labels=[*MODEL, "reason"])
         for name, text in OF_DRAFTERS_BY_REASON.items()
@@ -179,7 +235,12 @@ def of_snapshots(snapshots: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
             family.add_metric([model], getattr(snapshot, field))
         for rows, name, value in _control(snapshot.control):
             control[name].add_metric([model, rows], value)
-    yield from [*gauges.values(), *counters.values(), *control.values(), *(one for one in drafters.values() if one.samples)]
+    yield from [
+        *gauges.values(),
+        *counters.values(),
+        *control.values(),
+        *(one for one in drafters.values() if one.samples),
+    ]
 
 
 def _gauges(now: EngineSnapshot) -> dict[str, float]:
@@ -189,7 +250,9 @@ def _gauges(now: EngineSnapshot) -> dict[str, float]:
         "num_requests_prefilling": now.prefilling,
         "kv_cache_usage_perc": now.kv_tokens / now.kv_capacity if now.kv_capacity else 0.0,
         "kv_cache_capacity_tokens": now.kv_capacity,
-        "prefix_cache_usage_perc": now.prefix_pages / now.prefix_capacity if now.prefix_capacity else 0.0,
+        "prefix_cache_usage_perc": now.prefix_pages / now.prefix_capacity
+        if now.prefix_capacity
+        else 0.0,
         "engine_up": float(now.failed is None),
         "engine_draining": float(now.draining),
         "engine_turn_age_seconds": now.turn_age_s,
@@ -207,7 +270,8 @@ def _control(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 
 def facts(name: str, text: str, rows: Iterable[Mapping[str, str]]) -> GaugeMetricFamily:
-    """Facts as labels of gauges that are 1 (as vLLM does in cache_config_info); all rows have the same labels."""
+    """Facts as labels of gauges that are 1 (as vLLM does in cache_config_info); all rows have the
+    same labels."""
     rows = list(rows)
     family = GaugeMetricFamily(PREFIX + name, text, labels=list(rows[0]) if rows else [])
     for row in rows:

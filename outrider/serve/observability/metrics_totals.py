@@ -1,7 +1,9 @@
-"""What one engine has done since it started, as plain numbers: `ModelTotals` is the `Observer` behind /metrics.
+"""What one engine has done since it started, as plain numbers: `ModelTotals` is the `Observer`
+behind /metrics.
 
-It runs in the engine's thread between two steps, so it only adds integers: a step costs one lock and a few additions per row,
-whatever the number of series. A scrape takes the same lock, so it sees whole steps: never a draft without its verdict.
+It runs in the engine's thread between two steps, so it only adds integers: a step costs one lock
+and a few additions per row, whatever the number of series. A scrape takes the same lock, so it sees
+whole steps: never a draft without its verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +18,30 @@ from outrider.engine.request import Finish, Request
 from outrider.stats import PHASES, DecodeStats
 
 FINISHES = ("stop", "length", "abort", "timeout", "error")
-SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
 TOKEN_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
@@ -43,7 +68,8 @@ class Histogram:
 
 
 class DrafterTotals:
-    """One drafter's drafts. Position 0 is the first draft token; in a tree, the first on the kept path."""
+    """One drafter's drafts. Position 0 is the first draft token; in a tree, the first on the kept
+    path."""
 
     def __init__(self) -> None:
         self.drafts = 0  # a row's steps with at least one draft token
@@ -51,7 +77,8 @@ class DrafterTotals:
         self.accepted_tokens = 0
         self.accepted_at: list[int] = []
         self.rejected_at: list[int] = []
-        self.asked = Histogram(LENGTHS)  # draft tokens that the control wanted, plain steps included
+        # draft tokens that the control wanted, plain steps included
+        self.asked = Histogram(LENGTHS)
         self.request_acceptance = Histogram(SHARES)
 
     def count(self, asked: int, drafted: int, accepted: int, rejected: bool, emitted: int) -> None:
@@ -74,7 +101,8 @@ class DrafterTotals:
 
 
 class ModelTotals(Observer):
-    """Sums over requests and steps. Read it under `lock`. The engine itself knows how many wait and were preempted."""
+    """Sums over requests and steps. Read it under `lock`. The engine itself knows how many wait and
+    were preempted."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.lock = threading.Lock()
@@ -89,11 +117,17 @@ class ModelTotals(Observer):
         self.by_drafter: dict[str, DrafterTotals] = {}
         self.step_s = Histogram(TOKEN_SECONDS)
         self.token_gap_s = Histogram(TOKEN_SECONDS)
-        self.ttft_s, self.tpot_s = Histogram(SECONDS), Histogram(TOKEN_SECONDS)
-        self.e2e_s, self.queue_s = Histogram(REQUEST_SECONDS), Histogram(REQUEST_SECONDS)
-        self.prefill_s, self.decode_s = Histogram(REQUEST_SECONDS), Histogram(REQUEST_SECONDS)
-        self.request_prompt_tokens, self.request_generation_tokens = Histogram(TOKENS), Histogram(TOKENS)
-        self._joined = 0  # rows that take part for the first time in the next step: it gives them a first token, not a next one
+        self.ttft_s = Histogram(SECONDS)
+        self.tpot_s = Histogram(TOKEN_SECONDS)
+        self.e2e_s = Histogram(REQUEST_SECONDS)
+        self.queue_s = Histogram(REQUEST_SECONDS)
+        self.prefill_s = Histogram(REQUEST_SECONDS)
+        self.decode_s = Histogram(REQUEST_SECONDS)
+        self.request_prompt_tokens = Histogram(TOKENS)
+        self.request_generation_tokens = Histogram(TOKENS)
+        # rows that take part for the first time in the next step: it gives them a first token, not
+        # a next one
+        self._joined = 0
         self._stepped_at: float | None = None
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
@@ -111,7 +145,14 @@ class ModelTotals(Observer):
     def stepped(self, report: StepReport) -> None:
         """A step of the batch."""
         now = self._clock()
-        parts = (report.drafters, report.asked, report.drafted, report.accepted, report.rejected, report.emitted)
+        parts = (
+            report.drafters,
+            report.asked,
+            report.drafted,
+            report.accepted,
+            report.rejected,
+            report.emitted,
+        )
         rows = zip(*parts, strict=True)
         with self.lock:
             self.steps += 1
@@ -123,7 +164,8 @@ class ModelTotals(Observer):
             goes_on = report.rows - self._joined
             if self._stepped_at is not None and goes_on > 0:
                 self.token_gap_s.add(now - self._stepped_at, goes_on)
-            self._joined, self._stepped_at = 0, now
+            self._joined = 0
+            self._stepped_at = now
             for name, *numbers in rows:
                 self._drafter(name).count(*numbers)
 

@@ -1,4 +1,5 @@
-"""Everything that watches a server, behind four calls, so that what starts the server need not know what is switched on.
+"""Everything that watches a server, behind four calls, so that what starts the server need not know
+what is switched on.
 
     monitoring = Monitoring(state.metrics, otlp_endpoint=..., log_requests=...)        before anything is loaded: it may refuse
     engine = make_engine(..., observer=monitoring.observer(name), name=name); engine.start()
@@ -33,9 +34,16 @@ MAX_TESTS = 200  # kept for later starts; the oldest go first
 
 
 class Monitoring:
-    """Raises ConfigError or CapabilityError for what cannot be: a bad address, a file that cannot be written, no package."""
+    """Raises ConfigError or CapabilityError for what cannot be: a bad address, a file that cannot
+    be written, no package."""
 
-    def __init__(self, metrics: ServerMetrics, *, otlp_endpoint: str | None = None, log_requests: Path | None = None) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        *,
+        otlp_endpoint: str | None = None,
+        log_requests: Path | None = None,
+    ) -> None:
         self.metrics = metrics
         self.self_tests: dict[str, SelfTest] = {}  # by model, for /ready
         self._tracing = None if otlp_endpoint is None else Tracing.to(otlp_endpoint)
@@ -51,12 +59,18 @@ class Monitoring:
         return self._observers[name]
 
     def ready(
-        self, engine: Serves, *, test: bool = True, facts: dict[str, Any] | None = None,
+        self,
+        engine: Serves,
+        *,
+        test: bool = True,
+        facts: dict[str, Any] | None = None,
         status: Callable[[str], None] = lambda line: None,
-    ) -> Serves:  # fmt: skip
-        """A started engine, before anybody else uses it: tested, the test's requests kept out of all numbers.
+    ) -> Serves:
+        """A started engine, before anybody else uses it: tested, the test's requests kept out of
+        all numbers.
 
-        `facts`: an earlier start with the same ones, which found nothing wrong, makes a test needless.
+        `facts`: an earlier start with the same ones, which found nothing wrong, makes a test
+        needless.
         """
         if test and (result := kept_test(facts)) is None:
             status(f"trying how {engine.name} drafts")
@@ -86,8 +100,8 @@ class Monitoring:
 
 
 def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
-    """The test of an earlier start that found nothing wrong, where all these facts were the same, so that a server is ready the
-    sooner. `facts`: None where tomorrow may differ from today."""
+    """The test of an earlier start that found nothing wrong, where all these facts were the same,
+    so that a server is ready the sooner. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
     return kept_json(_path(facts), lambda content: SelfTest([], **content, is_remembered=True))
@@ -98,9 +112,17 @@ def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
     if facts is None or result.findings:
         return
     with keeping("the self-test"):
-        keep_json(_path(facts), {"numbers": result.numbers, "measured_at": result.measured_at}, max_files=MAX_TESTS)
+        keep_json(
+            _path(facts),
+            {"numbers": result.numbers, "measured_at": result.measured_at},
+            max_files=MAX_TESTS,
+        )
 
 
 def _path(facts: dict[str, Any]) -> Path:
     content = json.dumps([TEST_VERSION, facts], sort_keys=True, default=str)
-    return cache_folder() / "self-tests" / f"{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.json"
+    return (
+        cache_folder()
+        / "self-tests"
+        / f"{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.json"
+    )

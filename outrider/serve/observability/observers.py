@@ -1,7 +1,7 @@
 """Several observers of one engine as one: metrics, traces, logs.
 
-They run in the engine's thread, where an error of theirs would end requests. So an observer that raises is reported and never
-called again: to measure less is better than to serve less.
+They run in the engine's thread, where an error of theirs would end requests. So an observer that
+raises is reported and never called again: to measure less is better than to serve less.
 """
 
 from __future__ import annotations
@@ -64,4 +64,7 @@ class Observers(Observer):
                 call(observer)
             except Exception:
                 self._observers.remove(observer)
-                log.exception("%s failed and measures nothing from here on; serving goes on", type(observer).__name__)
+                log.exception(
+                    "%s failed and measures nothing from here on; serving goes on",
+                    type(observer).__name__,
+                )

@@ -1,12 +1,14 @@
 """A check before a server is ready: does drafting work here, and is it faster than plain decoding?
 
-A handful of built-in prompts, one of them through the chat template, is answered greedily twice by the engine itself: plain,
-and with the full draft length. The log, /ready and a metric then report what an operator would otherwise find out weeks later:
-nothing is accepted, a draft is loaded but drafts nothing, texts may grow longer than the draft was trained for, drafting is
-slower than plain decoding, or the texts differ.
+A handful of built-in prompts, one of them through the chat template, is answered greedily twice by
+the engine itself: plain, and with the full draft length. The log, /ready and a metric then report
+what an operator would otherwise find out weeks later: nothing is accepted, a draft is loaded but
+drafts nothing, texts may grow longer than the draft was trained for, drafting is slower than plain
+decoding, or the texts differ.
 
-It warns and never refuses: a slow draft is a bad idea, not an error. The numbers are of a few hundred tokens and one request at a
-time: enough to see that something is broken, not to choose settings (`outrider tune` does that).
+It warns and never refuses: a slow draft is a bad idea, not an error. The numbers are of a few
+hundred tokens and one request at a time: enough to see that something is broken, not to choose
+settings (`outrider tune` does that).
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class SelfTest:
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
-    measured_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    measured_at: str = field(
+        default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    )
     is_remembered: bool = False  # by an earlier start, whose numbers these are
 
     @property
@@ -76,17 +80,32 @@ class SelfTest:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, for /ready."""
         return {
-            "findings": [asdict(finding) for finding in self.findings], "numbers": self.numbers,
-            "measured_at": self.measured_at, "remembered": self.is_remembered,
-        }  # fmt: skip
+            "findings": [asdict(finding) for finding in self.findings],
+            "numbers": self.numbers,
+            "measured_at": self.measured_at,
+            "remembered": self.is_remembered,
+        }
 
     def write_log(self, model_name: str) -> None:
         """One line per finding, and one with the speeds."""
         for finding in self.findings:
             level = logging.WARNING if finding.severity == "warning" else logging.INFO
-            log.log(level, "self-test of %s: %s", model_name, finding.message, extra={"finding": finding.code})
-        when = f"remembered from {self.measured_at}, not measured now: " if self.is_remembered else ""
-        log.info("self-test of %s: %s%s", model_name, when, "; ".join(self._speeds()) or "no prompt was answered")
+            log.log(
+                level,
+                "self-test of %s: %s",
+                model_name,
+                finding.message,
+                extra={"finding": finding.code},
+            )
+        when = (
+            f"remembered from {self.measured_at}, not measured now: " if self.is_remembered else ""
+        )
+        log.info(
+            "self-test of %s: %s%s",
+            model_name,
+            when,
+            "; ".join(self._speeds()) or "no prompt was answered",
+        )
 
     def _speeds(self) -> Iterator[str]:
         """What each way to decode came to, in words."""
@@ -94,8 +113,18 @@ class SelfTest:
         for name, run in runs.items():
             if (rate := run.get("tokens_per_s")) is None:
                 continue
-            gain = "" if name == "plain" or not run.get("speedup") else f" ({run['speedup']:.2f} times plain)"
-            drafts = f", tau {run['tau']:.2f}" if run.get("drafted") else ", nothing drafted" if name != "plain" else ""
+            gain = (
+                ""
+                if name == "plain" or not run.get("speedup")
+                else f" ({run['speedup']:.2f} times plain)"
+            )
+            drafts = (
+                f", tau {run['tau']:.2f}"
+                if run.get("drafted")
+                else ", nothing drafted"
+                if name != "plain"
+                else ""
+            )
             yield f"{name} {rate:.0f} tokens/s{gain}{drafts}"
 
 
@@ -120,13 +149,19 @@ class Tested(Protocol):
     def submit(self, request: Request, listener: Listener) -> None: ...
 
 
-def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float = BUDGET_S) -> SelfTest:
-    """Runs requests through a started engine that has no others. Raises nothing that a bad draft could cause."""
+def self_test(
+    engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float = BUDGET_S
+) -> SelfTest:
+    """Runs requests through a started engine that has no others. Raises nothing that a bad draft
+    could cause."""
     began = time.perf_counter()
     findings: list[Finding] = []
     prompts = _prompts(engine, max_tokens, findings)
     drafters = [name for name in engine.drafters if name != "none"]
-    runs: dict[str | None, _KindTotals] = {None: _KindTotals(), **{name: _KindTotals() for name in drafters}}
+    runs: dict[str | None, _KindTotals] = {
+        None: _KindTotals(),
+        **{name: _KindTotals() for name in drafters},
+    }
     try:
         for name in runs:  # the first request of a kind pays for what is made only once
             _ask(engine, prompts[0], name, min(WARMUP_TOKENS, max_tokens))
@@ -136,16 +171,20 @@ def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float =
             for name, run in runs.items():
                 run.add(_ask(engine, prompt, name, max_tokens))
     except OutriderError as error:
-        findings.append(Finding("probe-failed", f"a built-in prompt could not be answered: {error}"))
+        findings.append(
+            Finding("probe-failed", f"a built-in prompt could not be answered: {error}")
+        )
     plain = runs.pop(None)
     for name, run in runs.items():
         if name is not None:
             findings += _judge(engine, name, run, plain)
     findings += _too_long(engine)
     numbers = {
-        "probes": len(plain.tokens), "seconds": round(time.perf_counter() - began, 3), "plain": plain.as_dict(plain),
+        "probes": len(plain.tokens),
+        "seconds": round(time.perf_counter() - began, 3),
+        "plain": plain.as_dict(plain),
         "drafters": {name: run.as_dict(plain) for name, run in runs.items()},
-    }  # fmt: skip
+    }
     return SelfTest(findings, numbers)
 
 
@@ -171,7 +210,8 @@ class _KindTotals:
         return self.stats.emitted / self.seconds if self.seconds > 0 else None
 
     def speedup_range(self, plain: _KindTotals) -> list[float] | None:
-        """Lowest and highest speedup of a probe; None where a probe took no time that could be measured."""
+        """Lowest and highest speedup of a probe; None where a probe took no time that could be
+        measured."""
         pairs = list(zip(self.rates, plain.rates, strict=False))
         if not pairs or not all(mine and base for mine, base in pairs):
             return None
@@ -179,13 +219,19 @@ class _KindTotals:
         return [min(ratios), max(ratios)]
 
     def as_dict(self, plain: _KindTotals) -> dict[str, Any]:
-        rate, base = self.tokens_per_s, plain.tokens_per_s
+        rate = self.tokens_per_s
+        base = plain.tokens_per_s
         return {
-            "tokens": self.stats.emitted, "tau": self.stats.tau, "alpha": self.stats.alpha, "drafted": self.stats.drafted,
-            "accepted": self.stats.accepted, "tokens_per_s": rate, "speedup": rate / base if rate and base else None,
+            "tokens": self.stats.emitted,
+            "tau": self.stats.tau,
+            "alpha": self.stats.alpha,
+            "drafted": self.stats.drafted,
+            "accepted": self.stats.accepted,
+            "tokens_per_s": rate,
+            "speedup": rate / base if rate and base else None,
             "speedup_range": self.speedup_range(plain),
             "same_texts": sum(a == b for a, b in zip(self.tokens, plain.tokens, strict=False)),
-        }  # fmt: skip
+        }
 
 
 class _Answer:
@@ -208,11 +254,17 @@ def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int
     """One answer; `drafter` None is plain. Raises OutriderError when it does not finish."""
     speculation = Speculation(mode="off")
     if drafter is not None:
-        speculation = Speculation(mode="fixed", drafter=drafter, max_draft_tokens=_max_nodes(engine, drafter))
+        speculation = Speculation(
+            mode="fixed", drafter=drafter, max_draft_tokens=_max_nodes(engine, drafter)
+        )
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     answer = _Answer()
     request = Request(
-        id=f"self-test-{id(answer):x}", prompt=prompt, params=params, speculation=speculation, timeout_s=PATIENCE_S
+        id=f"self-test-{id(answer):x}",
+        prompt=prompt,
+        params=params,
+        speculation=speculation,
+        timeout_s=PATIENCE_S,
     )
     engine.submit(request, answer.listen)
     if not answer.ended.wait(PATIENCE_S + 30):
@@ -224,9 +276,12 @@ def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int
 
 def _max_nodes(engine: Tested, drafter: str) -> int:
     """The longest draft that the engine takes from this drafter."""
-    config, drafter_class = engine.config, DRAFTERS.load(drafter)
+    config = engine.config
+    drafter_class = DRAFTERS.load(drafter)
     asked = config["num_draft_tokens"] if drafter == config["drafter"] else None
-    return DraftLength.parse(asked, drafter_class.requirements(drafter_class.Settings()).num_draft_tokens).max_nodes
+    return DraftLength.parse(
+        asked, drafter_class.requirements(drafter_class.Settings()).num_draft_tokens
+    ).max_nodes
 
 
 def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[list[int]]:
@@ -248,20 +303,33 @@ def _judge(engine: Tested, name: str, run: _KindTotals, plain: _KindTotals) -> l
     """Findings from the numbers of one drafter."""
     if not run.tokens:
         return []
-    has_model, stats, found = _has_model(engine, name), run.stats, []
+    has_model = _has_model(engine, name)
+    stats = run.stats
+    found = []
     if not stats.drafted:
         message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: {_why_unused(name, has_model=has_model)}"
-        return [Finding("draft-unused", message, "warning" if has_model or name == REMOTE else "note", name)]
+        return [
+            Finding(
+                "draft-unused", message, "warning" if has_model or name == REMOTE else "note", name
+            )
+        ]
     if stats.tested >= MIN_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
         message = (
             f"drafter '{name}': {stats.accepted} of {stats.tested} tested draft tokens were accepted (alpha {stats.alpha:.3f}); "
-            + ("was this draft made for this model?" if has_model else "the probes may not look like your traffic")
+            + (
+                "was this draft made for this model?"
+                if has_model
+                else "the probes may not look like your traffic"
+            )
         )
         found.append(Finding("no-acceptance", message, "warning" if has_model else "note", name))
     found += _judge_speed(engine, name, run, plain)
-    same, exact = run.as_dict(plain)["same_texts"], engine.lossless and engine.config.get("exact", True)
+    same = run.as_dict(plain)["same_texts"]
+    exact = engine.lossless and engine.config.get("exact", True)
     if same < len(run.tokens) and engine.lossless:
-        reason = "which should not be" if exact else "as rounding may do here (config.exact is false)"
+        reason = (
+            "which should not be" if exact else "as rounding may do here (config.exact is false)"
+        )
         message = f"drafter '{name}': {len(run.tokens) - same} of {len(run.tokens)} greedy texts differ from plain ones, {reason}"
         found.append(Finding("texts-differ", message, "warning" if exact else "note", name))
     return found
@@ -279,16 +347,20 @@ def _why_unused(name: str, *, has_model: bool) -> str:
 
 
 def _judge_speed(engine: Tested, name: str, run: _KindTotals, plain: _KindTotals) -> list[Finding]:
-    rate, base = run.tokens_per_s, plain.tokens_per_s
+    rate = run.tokens_per_s
+    base = plain.tokens_per_s
     if not rate or not base or rate >= SLOWER * base:
         return []
     adapts = str(engine.config.get("num_draft_tokens")).startswith("auto")
     advice = (
-        "the server will draft less by itself (--num-draft-tokens auto)" if adapts
+        "the server will draft less by itself (--num-draft-tokens auto)"
+        if adapts
         else "use --num-draft-tokens auto, or settings from `outrider tune`"
-    )  # fmt: skip
+    )
     span = run.speedup_range(plain)
-    spread = "" if span is None else f", {span[0]:.2f}x to {span[1]:.2f}x over {len(run.rates)} probes"
+    spread = (
+        "" if span is None else f", {span[0]:.2f}x to {span[1]:.2f}x over {len(run.rates)} probes"
+    )
     message = f"drafter '{name}' makes the probes slower: {rate:.1f} tokens/s against {base:.1f} plain{spread}; {advice}"
     return [Finding("slower-than-plain", message, "note" if adapts else "warning", name)]
 
@@ -304,7 +376,8 @@ def _has_model(engine: Tested, name: str) -> bool:
 
 def _too_long(engine: Tested) -> list[Finding]:
     """Texts that a draft was never trained for."""
-    config, found = engine.config, []
+    config = engine.config
+    found = []
     for folder in filter(None, (config.get("draft"), *_heads(config))):
         longest = trained_context(str(folder))
         if longest is not None and longest < engine.context:
@@ -324,7 +397,8 @@ def _heads(config: dict[str, Any]) -> list[str]:
 
 
 def trained_context(folder: str) -> int | None:
-    """The context length that a draft model or head was made for, from its own config; None where it has none."""
+    """The context length that a draft model or head was made for, from its own config; None where
+    it has none."""
     path = Path(folder) / "config.json"
     try:
         config = load_object(path) if path.is_file() else load_config(resolve(folder)).to_dict()

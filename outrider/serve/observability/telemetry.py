@@ -1,4 +1,5 @@
-"""Around the whole application: a span per HTTP request, and the traffic file. Plain ASGI: streams pass through untouched.
+"""Around the whole application: a span per HTTP request, and the traffic file. Plain ASGI: streams
+pass through untouched.
 
     engines = [Traced(engine, tracing) for engine in engines]          # so that engine spans join the HTTP span
     app = Telemetry(make_app(state), tracing=tracing, traffic=traffic)
@@ -34,8 +35,12 @@ class Logged(Protocol):
 class Telemetry:
     """Wraps the HTTP application: a span per request, and the traffic file."""
 
-    def __init__(self, app: ASGIApp, *, tracing: Tracing | None, traffic: TrafficLog | None) -> None:
-        self._app, self._tracing, self._traffic = app, tracing, traffic
+    def __init__(
+        self, app: ASGIApp, *, tracing: Tracing | None, traffic: TrafficLog | None
+    ) -> None:
+        self._app = app
+        self._tracing = tracing
+        self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in GENERATING:
@@ -61,7 +66,9 @@ class Telemetry:
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
         if self._tracing is None:
             return nullcontext()
-        return self._tracing.http_span(f"{scope['method']} {scope['path']}", dict(Headers(scope=scope)))
+        return self._tracing.http_span(
+            f"{scope['method']} {scope['path']}", dict(Headers(scope=scope))
+        )
 
     def _write(self, traffic: TrafficLog, path: str, asked: Logged) -> None:
         """An exchange that cannot be written costs a line in the log, never an answer."""
@@ -74,7 +81,10 @@ class Telemetry:
 
 def _attributes(scope: Scope, statuses: Sequence[int]) -> Mapping[str, Any]:
     """OpenTelemetry's names for HTTP servers."""
-    attributes: dict[str, Any] = {"http.request.method": scope["method"], "http.route": scope["path"]}
+    attributes: dict[str, Any] = {
+        "http.request.method": scope["method"],
+        "http.route": scope["path"],
+    }
     if statuses:
         attributes["http.response.status_code"] = statuses[0]
     if not statuses or statuses[0] >= 500:
@@ -86,13 +96,15 @@ class Traced:
     """An engine whose requests join the trace they are submitted in. All else is the engine's own."""
 
     def __init__(self, engine: Serves, tracing: Tracing) -> None:
-        self._engine, self._tracing = engine, tracing
+        self._engine = engine
+        self._tracing = tracing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Raises what the engine raises. One that ends before it is queued, as replicas may refuse it, leaves nothing behind."""
+        """Raises what the engine raises. One that ends before it is queued, as replicas may refuse
+        it, leaves nothing behind."""
 
         def listen(update: Update) -> None:
             if update.finish is not None:

@@ -1,8 +1,9 @@
 """The attributes of a request's span, as plain dictionaries.
 
-Names are OpenTelemetry's for generative AI where it has one (semantic-conventions-genai, gen-ai-spans.md, status Development in
-2026); latencies have vLLM's names (gen_ai.latency.*), which tracing backends know; what is only ours begins with `outrider.`.
-No text of prompts, answers or stop strings is ever among them.
+Names are OpenTelemetry's for generative AI where it has one (semantic-conventions-genai,
+gen-ai-spans.md, status Development in 2026); latencies have vLLM's names (gen_ai.latency.*), which
+tracing backends know; what is only ours begins with `outrider.`. No text of prompts, answers or
+stop strings is ever among them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def operation_of(request: Request) -> str:
 
 def of_request(request: Request, model_name: str) -> Attributes:
     """What was asked for. Options that are off are left out."""
-    params, speculation = request.params, request.speculation
+    params = request.params
+    speculation = request.speculation
     found: Attributes = {
         "gen_ai.operation.name": operation_of(request),
         "gen_ai.provider.name": "outrider",
@@ -43,7 +45,11 @@ def of_request(request: Request, model_name: str) -> Attributes:
         "outrider.speculation.max_draft_tokens": speculation.max_draft_tokens,
     }
     found |= {name: value for name, value in optional.items() if value is not None}
-    large = {name: str(value) for name, value in found.items() if isinstance(value, int) and not -LIMIT <= value < LIMIT}
+    large = {
+        name: str(value)
+        for name, value in found.items()
+        if isinstance(value, int) and not -LIMIT <= value < LIMIT
+    }
     return found | large
 
 

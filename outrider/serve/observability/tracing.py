@@ -1,4 +1,5 @@
-"""OpenTelemetry traces: one span per request with queue, prefill and decode inside, joined to the caller's trace.
+"""OpenTelemetry traces: one span per request with queue, prefill and decode inside, joined to the
+caller's trace.
 
     tracing = Tracing.to("http://collector:4318")          # --otlp-endpoint; off where none is given
     engine = make_engine(..., observer=Observers([..., tracing.observer(name)]))
@@ -10,9 +11,10 @@
       chat NAME                          attributes: trace_attributes.py; events: preempted, first_token
         queue | prefill | decode
 
-Spans of the engine are made after the fact, from times it reports; a background thread of the SDK sends them. Which share of
-traces is kept is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER), as are more attributes of the service
-(OTEL_RESOURCE_ATTRIBUTES) and headers for the collector (OTEL_EXPORTER_OTLP_HEADERS).
+Spans of the engine are made after the fact, from times it reports; a background thread of the SDK
+sends them. Which share of traces is kept is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER), as
+are more attributes of the service (OTEL_RESOURCE_ATTRIBUTES) and headers for the collector
+(OTEL_EXPORTER_OTLP_HEADERS).
 """
 
 from __future__ import annotations
@@ -59,15 +61,16 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str) -> Tracing:
-        """Send to an OTLP/HTTP collector, http://HOST:4318 or the whole path. Raises ConfigError for what is no such address,
-        CapabilityError when OpenTelemetry is not installed."""
+        """Send to an OTLP/HTTP collector, http://HOST:4318 or the whole path. Raises ConfigError
+        for what is no such address, CapabilityError when OpenTelemetry is not installed."""
         url = trace_url(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise CapabilityError(
-                f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing): {install_hint('otel')} "
+                f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing): "
+                f"{install_hint('otel')} "
                 "brings opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
             ) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
@@ -84,7 +87,11 @@ class Tracing:
 
         parent = TraceContextTextMapPropagator().extract(carrier=headers)
         with self.tracer.start_as_current_span(
-            name, context=parent, kind=SpanKind.SERVER, record_exception=False, set_status_on_exception=False
+            name,
+            context=parent,
+            kind=SpanKind.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:  # messages of exceptions may hold text
             try:
                 yield span
@@ -93,7 +100,8 @@ class Tracing:
                 raise
 
     def arrived(self, request: Request) -> None:
-        """The request is about to be submitted within the current span; call `refused` when the engine does not take it."""
+        """The request is about to be submitted within the current span; call `refused` when the
+        engine does not take it."""
         from opentelemetry.context import get_current
 
         with self._lock:
@@ -128,19 +136,23 @@ class _Open:
 
 
 class RequestTraces(Observer):
-    """A span per request; none per step, which would cost more than it is worth. Everything happens in the engine's thread."""
+    """A span per request; none per step, which would cost more than it is worth. Everything happens
+    in the engine's thread."""
 
     def __init__(self, tracing: Tracing, model_name: str) -> None:
-        self._tracing, self._model = tracing, model_name
+        self._tracing = tracing
+        self._model = model_name
         self._open: dict[str, _Open] = {}
 
     def queued(self, request: Request) -> None:
         """Begin the request's span."""
         now = time.time_ns()
         span = self._tracing.tracer.start_span(
-            f"{operation_of(request)} {self._model}", context=self._tracing.parent_of(request),
-            attributes=of_request(request, self._model), start_time=now,
-        )  # fmt: skip
+            f"{operation_of(request)} {self._model}",
+            context=self._tracing.parent_of(request),
+            attributes=of_request(request, self._model),
+            start_time=now,
+        )
         self._open[request.id] = _Open(span, now, now)
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
@@ -166,7 +178,9 @@ class RequestTraces(Observer):
         now = time.time_ns()
         one.end_phase(("queue", "prefill", "decode")[min(len(one.phases), 2)], now)
         if finish.stats.emitted:
-            one.span.add_event("first_token", timestamp=one.queued_ns + int(finish.stats.ttft_s * NS))
+            one.span.add_event(
+                "first_token", timestamp=one.queued_ns + int(finish.stats.ttft_s * NS)
+            )
         self._add_phases(one)
         one.span.set_attributes(of_finish(finish))
         if finish.reason == "error":
@@ -195,5 +209,8 @@ def trace_url(endpoint: str) -> str:
     except ValueError as error:
         raise ConfigError(f"--otlp-endpoint '{endpoint}' is no URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"--otlp-endpoint is a collector's OTLP/HTTP address, http://HOST:4318; got '{endpoint}'")
+        raise ConfigError(
+            "--otlp-endpoint is a collector's OTLP/HTTP address, http://HOST:4318; got "
+            f"'{endpoint}'"
+        )
     return endpoint.rstrip("/") + TRACES_PATH if parts.path in ("", "/") else endpoint

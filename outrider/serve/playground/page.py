@@ -1,10 +1,12 @@
-"""One HTML file, put together here: style and script inside, nothing fetched but this server's own API.
+"""One HTML file, put together here: style and script inside, nothing fetched but this server's own
+API.
 
     page.html    the page             page.css     its looks: the reports' colours of fates
     stream.js    asking the server, reading the stream, counting       page.js     the controls and the tokens
 
-The content security policy allows exactly this style and this script, by their hashes, and connections to this server alone, so
-that not even a text that slipped past the escaping could load or run anything.
+The content security policy allows exactly this style and this script, by their hashes, and
+connections to this server alone, so that not even a text that slipped past the escaping could load
+or run anything.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ from outrider.version import __version__
 @cache
 def page() -> str:
     """The whole document."""
-    return Template(_asset("page.html")).substitute(style=_style(), script=_script(), version=__version__)
+    return Template(_asset("page.html")).substitute(
+        style=_style(), script=_script(), version=__version__
+    )
 
 
 @cache
 def policy() -> str:
     """The Content-Security-Policy header that `page` wants."""
-    style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (_style(), _script()))
+    style, script = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (_style(), _script())
+    )
     return (
         f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,1 +1,2 @@
-"""Bodies of requests and answers, as pydantic models, which check requests and make the OpenAPI document."""
+"""Bodies of requests and answers, as pydantic models, which check requests and make the OpenAPI
+document."""

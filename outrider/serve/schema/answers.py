@@ -1,4 +1,5 @@
-"""Bodies of answers, for the OpenAPI document and for tests: the endpoints write them as plain dictionaries, piece by piece."""
+"""Bodies of answers, for the OpenAPI document and for tests: the endpoints write them as plain
+dictionaries, piece by piece."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ class Choice(Answer):
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    token_origins: list[tuple[str, Literal["accepted", "correction", "bonus", "plain"]]] | None = None
+    token_origins: list[tuple[str, Literal["accepted", "correction", "bonus", "plain"]]] | None = (
+        None
+    )
 
 
 class CompletionLogprobs(Answer):
@@ -258,7 +261,9 @@ class TokenizeBody(TemplateFields):
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool | None = Field(None, description="Default: as for /v1/completions and /v1/chat/completions.")
+    add_special_tokens: bool | None = Field(
+        None, description="Default: as for /v1/completions and /v1/chat/completions."
+    )
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

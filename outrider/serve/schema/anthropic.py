@@ -22,7 +22,8 @@ ROLES = {
     "user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",),
 }  # fmt: skip
 CACHED = "beginnings that come again are found by themselves"
-CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")  # begin the types of tools that clients run
+# begin the types of tools that clients run
+CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
 OWN_TOOLS = "this server runs no tools of its own: give functions, with an 'input_schema'"
 
 
@@ -32,12 +33,17 @@ class TextBlock(Body):
     type: Literal["text"] | str = Field(description="'text'.")
     text: str | None = None
 
-    without_effect: ClassVar[dict[str, str]] = {"cache_control": CACHED, "citations": "answers have no citations here"}
+    without_effect: ClassVar[dict[str, str]] = {
+        "cache_control": CACHED,
+        "citations": "answers have no citations here",
+    }
 
     @model_validator(mode="after")
     def _check_type(self) -> TextBlock:
         if self.type != "text":
-            raise refusal("type", f"a block of type '{self.type[:40]}' is not supported here: {TEXT_ONLY}")
+            raise refusal(
+                "type", f"a block of type '{self.type[:40]}' is not supported here: {TEXT_ONLY}"
+            )
         if self.text is None:
             raise refusal("text", "a block of type 'text' needs 'text'")
         return self
@@ -53,7 +59,9 @@ class ContentBlock(Body):
     data: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, JsonValue] | None = Field(None, description="Of a call; none: the function takes nothing.")
+    input: dict[str, JsonValue] | None = Field(
+        None, description="Of a call; none: the function takes nothing."
+    )
     tool_use_id: str | None = None
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
@@ -66,19 +74,34 @@ class ContentBlock(Body):
     @model_validator(mode="after")
     def _check_type(self) -> ContentBlock:
         if self.type not in NEEDS:
-            raise refusal("type", f"a block of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
+            raise refusal(
+                "type", f"a block of type '{self.type[:40]}' is not supported: {TEXT_ONLY}"
+            )
         for name in NEEDS[self.type]:
             if getattr(self, name) is None:
                 raise refusal(name, f"a block of type '{self.type}' needs '{name}'")
         return self
 
     def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
-        """See `Body`. What only Anthropic's own models can read, and what no chat template shows, is as if it were unknown."""
+        """See `Body`. What only Anthropic's own models can read, and what no chat template shows,
+        is as if it were unknown."""
         yield from super().take_unknown(path, param)
         if self.type == "redacted_thinking":
-            yield UnknownField("data", path + "data", param + "data", (), "thoughts that were encrypted elsewhere cannot be read")
+            yield UnknownField(
+                "data",
+                path + "data",
+                param + "data",
+                (),
+                "thoughts that were encrypted elsewhere cannot be read",
+            )
         if self.is_error:
-            yield UnknownField("is_error", path + "is_error", param + "is_error", (), "chat templates show a tool's content only")
+            yield UnknownField(
+                "is_error",
+                path + "is_error",
+                param + "is_error",
+                (),
+                "chat templates show a tool's content only",
+            )
 
 
 class Turn(Body):
@@ -93,7 +116,10 @@ class Turn(Body):
             raise refusal("content", f"'content' of a message of role '{self.role}' is empty")
         for block in self.content if isinstance(self.content, list) else ():
             if block.type not in ROLES[self.role]:
-                raise refusal("content", f"a block of type '{block.type}' does not belong to role '{self.role}'")
+                raise refusal(
+                    "content",
+                    f"a block of type '{block.type}' does not belong to role '{self.role}'",
+                )
         return self
 
 
@@ -107,7 +133,10 @@ class ClientTool(Body):
     strict: bool | None = Field(None, description="The input follows the schema, by a grammar.")
 
     refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"defer_loading": (False,), "allowed_callers": (["direct"],)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "defer_loading": (False,),
+        "allowed_callers": (["direct"],),
+    }
     without_effect: ClassVar[dict[str, str]] = {
         "cache_control": CACHED, "input_examples": "chat templates show descriptions and schemas only",
         "eager_input_streaming": "inputs are streamed as they are written",
@@ -117,11 +146,15 @@ class ClientTool(Body):
     def _check_type(self) -> ClientTool:
         if self.type is not None and self.type.startswith(CLIENT_TOOLS):
             raise refusal(
-                "type", f"a tool of type '{self.type[:40]}' is not supported: only Anthropic's models know what it takes. "
-                "Give it as a function, with an 'input_schema'"
-            )  # fmt: skip
+                "type",
+                f"a tool of type '{self.type[:40]}' is not supported: only Anthropic's models "
+                "know what it takes. "
+                "Give it as a function, with an 'input_schema'",
+            )
         if self.type not in (None, "custom"):
-            raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
+            raise refusal(
+                "type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}"
+            )
         if self.input_schema is None:
             raise refusal("input_schema", f"the tool '{self.name[:40]}' needs 'input_schema'")
         return self
@@ -157,20 +190,26 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """Form and effort."""
 
-    effort: str | None = Field(None, description="For models whose chat template knows reasoning_effort.")
+    effort: str | None = Field(
+        None, description="For models whose chat template knows reasoning_effort."
+    )
     format: OutputFormat | None = None
 
 
 class Thinking(ThinkingFields):
     """See `ThinkingFields`. Anthropic has a budget with every enabled thinking."""
 
-    display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thoughts are left out of the answer.")
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: thoughts are left out of the answer."
+    )
 
     def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
         """See `Body`."""
         yield from super().take_unknown(path, param)
         if self.display == "summarized":
-            yield UnknownField("display", path + "display", param + "display", (), "thoughts are emitted whole")
+            yield UnknownField(
+                "display", path + "display", param + "display", (), "thoughts are emitted whole"
+            )
 
 
 class Edit(Body):
@@ -189,14 +228,20 @@ class ContextManagement(Body):
     def _check_edits(self) -> ContextManagement:
         for edit in self.edits or ():
             if edit.keep != "all":
-                raise refusal("edits", f"the edit '{edit.type[:40]}' is not supported: shorten the conversation instead")
+                raise refusal(
+                    "edits",
+                    f"the edit '{edit.type[:40]}' is not supported: shorten the conversation "
+                    "instead",
+                )
         return self
 
 
 class CountBody(Body):
     """A conversation whose tokens are counted."""
 
-    model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
+    model: str | None = Field(
+        None, description="A name from /v1/models; may be left out where one model is served."
+    )
     messages: list[Turn] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
     tools: list[ClientTool] | None = None

@@ -1,8 +1,10 @@
-"""What all request bodies share: nothing converted, refusals that name the field, and unknown fields kept apart.
+"""What all request bodies share: nothing converted, refusals that name the field, and unknown
+fields kept apart.
 
-A body lists the fields of other servers that it refuses, and why (`refused`). An unknown field, or one that has no effect
-(`without_effect`), is collected by `take_unknown`, so that it can be named or, by a strict server, refused. `null` is the same
-as leaving a field out, at every depth, and 16.0 the same as 16.
+A body lists the fields of other servers that it refuses, and why (`refused`). An unknown field, or
+one that has no effect (`without_effect`), is collected by `take_unknown`, so that it can be named
+or, by a strict server, refused. `null` is the same as leaving a field out, at every depth, and 16.0
+the same as 16.
 """
 
 from __future__ import annotations
@@ -31,16 +33,21 @@ from outrider.wellformed import is_text
 PATH = 120  # characters of the place of a wrong value
 SHOWN = 60  # characters of a wrong value or name in a message
 LISTS = 2  # inside one another: `prompt` takes lists of lists of token ids
-LOOKED_AT = 16  # unknown names that are compared with what is missing: a body may hold a hundred thousand
+# unknown names that are compared with what is missing: a body may hold a hundred thousand
+LOOKED_AT = 16
 
 
 def refusal(param: str, message: str) -> PydanticCustomError:
-    """To be raised by validators: `message` about field `param`. Half a surrogate pair in them is written as JSON escapes it."""
-    return PydanticCustomError("refused", "{message}", {"message": _encodable(message), "param": _encodable(param)})
+    """To be raised by validators: `message` about field `param`. Half a surrogate pair in them is
+    written as JSON escapes it."""
+    return PydanticCustomError(
+        "refused", "{message}", {"message": _encodable(message), "param": _encodable(param)}
+    )
 
 
 def _encodable(text: str) -> str:
-    return text if is_text(text) else text.encode(errors="backslashreplace").decode()  # pydantic encodes its errors
+    # pydantic encodes its errors
+    return text if is_text(text) else text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,9 @@ class UnknownField:
 def _end_at_first_mistake(schema: Any) -> None:
     if isinstance(schema, dict) and schema.get("type") in ("list", "dict"):
         schema["fail_fast"] = True
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+    for part in (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    ):
         _end_at_first_mistake(part)
 
 
@@ -73,14 +82,17 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    refused: ClassVar[dict[str, str]] = {}  # fields that would change the answer, of OpenAI's or others' schema -> why not here
+    # fields that would change the answer, of OpenAI's or others' schema -> why not here
+    refused: ClassVar[dict[str, str]] = {}
     only: ClassVar[dict[str, tuple[Any, ...]]] = {}  # fields with but some of their values -> those
     without_effect: ClassVar[dict[str, str]] = {}  # fields that change nothing here -> why
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}  # of those refused or without effect: values that ask for nothing
+    # of those refused or without effect: values that ask for nothing
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """pydantic's schema, whose lists and objects end at their first mistake: a body has room for a million of them."""
+        """pydantic's schema, whose lists and objects end at their first mistake: a body has room
+        for a million of them."""
         schema = handler(source)
         _end_at_first_mistake(schema)
         return schema
@@ -91,10 +103,15 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         known = cls.names()
-        kept, unknown = {}, []
+        kept = {}
+        unknown = []
         for name, value in data.items():
             if not is_text(name):
-                raise refusal(name[:SHOWN], f"the field's name '{name[:SHOWN]}' is no valid text: it has half a surrogate pair")
+                raise refusal(
+                    name[:SHOWN],
+                    f"the field's name '{name[:SHOWN]}' is no valid text: it has half a surrogate "
+                    "pair",
+                )
             value = _whole(value, LISTS)
             if value is None or _is_one_of(value, cls.neutral.get(name, ())):
                 continue
@@ -120,23 +137,33 @@ class Body(BaseModel):
 
     @classmethod
     def _check_unknown(cls, unknown: Sequence[str], kept: dict[str, Any]) -> None:
-        """Refuse what cannot be an extra of some client: any field where none may be added, and a misspelt required one."""
-        required = [field.alias or own for own, field in cls.model_fields.items() if field.is_required()]
+        """Refuse what cannot be an extra of some client: any field where none may be added, and a
+        misspelt required one."""
+        required = [
+            field.alias or own for own, field in cls.model_fields.items() if field.is_required()
+        ]
         missing = [name for name in required if name not in kept]
         for name in unknown[:LOOKED_AT]:
             if cls.model_config["extra"] == "forbid" or nearest(name[:SHOWN], missing):
-                raise refusal(name[:SHOWN], f"unknown field '{name[:SHOWN]}'.{did_you_mean(name[:SHOWN], cls.names())}")
+                raise refusal(
+                    name[:SHOWN],
+                    f"unknown field '{name[:SHOWN]}'.{did_you_mean(name[:SHOWN], cls.names())}",
+                )
 
     def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
-        """Fields without effect here and in all objects inside, removed: what reads the body afterwards never sees them."""
+        """Fields without effect here and in all objects inside, removed: what reads the body
+        afterwards never sees them."""
         known = type(self).names()
         extra = self.__pydantic_extra__ or {}
         names = list(extra)
         extra.clear()
         for name in names:
-            yield UnknownField(name, path + name, param + name, known, self.without_effect.get(name))
+            yield UnknownField(
+                name, path + name, param + name, known, self.without_effect.get(name)
+            )
         for own, field in type(self).model_fields.items():
-            name, value = field.alias or own, getattr(self, own)
+            name = field.alias or own
+            value = getattr(self, own)
             if isinstance(value, Body):
                 yield from value.take_unknown(f"{path}{name}.", f"{param}{name}.")
             elif isinstance(value, list):
@@ -147,14 +174,19 @@ class Body(BaseModel):
 
 def _present(value: Any) -> Any:
     """An object with names that are the client's own, without those that are null."""
-    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+    return (
+        {name: one for name, one in value.items() if one is not None}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 PRESENT = BeforeValidator(_present)
 
 
 def _whole(value: Any, depth: int) -> Any:
-    """JSON has one kind of number: what is written 16.0 is the whole number 16, also inside lists, `depth` of them at most."""
+    """JSON has one kind of number: what is written 16.0 is the whole number 16, also inside lists,
+    `depth` of them at most."""
     if isinstance(value, list) and depth:
         return [_whole(one, depth - 1) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -163,7 +195,9 @@ def _whole(value: Any, depth: int) -> Any:
 def _readable(schema: Any) -> Any:
     """A JSON schema, all of whose texts and names are text. Raises `refusal` for another."""
     if (broken := _broken_text(schema, inside_objects=True)) is not None:
-        raise refusal(broken[:SHOWN], f"'{broken[:SHOWN]}' is no valid text: it has half a surrogate pair")
+        raise refusal(
+            broken[:SHOWN], f"'{broken[:SHOWN]}' is no valid text: it has half a surrogate pair"
+        )
     return schema
 
 
@@ -171,8 +205,8 @@ JsonSchemaFields = Annotated[dict[str, JsonValue], AfterValidator(_readable)]
 
 
 def _broken_text(value: Any, *, inside_objects: bool = False) -> str | None:
-    """A text in a value that is none: JSON can escape one half of a pair, which is no character and which no tokenizer takes.
-    Objects mostly check themselves, and are looked into where asked."""
+    """A text in a value that is none: JSON can escape one half of a pair, which is no character and
+    which no tokenizer takes. Objects mostly check themselves, and are looked into where asked."""
     left = [value]
     while left:  # no recursion: a client may send lists in lists, a thousand deep
         one = left.pop()
@@ -200,15 +234,17 @@ Made = TypeVar("Made", bound=Body)
 def made(kind: type[Made], fields: dict[str, Any]) -> Made:
     """A body that another one comes to. Raises RequestError, in the words of a refused body."""
     try:
-        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+        return kind.model_validate(
+            {name: value for name, value in fields.items() if value is not None}
+        )
     except ValidationError as error:
         message, _ = describe([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
         raise RequestError(message) from error
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """(message, field) of pydantic's errors about one body. The first field that is wrong is reported: in our own words where it
-    was refused, else in all the ways it is wrong."""
+    """(message, field) of pydantic's errors about one body. The first field that is wrong is
+    reported: in our own words where it was refused, else in all the ways it is wrong."""
     about = [error for error in errors if error["loc"][1:2] == errors[0]["loc"][1:2]]
     first = next((error for error in about if error["type"] == "refused"), errors[0])
     context = first.get("ctx") or {}
@@ -229,8 +265,8 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
 
 
 def _wrong(first: Any, about: Sequence[Any]) -> tuple[list[str], list[Any]]:
-    """The place where the value of the error `first` is wrong, and the ways: those of all forms that it may have, or what is
-    wrong inside it, where one of the forms is meant."""
+    """The place where the value of the error `first` is wrong, and the ways: those of all forms
+    that it may have, or what is wrong inside it, where one of the forms is meant."""
     value = _parts(first)
     while value and not _plain(value[-1:]):
         value.pop()
@@ -257,24 +293,35 @@ def _parts(error: Any) -> list[str]:
 
 
 def _plain(location: list[str]) -> list[str]:
-    """Without pydantic's own names for the members of a union: types, and classes, whose names begin with a capital."""
+    """Without pydantic's own names for the members of a union: types, and classes, whose names
+    begin with a capital."""
     types = ("str", "int", "float", "bool")
-    return [part for part in location if "[" not in part and part not in types and not part[:1].isupper()]
+    return [
+        part
+        for part in location
+        if "[" not in part and part not in types and not part[:1].isupper()
+    ]
 
 
-MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512  # OpenAI's, of `metadata`: pairs, and characters
+# OpenAI's, of `metadata`: pairs, and characters
+MAX_PAIRS = 16
+MAX_NAME = 64
+MAX_VALUE = 512
 MAX_LABEL = 64  # characters, OpenAI's too
 
 
 def _check(metadata: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's values are texts; what other clients send beside them is taken, and cut short in the log."""
+    """OpenAI's values are texts; what other clients send beside them is taken, and cut short in the
+    log."""
     if len(metadata) > MAX_PAIRS:
         raise ValueError(f"should have at most {MAX_PAIRS} pairs, not {len(metadata)}")
     for name, value in metadata.items():
         if len(name) > MAX_NAME:
             raise ValueError(f"should have names of at most {MAX_NAME} characters, not {len(name)}")
         if isinstance(value, str) and len(value) > MAX_VALUE:
-            raise ValueError(f"should have values of at most {MAX_VALUE} characters, not {len(value)} ({name!r})")
+            raise ValueError(
+                f"should have values of at most {MAX_VALUE} characters, not {len(value)} ({name!r})"
+            )
     return metadata
 
 
@@ -285,5 +332,10 @@ Label = Annotated[str, Field(max_length=MAX_LABEL)]
 def cut_short(value: Any) -> Any:
     """A label as a line of the log has it."""
     if isinstance(value, dict):
-        return {name: cut_short(json.dumps(one) if isinstance(one, dict | list) else one) for name, one in value.items()}
-    return f"{value[: MAX_VALUE - 1]}…" if isinstance(value, str) and len(value) > MAX_VALUE else value
+        return {
+            name: cut_short(json.dumps(one) if isinstance(one, dict | list) else one)
+            for name, one in value.items()
+        }
+    return (
+        f"{value[: MAX_VALUE - 1]}…" if isinstance(value, str) and len(value) > MAX_VALUE else value
+    )

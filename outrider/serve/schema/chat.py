@@ -54,8 +54,12 @@ class ResponseFormat(Body):
 class ThinkingFields(Body):
     """Whether the model thinks, as far as its chat template has a switch."""
 
-    type: Literal["enabled", "disabled", "adaptive"] = Field(description="adaptive: as the model's chat template has it.")
-    budget_tokens: int | None = Field(None, ge=0, description="As thinking_token_budget; with enabled.")
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        description="adaptive: as the model's chat template has it."
+    )
+    budget_tokens: int | None = Field(
+        None, ge=0, description="As thinking_token_budget; with enabled."
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> ThinkingFields:
@@ -70,7 +74,10 @@ class ChatBody(GenerationFields, TemplateFields):
     messages: list[Message] | None = None
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="Default: generation_config.json's max_new_tokens, else as much as the context holds."
+        None,
+        ge=1,
+        description="Default: generation_config.json's max_new_tokens, else as much as the "
+        "context holds.",
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -78,12 +85,22 @@ class ChatBody(GenerationFields, TemplateFields):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = Field(None, description="For models whose chat template knows it.")
+    reasoning_effort: str | None = Field(
+        None, description="For models whose chat template knows it."
+    )
     thinking: ThinkingFields | None = None
-    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer, and counted.")
-    separate_reasoning: bool | None = Field(None, description="false: thoughts are part of the content, as the model wrote them.")
-    thinking_token_budget: int | None = Field(None, ge=0, description="Max tokens of thoughts; then the answer begins.")
-    prompt_cache_key: Label | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    include_reasoning: bool | None = Field(
+        None, description="false: thoughts are left out of the answer, and counted."
+    )
+    separate_reasoning: bool | None = Field(
+        None, description="false: thoughts are part of the content, as the model wrote them."
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, description="Max tokens of thoughts; then the answer begins."
+    )
+    prompt_cache_key: Label | None = Field(
+        None, description="For the logs; all requests share one prefix cache."
+    )
     safety_identifier: Label | None = Field(None, description="For the logs.")
 
     refused: ClassVar[dict[str, str]] = {
@@ -124,14 +141,32 @@ class ChatBody(GenerationFields, TemplateFields):
             raise refusal("messages", "'messages' is empty: there is nothing to answer")
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "'top_logprobs' needs logprobs: true")
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise refusal("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one of them")
+        if (
+            self.max_tokens
+            and self.max_completion_tokens
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise refusal(
+                "max_tokens",
+                "'max_tokens' is the older name of 'max_completion_tokens': give one of them",
+            )
         if self.stream_options is not None and not self.stream:
             raise refusal("stream_options", "'stream_options' needs stream: true")
         if self.separate_reasoning is False and self.include_reasoning is False:
-            raise refusal("separate_reasoning", "'separate_reasoning' and 'include_reasoning' false contradict each other")
-        if self.thinking is not None and self.thinking.budget_tokens is not None and self.thinking_token_budget is not None:
-            raise refusal("thinking", "'thinking.budget_tokens' and 'thinking_token_budget' are one thing: give one of them")
+            raise refusal(
+                "separate_reasoning",
+                "'separate_reasoning' and 'include_reasoning' false contradict each other",
+            )
+        if (
+            self.thinking is not None
+            and self.thinking.budget_tokens is not None
+            and self.thinking_token_budget is not None
+        ):
+            raise refusal(
+                "thinking",
+                "'thinking.budget_tokens' and 'thinking_token_budget' are one thing: give one of "
+                "them",
+            )
         self.check_template(self.messages, "reasoning_effort", "thinking")
         self._check_tools()
         return self
@@ -142,7 +177,10 @@ class ChatBody(GenerationFields, TemplateFields):
         if self.response_format is not None and self.response_format.type == "json_schema":
             wanted = self.response_format.json_schema
             if wanted is None or wanted.json_schema is None:
-                raise refusal("response_format", "'response_format' of type json_schema needs 'json_schema.schema'")
+                raise refusal(
+                    "response_format",
+                    "'response_format' of type json_schema needs 'json_schema.schema'",
+                )
 
     @property
     def budget(self) -> int | None:

@@ -20,13 +20,26 @@ class CompletionBody(GenerationFields):
     prompt: str | list[str] | list[int] | list[list[int]] | None = Field(
         None, description="A text, texts, token ids, or lists of token ids."
     )
-    suffix: str | None = Field(None, description="What comes after the answer, for models with fill-in-the-middle tokens.")
-    max_tokens: int | None = Field(
-        None, ge=0, description="Default: generation_config.json's max_new_tokens, else 16. 0 only with echo."
+    suffix: str | None = Field(
+        None, description="What comes after the answer, for models with fill-in-the-middle tokens."
     )
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers generated; the n likeliest per token return.")
-    echo: bool | None = Field(None, description="The prompt in front of the answer, with its logprobs where asked for.")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token.")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Default: generation_config.json's max_new_tokens, else 16. 0 only with echo.",
+    )
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_CHOICES,
+        description="Answers generated; the n likeliest per token return.",
+    )
+    echo: bool | None = Field(
+        None, description="The prompt in front of the answer, with its logprobs where asked for."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token."
+    )
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     refused: ClassVar[dict[str, str]] = {
@@ -52,9 +65,15 @@ class CompletionBody(GenerationFields):
         if (self.prompt is None) == (self.prompt_token_ids is None):
             raise refusal("prompt", "give either 'prompt' or 'prompt_token_ids'")
         if isinstance(self.prompt, list) and not 0 < len(self.prompt) <= MAX_PROMPTS:
-            raise refusal("prompt", f"'prompt' must hold 1 to {MAX_PROMPTS} prompts or token ids, got {len(self.prompt)}")
+            raise refusal(
+                "prompt",
+                f"'prompt' must hold 1 to {MAX_PROMPTS} prompts or token ids, got "
+                f"{len(self.prompt)}",
+            )
         if self.max_tokens == 0 and not self.echo:
-            raise refusal("max_tokens", "'max_tokens' must be at least 1; 0 makes sense with echo only")
+            raise refusal(
+                "max_tokens", "'max_tokens' must be at least 1; 0 makes sense with echo only"
+            )
         self._check_best_of()
         if self.suffix is not None and self.echo:
             raise refusal("suffix", "'suffix' and 'echo' contradict each other")
@@ -66,9 +85,14 @@ class CompletionBody(GenerationFields):
         if self.best_of is None:
             return
         if self.best_of < self.num_choices:
-            raise refusal("best_of", f"'best_of' must be at least n = {self.num_choices}, got {self.best_of}")
+            raise refusal(
+                "best_of", f"'best_of' must be at least n = {self.num_choices}, got {self.best_of}"
+            )
         if self.stream and self.best_of > self.num_choices:
-            raise refusal("best_of", "'best_of' cannot be streamed: which answers are best is known at the end")
+            raise refusal(
+                "best_of",
+                "'best_of' cannot be streamed: which answers are best is known at the end",
+            )
 
     @property
     def num_generated(self) -> int:

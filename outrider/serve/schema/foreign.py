@@ -1,7 +1,9 @@
-"""Fields of other servers that would change the answer, and that this server cannot honour: refused by name.
+"""Fields of other servers that would change the answer, and that this server cannot honour: refused
+by name.
 
-Names are those of OpenAI's, vLLM's, SGLang's, TGI's, llama.cpp's, Ollama's, OpenRouter's and text-generation-webui's schemas.
-`NEUTRAL` has the values with which such a field asks for nothing; clients that fill in every field send them.
+Names are those of OpenAI's, vLLM's, SGLang's, TGI's, llama.cpp's, Ollama's, OpenRouter's and
+text-generation-webui's schemas. `NEUTRAL` has the values with which such a field asks for nothing;
+clients that fill in every field send them.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from typing import Any
 
 SAMPLERS = "this server samples by temperature, top_k, top_p, min_p and the penalties"
 NO_ADAPTERS = "a model answers with its own weights; name another one in 'model'"
-THINKING = "use 'thinking', or 'chat_template_kwargs' with the name that the model's chat template knows"
+THINKING = (
+    "use 'thinking', or 'chat_template_kwargs' with the name that the model's chat template knows"
+)
 WITH_FORM = "use 'structured_outputs'"
 
 REFUSED: dict[str, str] = {
@@ -67,7 +71,9 @@ REFUSED: dict[str, str] = {
     "vllm_xargs": "use the field 'speculation' for what is particular to this server",
 }  # fmt: skip
 
-OFF, ZERO, ONE = (False,), (0,), (1,)
+OFF = (False,)
+ZERO = (0,)
+ONE = (1,)
 EMPTY: tuple[Any, ...] = ([], {}, "")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": OFF, "num_beams": ONE, "length_penalty": ONE, "early_stopping": OFF, "do_sample": (True,),

@@ -1,4 +1,5 @@
-"""The body of /v1/responses: OpenAI's interface for agents. Text and functions; what OpenAI's own tools do is refused."""
+"""The body of /v1/responses: OpenAI's interface for agents. Text and functions; what OpenAI's own
+tools do is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, Label, Metadata, UnknownField, refusal
+from outrider.serve.schema.base import (
+    PRESENT,
+    Body,
+    JsonSchemaFields,
+    Label,
+    Metadata,
+    UnknownField,
+    refusal,
+)
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
 from outrider.serve.schema.messages import TEXT_ONLY
 from outrider.serve.schema.sampling import StreamOptions
@@ -16,7 +25,8 @@ from outrider.serve.schema.speculation import SpeculationFields
 TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 OWN_TOOLS = "this server runs no tools of its own: give functions"
-CLIENT_TOOLS = ("custom", "namespace", "local_shell", "shell", "apply_patch")  # which clients run, as they do functions
+# which clients run, as they do functions
+CLIENT_TOOLS = ("custom", "namespace", "local_shell", "shell", "apply_patch")
 ONLY_FUNCTIONS = "models are shown functions, their calls and outputs"
 ENCRYPTED = "thoughts are emitted as text"
 
@@ -36,7 +46,9 @@ class InputPart(Body):
     @model_validator(mode="after")
     def _check_type(self) -> InputPart:
         if self.type not in (*TEXTS, "refusal"):
-            raise refusal("type", f"content of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
+            raise refusal(
+                "type", f"content of type '{self.type[:40]}' is not supported: {TEXT_ONLY}"
+            )
         if (self.refusal if self.type == "refusal" else self.text) is None:
             raise refusal("text", f"content of type '{self.type}' needs its text")
         return self
@@ -49,7 +61,10 @@ class InputPart(Body):
 class InputItem(Body):
     """A message, a call, its output, or what the model thought."""
 
-    type: str = Field("message", description="message, function_call, function_call_output, reasoning or item_reference.")
+    type: str = Field(
+        "message",
+        description="message, function_call, function_call_output, reasoning or item_reference.",
+    )
     id: str | None = None
     status: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -68,9 +83,12 @@ class InputItem(Body):
     @model_validator(mode="after")
     def _check_type(self) -> InputItem:
         needs = {
-            "message": ("role", "content"), "function_call": ("call_id", "name"),
-            "function_call_output": ("call_id", "output"), "reasoning": (), "item_reference": ("id",),
-        }  # fmt: skip
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name"),
+            "function_call_output": ("call_id", "output"),
+            "reasoning": (),
+            "item_reference": ("id",),
+        }
         if self.type not in needs:
             why = ONLY_FUNCTIONS if self.type.startswith(CLIENT_TOOLS) else OWN_TOOLS
             raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {why}")
@@ -83,7 +101,13 @@ class InputItem(Body):
         """See `Body`."""
         yield from super().take_unknown(path, param)
         if self.encrypted_content:
-            yield UnknownField("encrypted_content", path + "encrypted_content", param + "encrypted_content", (), ENCRYPTED)
+            yield UnknownField(
+                "encrypted_content",
+                path + "encrypted_content",
+                param + "encrypted_content",
+                (),
+                ENCRYPTED,
+            )
 
 
 class FunctionTool(Body):
@@ -93,7 +117,9 @@ class FunctionTool(Body):
     name: str | None = None
     description: str | None = None
     parameters: JsonSchemaFields | None = Field(None, description="JSON schema of the arguments.")
-    strict: bool | None = Field(None, description="Arguments follow the schema, by a grammar. Default false.")
+    strict: bool | None = Field(
+        None, description="Arguments follow the schema, by a grammar. Default false."
+    )
 
     refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"defer_loading": (False,)}
@@ -101,7 +127,9 @@ class FunctionTool(Body):
     @model_validator(mode="after")
     def _check_type(self) -> FunctionTool:
         if self.type not in ("function", *CLIENT_TOOLS):
-            raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
+            raise refusal(
+                "type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}"
+            )
         if self.type == "function" and self.name is None:
             raise refusal("name", "a tool of type 'function' needs 'name'")
         return self
@@ -136,12 +164,17 @@ class TextConfig(Body):
 class ReasoningConfig(Body):
     """How much is thought."""
 
-    effort: str | None = Field(None, description="For models whose chat template knows reasoning_effort.")
+    effort: str | None = Field(
+        None, description="For models whose chat template knows reasoning_effort."
+    )
 
     without_effect: ClassVar[dict[str, str]] = {
         "summary": "thoughts are emitted whole", "generate_summary": "thoughts are emitted whole",
     }  # fmt: skip
-    refused: ClassVar[dict[str, str]] = {"context": "chat templates say which earlier thoughts are shown", "mode": "use 'effort'"}
+    refused: ClassVar[dict[str, str]] = {
+        "context": "chat templates say which earlier thoughts are shown",
+        "mode": "use 'effort'",
+    }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"context": ("auto",), "mode": ("standard",)}
 
 
@@ -151,10 +184,18 @@ CONVERSATIONS = "conversations are not stored; use 'previous_response_id'"
 class InputTokensBody(Body):
     """A conversation whose tokens are counted."""
 
-    model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
-    input: str | list[InputItem] = Field(description="What the user says, or items of a conversation.")
-    instructions: str | None = Field(None, description="A system message in front, of this response only.")
-    previous_response_id: str | None = Field(None, description="Go on from a response that this server still has.")
+    model: str | None = Field(
+        None, description="A name from /v1/models; may be left out where one model is served."
+    )
+    input: str | list[InputItem] = Field(
+        description="What the user says, or items of a conversation."
+    )
+    instructions: str | None = Field(
+        None, description="A system message in front, of this response only."
+    )
+    previous_response_id: str | None = Field(
+        None, description="Go on from a response that this server still has."
+    )
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: list[FunctionTool] | None = None
@@ -171,10 +212,17 @@ class InputTokensBody(Body):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"tools": ([],)}
 
     def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
-        """See `Body`. Tools that are no functions are as if they were unknown: no chat template shows them."""
+        """See `Body`. Tools that are no functions are as if they were unknown: no chat template
+        shows them."""
         for number, tool in enumerate(self.tools or ()):
             if tool.type != "function":
-                yield UnknownField(tool.type, f"{path}tools[{tool.type}]", f"{param}tools.{number}", (), ONLY_FUNCTIONS)
+                yield UnknownField(
+                    tool.type,
+                    f"{path}tools[{tool.type}]",
+                    f"{param}tools.{number}",
+                    (),
+                    ONLY_FUNCTIONS,
+                )
         self.tools = [tool for tool in self.tools or () if tool.type == "function"] or None
         yield from super().take_unknown(path, param)
 
@@ -182,16 +230,22 @@ class InputTokensBody(Body):
 class ResponsesBody(InputTokensBody):
     """Answer a text or a conversation, which may go on from an earlier response."""
 
-    store: bool | None = Field(None, description="Default true: a later response may go on from this one.")
+    store: bool | None = Field(
+        None, description="Default true: a later response may go on from this one."
+    )
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
-    max_output_tokens: int | None = Field(None, ge=1, description="Thoughts included. Default: as for chat completions.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Thoughts included. Default: as for chat completions."
+    )
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
     include: list[str] | None = None
     metadata: Metadata | None = Field(None, description="For the logs; the response has it.")
     user: str | None = Field(None, description="For the logs.")
-    prompt_cache_key: Label | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    prompt_cache_key: Label | None = Field(
+        None, description="For the logs; all requests share one prefix cache."
+    )
     safety_identifier: Label | None = Field(None, description="For the logs.")
     top_k: int | None = Field(None, ge=-1, description="vLLM's.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
@@ -228,10 +282,17 @@ class ResponsesBody(InputTokensBody):
         if self.stream_options is not None and not self.stream:
             raise refusal("stream_options", "'stream_options' needs stream: true")
         if self.stream_options is not None and self.stream_options.include_usage is not None:
-            raise refusal("stream_options", "'stream_options.include_usage' belongs to chat completions: responses have usage")
+            raise refusal(
+                "stream_options",
+                "'stream_options.include_usage' belongs to chat completions: responses have usage",
+            )
         for wanted in self.include or ():
             if wanted != "reasoning.encrypted_content":
-                raise refusal("include", f"'include' of '{wanted[:60]}' is not supported: responses have text and calls only")
+                raise refusal(
+                    "include",
+                    f"'include' of '{wanted[:60]}' is not supported: responses have text and "
+                    "calls only",
+                )
         form = None if self.text is None else self.text.format
         if form is not None and form.type == "json_schema" and form.json_schema is None:
             raise refusal("text", "'text.format' of type json_schema needs 'schema'")

@@ -1,4 +1,5 @@
-"""`resume` in a body: a stream that another server can continue, and one that continues what another server began."""
+"""`resume` in a body: a stream that another server can continue, and one that continues what
+another server began."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Ending(Body):
     model_config = ConfigDict(extra="forbid")
 
     reason: Literal["stop", "length", "timeout"]
-    stats: Annotated[DecodeStats, BeforeValidator(_STATS.validate_python)]  # a dataclass, sent as an object
+    # a dataclass, sent as an object
+    stats: Annotated[DecodeStats, BeforeValidator(_STATS.validate_python)]
     seed: int
     lossless: bool
     drafter: str
@@ -51,7 +53,9 @@ class Mark(Body):
     choice: int = Field(ge=0)
     token_ids: list[int] = Field(default_factory=list)
     origins: list[Origin] = Field(default_factory=list)
-    pieces: list[str] = Field(default_factory=list, description="The text that each token released.")
+    pieces: list[str] = Field(
+        default_factory=list, description="The text that each token released."
+    )
     rest: str = Field("", description="Text that the end released.")
     drafted: int = Field(0, ge=0)
     ending: Ending | None = None
@@ -82,10 +86,17 @@ class Mark(Body):
 
 
 class Resumption(Body):
-    """An empty object asks for marks; with the marks of a stream that broke off, its answers are continued."""
+    """An empty object asks for marks; with the marks of a stream that broke off, its answers are
+    continued."""
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:/-]{1,200}$", description="The answers' id, from the first mark.")
+    id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.:/-]{1,200}$",
+        description="The answers' id, from the first mark.",
+    )
     created: int | None = Field(None, ge=0, description="Likewise.")
-    marks: list[Mark] = Field(default_factory=list, description="All marks after the first, in their order.")
+    marks: list[Mark] = Field(
+        default_factory=list, description="All marks after the first, in their order."
+    )

@@ -1,4 +1,5 @@
-"""`speculation` and `prediction` in a body: how this one request is drafted for, and OpenAI's predicted outputs.
+"""`speculation` and `prediction` in a body: how this one request is drafted for, and OpenAI's
+predicted outputs.
 
 The answer that the client expects is drafted, and the target verifies it.
 """
@@ -14,22 +15,34 @@ from outrider.serve.schema.base import Body
 
 
 class SpeculationFields(Body):
-    """The fields of speculation, which are ours; `Speculation` explains each and checks that they fit together."""
+    """The fields of speculation, which are ours; `Speculation` explains each and checks that they
+    fit together."""
 
     model_config = ConfigDict(extra="forbid")  # no other server's client has anything to say here
 
     mode: Literal["auto", "off", "fixed"] | None = Field(
-        None, description="auto: the server decides every step; fixed: max_draft_tokens every step; off: no drafting."
+        None,
+        description="auto: the server decides every step; fixed: max_draft_tokens every step; "
+        "off: no drafting.",
     )
-    drafter: str | None = Field(None, description="One of the model's drafters, see /v1/models; default: its first.")
-    max_draft_tokens: int | None = Field(None, ge=1, le=512, description="auto: at most so many; fixed: exactly so many.")
+    drafter: str | None = Field(
+        None, description="One of the model's drafters, see /v1/models; default: its first."
+    )
+    max_draft_tokens: int | None = Field(
+        None, ge=1, le=512, description="auto: at most so many; fixed: exactly so many."
+    )
     invariant: bool | None = Field(
-        None, description="Same seed, same text, whatever drafter, length or load. Default: true when a seed is given."
+        None,
+        description="Same seed, same text, whatever drafter, length or load. Default: true when a "
+        "seed is given.",
     )
-    lossy: str | None = Field(None, description="A verifier that may change the text, where the operator allows it.")
+    lossy: str | None = Field(
+        None, description="A verifier that may change the text, where the operator allows it."
+    )
 
     def merged(self, defaults: dict[str, Any]) -> Speculation:
-        """These wishes with a route's defaults for what the client left out. Raises ConfigError for a contradiction."""
+        """These wishes with a route's defaults for what the client left out. Raises ConfigError for
+        a contradiction."""
         own = self.model_dump(exclude_none=True)
         if own.get("mode") == "off":
             defaults = {}
@@ -52,4 +65,8 @@ class Prediction(Body):
     @property
     def text(self) -> str:
         """All of it."""
-        return self.content if isinstance(self.content, str) else "".join(piece.text for piece in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(piece.text for piece in self.content)
+        )

@@ -1,4 +1,5 @@
-"""Calls written as JSON: behind a mark (Hermes, DeepSeek, Mistral), or in place of an answer (Llama 3)."""
+"""Calls written as JSON: behind a mark (Hermes, DeepSeek, Mistral), or in place of an answer (Llama
+3)."""
 
 from __future__ import annotations
 
@@ -38,12 +39,18 @@ class _JsonCalls(Pieces):
         scanner = self._scanner
         assert scanner is not None
         self._buffer = scanner.push(self._buffer)
-        if not self._is_named and scanner.name is not None and (scanner.has_arguments or scanner.done):
+        if (
+            not self._is_named
+            and scanner.name is not None
+            and (scanner.has_arguments or scanner.done)
+        ):
             if not self._is_call(scanner.name):
                 scanner.broken = True
             else:
                 events.append(("name", scanner.name))
-                self._is_named, self._skipped, self._num_calls = True, "", self._num_calls + 1
+                self._is_named = True
+                self._skipped = ""
+                self._num_calls = self._num_calls + 1
         if self._is_named and (new := scanner.take()):
             events.append(("arguments", new))
         if scanner.broken:
@@ -57,7 +64,8 @@ class _JsonCalls(Pieces):
         return scanner.done
 
     def _begin(self, name: str | None = None) -> None:
-        self._scanner, self._is_named = CallScanner(name), False
+        self._scanner = CallScanner(name)
+        self._is_named = False
 
 
 class MarkedCalls(_JsonCalls):
@@ -67,7 +75,8 @@ class MarkedCalls(_JsonCalls):
         super().__init__()
         self._form = form
         self._marks = tuple(mark for mark in (form.opening, form.closing, *form.around) if mark)
-        self._between = SPACES if form.closing else SPACES + ",;]"  # without a closing mark, calls may stand in a list
+        # without a closing mark, calls may stand in a list
+        self._between = SPACES if form.closing else SPACES + ",;]"
         self._inside = False
 
     def _advance(self, events: list[Event]) -> bool:
@@ -80,7 +89,11 @@ class MarkedCalls(_JsonCalls):
 
     def end(self) -> list[Event]:
         rest = self._buffer.strip()
-        if self._inside and not self._skipped and any(mark.startswith(rest) for mark in (self._form.closing, *self._form.around)):
+        if (
+            self._inside
+            and not self._skipped
+            and any(mark.startswith(rest) for mark in (self._form.closing, *self._form.around))
+        ):
             self._buffer = ""  # half of a mark behind a call
         return super().end()
 
@@ -146,7 +159,11 @@ class BareCalls(_JsonCalls):
             events.append(("content", self._buffer))
             self._buffer = ""
             return False
-        rest = self._buffer.lstrip(SPACES + ";," if self._num_calls else SPACES).removeprefix(PYTHON_TAG).lstrip(SPACES)
+        rest = (
+            self._buffer.lstrip(SPACES + ";," if self._num_calls else SPACES)
+            .removeprefix(PYTHON_TAG)
+            .lstrip(SPACES)
+        )
         if not rest or PYTHON_TAG.startswith(rest):
             return False
         if rest[0] != "{":

@@ -25,13 +25,18 @@ from outrider.serve.tools.text import half
 LETTERS = string.ascii_letters + string.digits
 PYTHON_TAG = "<|python_tag|>"
 WORD = "[A-Za-z0-9_.-]"  # letters of a function's name
-CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # DeepSeek's own letters
-CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+# DeepSeek's own letters
+CALLS = "<｜tool▁calls▁begin｜>"
+CALLS_END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+SEP = "<｜tool▁sep｜>"
+CALL_END = "<｜tool▁call▁end｜>"
 
 
 @dataclass(frozen=True)
 class CallHead:
-    """The way from a mark to the `{` of the arguments, where the function's name stands outside of the JSON."""
+    """The way from a mark to the `{` of the arguments, where the function's name stands outside of
+    the JSON."""
 
     whole: re.Pattern[str]  # group 1: the name
     part: re.Pattern[str]  # what may still become one
@@ -39,13 +44,15 @@ class CallHead:
 
 @dataclass(frozen=True)
 class Tags:
-    """A call whose arguments stand between tags, one by one: texts as they are, everything else as JSON."""
+    """A call whose arguments stand between tags, one by one: texts as they are, everything else as
+    JSON."""
 
     name: tuple[str, str]  # before and behind the function's name
     key: tuple[str, str]
     value: tuple[str, str]
     end: str  # of the call
-    also_end: tuple[str, ...] = ()  # what ends a value, too: some models forget its tag, and their own parsers allow for it
+    # what ends a value, too: some models forget its tag, and their own parsers allow for it
+    also_end: tuple[str, ...] = ()
     gap: str = "\n"  # as templates write it between tags
     lined: bool = False  # a line end just inside of a value, at either end, belongs to the tags
 
@@ -75,25 +82,40 @@ class ToolFormat:
     def markers(self) -> tuple[str, ...]:
         """Texts that may be special tokens."""
         found = {
-            "deepseek": (CALLS, CALLS_END, CALL, SEP, CALL_END), "mistral": ("[TOOL_CALLS]", "[ARGS]"), "llama3": (PYTHON_TAG,),
-        }  # fmt: skip
+            "deepseek": (CALLS, CALLS_END, CALL, SEP, CALL_END),
+            "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+            "llama3": (PYTHON_TAG,),
+        }
         tags = () if self.tags is None else (*self.tags.key, *self.tags.value)
-        return found.get(self.name, tuple(text for text in (self.opening, self.closing, *tags) if len(text) > 1))
+        return found.get(
+            self.name, tuple(text for text in (self.opening, self.closing, *tags) if len(text) > 1)
+        )
 
     def new_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self.id_length))
         return letters if self.name == "mistral" else f"call_{letters}"
 
 
-ARGS_HEAD = CallHead(re.compile(rf"({WORD}+)(?:\[ARGS\])?(?=\{{)"), re.compile(rf"{WORD}+{half('[ARGS]')}"))
+ARGS_HEAD = CallHead(
+    re.compile(rf"({WORD}+)(?:\[ARGS\])?(?=\{{)"), re.compile(rf"{WORD}+{half('[ARGS]')}")
+)
 SEP_HEAD = CallHead(
     re.compile(rf"(?:function{SEP})?({WORD}+)(?:{SEP})?\s*(?:```json)?\s*(?=\{{)"),
-    re.compile(rf"(?:function{SEP})?{WORD}*(?:{half(SEP)}|(?:{SEP})?\s*(?:{half('```json')}|```json\s*))"),
+    re.compile(
+        rf"(?:function{SEP})?{WORD}*(?:{half(SEP)}|(?:{SEP})?\s*(?:{half('```json')}|```json\s*))"
+    ),
 )
 QWEN_TAGS = Tags(
-    ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", ("<parameter=", "</function>"), lined=True
+    ("<function=", ">"),
+    ("<parameter=", ">"),
+    ("", "</parameter>"),
+    "</function>",
+    ("<parameter=", "</function>"),
+    lined=True,
 )
-GLM_TAGS = Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
+GLM_TAGS = Tags(
+    ("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>"
+)
 
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")
 QWEN3_CODER = ToolFormat("qwen3-coder", "<tool_call>", "</tool_call>", tags=QWEN_TAGS)
@@ -106,17 +128,22 @@ MISTRAL_ARGS = replace(MISTRAL, has_args=True)
 LLAMA3 = ToolFormat("llama3", "", arguments="parameters")
 PYTHONIC = ToolFormat("pythonic", "")
 HARMONY = ToolFormat("harmony", "", is_harmony=True)
-FORMATS = {form.name: form for form in (HERMES, QWEN3_CODER, GLM, DEEPSEEK, MISTRAL, LLAMA3, PYTHONIC)}  # not HARMONY: no grammar
+# not HARMONY: no grammar
+FORMATS = {
+    form.name: form for form in (HERMES, QWEN3_CODER, GLM, DEEPSEEK, MISTRAL, LLAMA3, PYTHONIC)
+}
 
 
 def format_of(template: str, name: str | None = None) -> ToolFormat:
-    """The format called `name`, or the one a chat template shows. Raises ConfigError, CapabilityError."""
+    """The format called `name`, or the one a chat template shows. Raises ConfigError,
+    CapabilityError."""
     if name is not None and name not in FORMATS:
         raise ConfigError(f"unknown tool format '{name}'.{did_you_mean(name, FORMATS)}")
     form = _shown(template) if name is None else FORMATS[name]
     if form is None:
         raise CapabilityError(
-            "tools: this model's chat template shows none of the ways to write a call that are known here "
+            "tools: this model's chat template shows none of the ways to write a call that are "
+            "known here "
             f"({', '.join(FORMATS)}, harmony), so its calls could not be read back"
         )
     return _variant(form, template)

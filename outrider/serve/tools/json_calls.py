@@ -1,4 +1,5 @@
-"""One tool call in JSON, read letter by letter: its name as soon as it is known, its arguments as they are written."""
+"""One tool call in JSON, read letter by letter: its name as soon as it is known, its arguments as
+they are written."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 class CallScanner:
-    """Reads {"name": "f", "arguments": {...}}, keys in any order. With `name` given, the arguments' object alone."""
+    """Reads {"name": "f", "arguments": {...}}, keys in any order. With `name` given, the arguments'
+    object alone."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -36,12 +38,15 @@ class CallScanner:
 
     def take(self) -> str:
         """Arguments, as JSON text, that came since it was asked last."""
-        new, self._new = "".join(self._new), []
+        new = "".join(self._new)
+        self._new = []
         return new
 
     def _begin(self, state: str) -> None:
-        """Go on to a key or a value. Each state's method reads from a place in a text and returns where it stopped."""
-        self._state, self._brackets = state, Brackets()
+        """Go on to a key or a value. Each state's method reads from a place in a text and returns
+        where it stopped."""
+        self._state = state
+        self._brackets = Brackets()
         self._first = ""  # letter of the key or value being read
         self._parts: list[str] = []  # of the same
 
@@ -67,7 +72,8 @@ class CallScanner:
         self._parts.append(text[at:end])
         if end is None:
             return len(text)
-        self._key, self._state = str(self._loads()), "colon"
+        self._key = str(self._loads())
+        self._state = "colon"
         return end
 
     def _colon(self, text: str, at: int) -> int:
@@ -83,7 +89,11 @@ class CallScanner:
             return at + 1
         self._first = self._first or text[at]
         is_scalar = self._first not in '"{['
-        end = next((n for n in range(at, len(text)) if text[n] in ",}]"), None) if is_scalar else self._closing(text, at)
+        end = (
+            next((n for n in range(at, len(text)) if text[n] in ",}]"), None)
+            if is_scalar
+            else self._closing(text, at)
+        )
         self._parts.append(text[at:end])
         if self._key in ARGUMENTS and self._first in "{[":
             self._new.append(text[at:end])

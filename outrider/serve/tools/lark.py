@@ -1,4 +1,5 @@
-"""Small pieces of llguidance's Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md) for tool calls."""
+"""Small pieces of llguidance's Lark
+(https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md) for tool calls."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def written(text: str, marks: Mapping[str, int]) -> str:
         return json.dumps(text) if text else ""
     longest = sorted(marks, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, longest))})", text)
-    return " ".join(f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in parts if part)
+    return " ".join(
+        f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in parts if part
+    )
 
 
 def json_of(schema: Mapping[str, Any]) -> str:
@@ -34,7 +37,9 @@ def without(texts: Sequence[str]) -> str:
 
 def quoted_regex(pattern: str) -> str:
     """Between slashes, on one line; what is escaped already stays as it is."""
-    inside = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) == 2 else r"\/", pattern, flags=re.DOTALL)
+    inside = re.sub(
+        r"\\.|/", lambda found: found[0] if len(found[0]) == 2 else r"\/", pattern, flags=re.DOTALL
+    )
     return "/" + inside.replace("\n", r"\n") + "/"
 
 

@@ -1,4 +1,5 @@
-"""Calls written as Python: [f(a=1, b="x"), g()]. The whole answer is such a list of known tools, or there are none in it.
+"""Calls written as Python: [f(a=1, b="x"), g()]. The whole answer is such a list of known tools, or
+there are none in it.
 
 A call is reported when it is complete, because its arguments must become JSON.
 """
@@ -32,14 +33,16 @@ class PythonicCalls(Pieces):
 
     def _begin(self) -> None:
         """The next call."""
-        self._brackets, self._read = Brackets("([{", ")]}", "\"'"), 0
+        self._brackets = Brackets("([{", ")]}", "\"'")
+        self._read = 0
 
     @property
     def is_complete(self) -> bool:
         return self._state != "calls"
 
     def end(self) -> list[Event]:
-        """What was held back, where it is content. A call that breaks off was not reported, and is no content either."""
+        """What was held back, where it is content. A call that breaks off was not reported, and is
+        no content either."""
         return [] if self._state == "calls" and self._num_calls else self._rest()
 
     def _advance(self, events: list[Event]) -> bool:
@@ -60,16 +63,22 @@ class PythonicCalls(Pieces):
             return False
         self._state = "calls" if begin is not None and begin[1] in self._names else "content"
         if begin is not None and self._state == "calls":
-            self._skipped, self._buffer = self._buffer[: begin.start(1)], self._buffer[begin.start(1) :]
+            self._skipped = self._buffer[: begin.start(1)]
+            self._buffer = self._buffer[begin.start(1) :]
         return True
 
     def _next(self, events: list[Event]) -> bool:
         """One call more; False when that takes more text."""
         self._pass(len(self._buffer) - len(self._buffer.lstrip(SPACES + ",")))
         if self._buffer.startswith("]"):
-            self._buffer, self._state = self._buffer[1:], "behind"
+            self._buffer = self._buffer[1:]
+            self._state = "behind"
             return True
-        ends = (at + 1 for at in range(self._read, len(self._buffer)) if self._brackets.closes(self._buffer[at]))
+        ends = (
+            at + 1
+            for at in range(self._read, len(self._buffer))
+            if self._brackets.closes(self._buffer[at])
+        )
         length = next(ends, None)
         if length is None:
             self._read = len(self._buffer)
@@ -80,7 +89,9 @@ class PythonicCalls(Pieces):
             self._state = "content"
             self._give_up(events)
             return True
-        self._buffer, self._skipped, self._num_calls = self._buffer[length:], "", self._num_calls + 1
+        self._buffer = self._buffer[length:]
+        self._skipped = ""
+        self._num_calls = self._num_calls + 1
         events += [("name", call[0]), ("arguments", call[1])]
         return True
 
@@ -92,7 +103,11 @@ def _parsed(text: str) -> tuple[str, str] | None:
         return None
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+        if (
+            not isinstance(call, ast.Call)
+            or call.args
+            or any(word.arg is None for word in call.keywords)
+        ):
             return None
         return name.rstrip(), as_json({str(word.arg): _value(word.value) for word in call.keywords})
     except UNREADABLE:
@@ -107,6 +122,10 @@ def _value(node: ast.expr) -> Any:
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return [_value(part) for part in parts]
         case ast.Dict(keys=keys, values=values):
-            return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+            return {
+                str(_value(key)): _value(value)
+                for key, value in zip(keys, values, strict=True)
+                if key is not None
+            }
         case _:
             return ast.literal_eval(node)

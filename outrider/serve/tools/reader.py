@@ -1,7 +1,8 @@
 """From an answer's text, as it arrives, to OpenAI's deltas: content, and tool calls piece by piece.
 
-What cannot be read as a call is content: a client then at least sees the model's text. Only a call that breaks off after its
-name was reported stays as it is, with incomplete arguments and the engine's own finish reason ("length").
+What cannot be read as a call is content: a client then at least sees the model's text. Only a call
+that breaks off after its name was reported stays as it is, with incomplete arguments and the
+engine's own finish reason ("length").
 """
 
 from __future__ import annotations
@@ -32,10 +33,15 @@ class ToolReader:
     """For one answer."""
 
     def __init__(
-        self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool, called: str = "tool_calls"
+        self,
+        form: ToolFormat,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        parallel: bool,
+        called: str = "tool_calls",
     ) -> None:
-        """`schemas`: of the tools' parameters, by the tools' names; without any, everything is content. `parallel`: else calls
-        after the first are left out."""
+        """`schemas`: of the tools' parameters, by the tools' names; without any, everything is
+        content. `parallel`: else calls after the first are left out."""
         self._form = form
         self._calls = _calls(form, schemas) if schemas else None
         self._parallel = parallel
@@ -45,7 +51,11 @@ class ToolReader:
     @property
     def finish_reason(self) -> str | None:
         """Instead of the engine's, once the answer has ended."""
-        return self._called if self._index >= 0 and self._calls is not None and self._calls.is_complete else None
+        return (
+            self._called
+            if self._index >= 0 and self._calls is not None and self._calls.is_complete
+            else None
+        )
 
     def push(self, text: str) -> list[dict[str, Any]]:
         """Deltas for newly emitted text."""
@@ -66,7 +76,11 @@ class ToolReader:
             call: dict[str, Any] = {"function": {"arguments": text}}
             if kind == "name":
                 self._index += 1
-                call = {"id": self._form.new_id(), "type": "function", "function": {"name": text, "arguments": ""}}
+                call = {
+                    "id": self._form.new_id(),
+                    "type": "function",
+                    "function": {"name": text, "arguments": ""},
+                }
             if self._parallel or self._index == 0:
                 found.append({"tool_calls": [{"index": self._index, **call}]})
         return found

@@ -1,7 +1,8 @@
 """Calls written with tags (Qwen3-Coder, GLM): the arguments become JSON as they are written.
 
-What is only ever a text streams letter by letter; other values wait for their end, for until then nobody knows what they are.
-As in the models' own parsers, what stands between two tags is skipped. A parameter that is given twice counts once.
+What is only ever a text streams letter by letter; other values wait for their end, for until then
+nobody knows what they are. As in the models' own parsers, what stands between two tags is skipped.
+A parameter that is given twice counts once.
 """
 
 from __future__ import annotations
@@ -15,18 +16,26 @@ from outrider.serve.tools.formats import WORD, Tags, ToolFormat
 from outrider.serve.tools.text import Event, Pieces, first, half, tail
 from outrider.serve.tools.values import TEXT, as_json, converted, parameter, types_of
 
-NESTED = frozenset(["object", "array", "null"])  # JSON with strings in it, in which an end tag is no end
+# JSON with strings in it, in which an end tag is no end
+NESTED = frozenset(["object", "array", "null"])
 
 
 class TaggedCalls(Pieces):
     """For one answer. `schemas`: of the tools' parameters, by name."""
 
-    def __init__(self, form: ToolFormat, tags: Tags, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, form: ToolFormat, tags: Tags, schemas: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         super().__init__()
-        self._form, self._tags, self._schemas = form, tags, schemas
+        self._form = form
+        self._tags = tags
+        self._schemas = schemas
         before, behind = tags.name
-        self._marks = tuple(mark for mark in (form.opening, before) if mark)  # some models leave the first away
-        self._name = re.compile(rf"\s*({WORD}+)\s*{re.escape(behind)}\s*(?={re.escape(tags.key[0])}|{re.escape(tags.end)})")
+        # some models leave the first away
+        self._marks = tuple(mark for mark in (form.opening, before) if mark)
+        self._name = re.compile(
+            rf"\s*({WORD}+)\s*{re.escape(behind)}\s*(?={re.escape(tags.key[0])}|{re.escape(tags.end)})"
+        )
         then = f"{half(tags.key[0])}|{half(tags.end)}"
         self._half_name = re.compile(rf"\s*{WORD}*\s*(?:{re.escape(behind)}\s*(?:{then}))?")
         self._step: Callable[[list[Event]], bool] = self._content
@@ -47,7 +56,8 @@ class TaggedCalls(Pieces):
             self._buffer = ""  # half of the closing mark
         if not self._call:
             return self._rest()
-        text, self._buffer = self._bare(self._buffer, is_last=False), ""
+        text = self._bare(self._buffer, is_last=False)
+        self._buffer = ""
         return [("arguments", _escaped(text))] if text and self._is_streamed else []
 
     def _advance(self, events: list[Event]) -> bool:
@@ -60,7 +70,9 @@ class TaggedCalls(Pieces):
     def _content(self, events: list[Event]) -> bool:
         mark = self._up_to(self._marks, events)
         if mark:
-            self._step = self._opened if mark == self._form.opening and self._tags.name[0] else self._named
+            self._step = (
+                self._opened if mark == self._form.opening and self._tags.name[0] else self._named
+            )
         return bool(mark)
 
     def _opened(self, events: list[Event]) -> bool:
@@ -89,7 +101,9 @@ class TaggedCalls(Pieces):
             self._give_up(events)
             return True
         self._buffer = self._buffer[found.end() :]
-        self._call, self._skipped, self._keys = found[1], "", set()
+        self._call = found[1]
+        self._skipped = ""
+        self._keys = set()
         self._num_calls += 1
         events += [("name", found[1]), ("arguments", "{")]
         self._step = self._between
@@ -97,7 +111,8 @@ class TaggedCalls(Pieces):
 
     def _between(self, events: list[Event]) -> bool:
         """Behind the name or a value."""
-        key, end = self._tags.key[0], self._tags.end
+        key = self._tags.key[0]
+        end = self._tags.end
         start, mark = first(self._buffer, (key, end, self._form.closing, self._form.opening))
         if not mark:
             return False
@@ -105,7 +120,8 @@ class TaggedCalls(Pieces):
             self._step = self._key
         else:
             events.append(("arguments", "}"))
-            self._call, self._step = "", self._behind
+            self._call = ""
+            self._step = self._behind
         self._buffer = self._buffer[start + len(mark) if mark in (key, end) else start :]
         return True
 
@@ -114,7 +130,8 @@ class TaggedCalls(Pieces):
         if not found:
             return False
         self._buffer = rest
-        self._key_read, self._step = key.strip(), self._before_value
+        self._key_read = key.strip()
+        self._step = self._before_value
         return True
 
     def _before_value(self, events: list[Event]) -> bool:
@@ -132,8 +149,10 @@ class TaggedCalls(Pieces):
             return True
         schema = self._schemas.get(self._call) or {}
         self._types = types_of(parameter(schema, self._key_read), schema)
-        self._is_streamed, self._is_fresh = self._types == TEXT, True
-        comma, quote = ", " if self._keys else "", '"' if self._is_streamed else ""
+        self._is_streamed = self._types == TEXT
+        self._is_fresh = True
+        comma = ", " if self._keys else ""
+        quote = '"' if self._is_streamed else ""
         events.append(("arguments", f"{comma}{as_json(self._key_read)}: {quote}"))
         self._keys.add(self._key_read)
         self._step = self._value
@@ -146,10 +165,13 @@ class TaggedCalls(Pieces):
         if not mark and not self._is_streamed:
             return False
         length = start if mark else len(self._buffer) - self._kept()
-        text, self._buffer = self._bare(self._buffer[:length], is_last=bool(mark)), self._buffer[length:]
+        text = self._bare(self._buffer[:length], is_last=bool(mark))
+        self._buffer = self._buffer[length:]
         self._is_fresh = self._is_fresh and not length
         quote = '"' if mark else ""
-        text = _escaped(text) + quote if self._is_streamed else as_json(converted(text, self._types))
+        text = (
+            _escaped(text) + quote if self._is_streamed else as_json(converted(text, self._types))
+        )
         if text:
             events.append(("arguments", text))
         if mark:
@@ -189,17 +211,22 @@ class TaggedCalls(Pieces):
             return True
         rest = self._buffer.lstrip()
         if rest.startswith(self._form.closing):
-            self._buffer, self._step = rest[len(self._form.closing) :], self._content
+            self._buffer = rest[len(self._form.closing) :]
+            self._step = self._content
         elif any(mark.startswith(rest) for mark in (self._form.closing, *self._marks)):
             return False
         else:
-            self._buffer, self._step = rest, self._content
+            self._buffer = rest
+            self._step = self._content
         return True
 
 
 def _in_quotes(text: str) -> bool:
     """Whether JSON breaks off inside of a string."""
-    return text.lstrip()[:1] in ("[", "{") and re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
+    return (
+        text.lstrip()[:1] in ("[", "{")
+        and re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
+    )
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,5 @@
-"""Text that arrives in pieces, looked through for marks: what the readers of tool calls have in common.
+"""Text that arrives in pieces, looked through for marks: what the readers of tool calls have in
+common.
 
 White space before a mark is nobody's content, and what could still become a mark is held back.
 """
@@ -40,14 +41,19 @@ class Pieces:
 
     def _give_up(self, events: list[Event], raw: str = "") -> None:
         """That was no call."""
-        text, self._skipped = self._skipped + raw, ""
+        text = self._skipped + raw
+        self._skipped = ""
         if text:
             events.append(("content", text))
 
     def _up_to(self, marks: Sequence[str], events: list[Event]) -> str:
         """Tell content up to the first mark, and go behind it; "" while there is none."""
         position, mark = first(self._buffer, marks)
-        before = self._buffer[:position].rstrip() if mark else self._buffer[: len(self._buffer) - held(self._buffer, marks)]
+        before = (
+            self._buffer[:position].rstrip()
+            if mark
+            else self._buffer[: len(self._buffer) - held(self._buffer, marks)]
+        )
         if before:
             events.append(("content", before))
         if mark:
@@ -70,7 +76,10 @@ def first(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str]:
 
 def tail(text: str, marks: Sequence[str]) -> int:
     """How many of the last letters may be the beginning of a mark."""
-    return max((size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])), default=0)
+    return max(
+        (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])),
+        default=0,
+    )
 
 
 def held(text: str, marks: Sequence[str]) -> int:

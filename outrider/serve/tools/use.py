@@ -1,4 +1,5 @@
-"""Tools in a chat: rendered by the model's own template, enforced by a grammar where asked, and read back from the answer.
+"""Tools in a chat: rendered by the model's own template, enforced by a grammar where asked, and
+read back from the answer.
 
     use = tool_use(tools, tool_choice, parallel_tool_calls, template=texts.chat_template, tokenizer=engine.tokenizer)
     render(..., tools=use.rendered)                          # None for tool_choice "none": the model then knows of no tool
@@ -7,9 +8,10 @@
     deltas = reader.push("".join(use.texts_of(update.token_ids, update.pieces)))   # {"content": ...}, {"tool_calls": [...]}
     message = {"content": ..., "tool_calls": merged_calls(deltas)}       # what is not streamed
 
-`texts_of` is the update's text by token, with those special tokens written out that begin calls in some formats, and that text
-leaves out. Read with `reader.push(update.text)` an answer of such a model would be content. `tool_use` raises RequestError and
-CapabilityError, beginning with the field's name.
+`texts_of` is the update's text by token, with those special tokens written out that begin calls in
+some formats, and that text leaves out. Read with `reader.push(update.text)` an answer of such a
+model would be content. `tool_use` raises RequestError and CapabilityError, beginning with the
+field's name.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class ToolUse:
     """The tools of one request."""
 
-    tools: tuple[Mapping[str, Any], ...]  # as OpenAI has them: {"type": "function", "function": {"name", "parameters"}}
+    # as OpenAI has them: {"type": "function", "function": {"name", "parameters"}}
+    tools: tuple[Mapping[str, Any], ...]
     choice: str  # "none", "auto", "required", or "=NAME"
     parallel: bool
     format: ToolFormat
-    marks: Mapping[str, int]  # texts of the format that are one token, special or not: a grammar asks for the token
-    written: Mapping[int, str]  # those that are special, which a text leaves out and which count as text here
+    # texts of the format that are one token, special or not: a grammar asks for the token
+    marks: Mapping[str, int]
+    # those that are special, which a text leaves out and which count as text here
+    written: Mapping[int, str]
 
     @property
     def rendered(self) -> list[Mapping[str, Any]] | None:
@@ -55,28 +60,47 @@ class ToolUse:
     @property
     def spec(self) -> Spec | None:
         """The grammar of the answer; None where the model is free."""
-        strict = self.choice == "auto" and any(tool["function"].get("strict") for tool in self.tools)
+        strict = self.choice == "auto" and any(
+            tool["function"].get("strict") for tool in self.tools
+        )
         if not self.is_enforced and not strict:
             return None
-        chosen = [tool["function"] for tool in self.tools if self.choice in ("auto", "required", "=" + _name(tool))]
+        chosen = [
+            tool["function"]
+            for tool in self.tools
+            if self.choice in ("auto", "required", "=" + _name(tool))
+        ]
         single = not self.parallel or self.choice.startswith("=")
-        return Spec("lark", calls_grammar(self.format, chosen, self.marks, single=single, free=strict), "tools")
+        return Spec(
+            "lark",
+            calls_grammar(self.format, chosen, self.marks, single=single, free=strict),
+            "tools",
+        )
 
     def spec_beside(self, form: Spec | None) -> Spec | None:
-        """The grammar of an answer where a response format is asked for, too. It describes content, so an answer that must be
-        a call has none to describe, and a free one is either a call or has the form. Raises RequestError where the two cannot
-        be put together."""
+        """The grammar of an answer where a response format is asked for, too. It describes content,
+        so an answer that must be a call has none to describe, and a free one is either a call or
+        has the form. Raises RequestError where the two cannot be put together."""
         if form is None or self.is_enforced:
             return self.spec
-        if self.choice == "none" or self.format.is_harmony:  # there, calls stand in a channel of their own
+        # there, calls stand in a channel of their own
+        if self.choice == "none" or self.format.is_harmony:
             return form
         functions = [tool["function"] for tool in self.tools]
-        return Spec("lark", calls_or_answer(self.format, functions, self.marks, form, single=not self.parallel), form.name)
+        return Spec(
+            "lark",
+            calls_or_answer(self.format, functions, self.marks, form, single=not self.parallel),
+            form.name,
+        )
 
     def reader(self) -> ToolReader:
         """For one answer."""
         known = self.readable
-        schemas = {_name(tool): tool["function"].get("parameters") or {} for tool in self.tools if _name(tool) in known}
+        schemas = {
+            _name(tool): tool["function"].get("parameters") or {}
+            for tool in self.tools
+            if _name(tool) in known
+        }
         return ToolReader(self.format, schemas, parallel=self.parallel, called=self.called)
 
     @property
@@ -86,20 +110,32 @@ class ToolUse:
 
     @property
     def called(self) -> str:
-        """The finish reason of an answer that calls. OpenAI: what had to be this one call simply stops."""
+        """The finish reason of an answer that calls. OpenAI: what had to be this one call simply
+        stops."""
         return "stop" if self.choice.startswith("=") else "tool_calls"
 
     def texts_of(
-        self, token_ids: Sequence[int], pieces: Sequence[str], *, shown: bool = False, stopped: bool = False
+        self,
+        token_ids: Sequence[int],
+        pieces: Sequence[str],
+        *,
+        shown: bool = False,
+        stopped: bool = False,
     ) -> list[str]:
-        """Text released by each token, with the special tokens of `written` written out unless the pieces have them (`shown`).
+        """Text released by each token, with the special tokens of `written` written out unless the
+        pieces have them (`shown`).
 
-        `stopped`: the last token is a stop token, whose text nobody sees; a closing mark still ends its call."""
+        `stopped`: the last token is a stop token, whose text nobody sees; a closing mark still ends
+        its call."""
         if stopped:
-            mark = self.format.closing if token_ids[-1] == self.marks.get(self.format.closing) else ""
+            mark = (
+                self.format.closing if token_ids[-1] == self.marks.get(self.format.closing) else ""
+            )
             return [*self.texts_of(token_ids[:-1], pieces[:-1], shown=shown), pieces[-1] + mark]
         marks = {} if shown else self.written
-        return [marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True)]
+        return [
+            marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True)
+        ]
 
 
 def tool_use(
@@ -111,27 +147,39 @@ def tool_use(
     tokenizer: Any,
     format: str | None = None,
 ) -> ToolUse | None:
-    """The tools of a request, or None without tools. `format` names how the model writes calls; None: as its template shows."""
+    """The tools of a request, or None without tools. `format` names how the model writes calls;
+    None: as its template shows."""
     if not tools:
         if tool_choice not in (None, "none", "auto"):
             raise RequestError("tool_choice asks for a call, but there are no tools")
         return None
     _check(tools)
     if not re.search(r"\btools\b", template or ""):
-        raise CapabilityError("tools: this model's chat template does not render them, so the model would never see them")
+        raise CapabilityError(
+            "tools: this model's chat template does not render them, so the model would never see "
+            "them"
+        )
     found = format_of(template or "", format)
     added = tokenizer.added_tokens_decoder
-    marks = {entry.content: token for token, entry in added.items() if entry.content in found.markers}
+    marks = {
+        entry.content: token for token, entry in added.items() if entry.content in found.markers
+    }
     written = {token: marker for marker, token in marks.items() if added[token].special}
     parallel = True if parallel_tool_calls is None else parallel_tool_calls
     choice = _choice(tool_choice, [_name(tool) for tool in tools])
-    if found.is_harmony and (choice not in ("none", "auto") or any(tool["function"].get("strict") for tool in tools)):
-        raise CapabilityError("tool_choice and strict tools cannot be enforced in gpt-oss's format: use 'auto', without 'strict'")
+    if found.is_harmony and (
+        choice not in ("none", "auto") or any(tool["function"].get("strict") for tool in tools)
+    ):
+        raise CapabilityError(
+            "tool_choice and strict tools cannot be enforced in gpt-oss's format: use 'auto', "
+            "without 'strict'"
+        )
     return ToolUse(tuple(tools), choice, parallel, found, marks, written)
 
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tool calls of a whole message from the deltas that a stream would have sent; empty where there are none."""
+    """The tool calls of a whole message from the deltas that a stream would have sent; empty where
+    there are none."""
     calls: dict[int, list[Mapping[str, Any]]] = {}
     for delta in deltas:
         for part in delta.get("tool_calls", []):
@@ -149,11 +197,15 @@ def _choice(wanted: str | Mapping[str, Any] | None, names: list[str]) -> str:
         return "auto"
     if isinstance(wanted, str):
         if wanted not in ("none", "auto", "required"):
-            raise RequestError(f"tool_choice must be none, auto, required or a function, got '{wanted}'")
+            raise RequestError(
+                f"tool_choice must be none, auto, required or a function, got '{wanted}'"
+            )
         return wanted
     name = str((wanted.get("function") or {}).get("name"))
     if name not in names:
-        raise RequestError(f"tool_choice names '{name}', which is none of the tools.{did_you_mean(name, names)}")
+        raise RequestError(
+            f"tool_choice names '{name}', which is none of the tools.{did_you_mean(name, names)}"
+        )
     return "=" + name
 
 
@@ -161,22 +213,37 @@ def _check(tools: Sequence[Mapping[str, Any]]) -> None:
     names = [_name(tool) for tool in tools]
     for index, name in enumerate(names):
         if not NAME.fullmatch(name):
-            raise RequestError(f"tools.{index}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _, - and ., got '{name}'")
+            raise RequestError(
+                f"tools.{index}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _, - and ., got "
+                f"'{name}'"
+            )
         if name in names[:index]:
             raise RequestError(f"tools.{index}.function.name: two tools are called '{name}'")
-        _check_parameters(f"tools.{index}.function.parameters", tools[index]["function"].get("parameters") or {})
+        _check_parameters(
+            f"tools.{index}.function.parameters", tools[index]["function"].get("parameters") or {}
+        )
 
 
 def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
     """Checks as much as reading calls takes for granted; the rest is the grammar's."""
-    properties, required = schema.get("properties"), schema.get("required")
+    properties = schema.get("properties")
+    required = schema.get("required")
     if not isinstance(properties, Mapping | None):
-        raise RequestError(f"{where}.properties must be an object with a schema for each name, got {json.dumps(properties)[:80]}")
+        raise RequestError(
+            f"{where}.properties must be an object with a schema for each name, got "
+            f"{json.dumps(properties)[:80]}"
+        )
     for name, part in (properties or {}).items():
         if not isinstance(part, Mapping | bool):
-            raise RequestError(f"{where}.properties.{name} must be a schema, got {json.dumps(part)[:80]}")
-    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
-        raise RequestError(f"{where}.required must be a list of names, got {json.dumps(required)[:80]}")
+            raise RequestError(
+                f"{where}.properties.{name} must be a schema, got {json.dumps(part)[:80]}"
+            )
+    if required is not None and not (
+        isinstance(required, list) and all(isinstance(name, str) for name in required)
+    ):
+        raise RequestError(
+            f"{where}.required must be a list of names, got {json.dumps(required)[:80]}"
+        )
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
-"""The types that a parameter's schema allows for a value without quotes, and so the meaning of the value.
+"""The types that a parameter's schema allows for a value without quotes, and so the meaning of the
+value.
 
-Qwen's own parser is the model for it (qwen3coder_tool_parser.py beside Qwen3-Coder's weights): a text stays as it is, other types
-are read, and what cannot be read stays the text that was written. It looks at `type` alone; here references and
-alternatives count as well. Three things differ, because the schema demands it: "null" stays a text where only a text is
-allowed, what is neither true nor false stays a text, where Qwen's makes it false, and where a text is allowed besides others,
-only JSON is one of those: 00501, 2024_01 and True stay texts.
+Qwen's own parser is the model for it (qwen3coder_tool_parser.py beside Qwen3-Coder's weights): a
+text stays as it is, other types are read, and what cannot be read stays the text that was written.
+It looks at `type` alone; here references and alternatives count as well. Three things differ,
+because the schema demands it: "null" stays a text where only a text is allowed, what is neither
+true nor false stays a text, where Qwen's makes it false, and where a text is allowed besides
+others, only JSON is one of those: 00501, 2024_01 and True stay texts.
 """
 
 from __future__ import annotations
@@ -20,13 +22,21 @@ from outrider.wellformed import is_text, parsed_json
 TEXT = frozenset(["string"])
 LARGEST_EXACT = 2**53  # of the whole numbers that a float may stand for
 MAX_REFERENCES = 20  # one behind the other; more is a circle
-UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # what json and ast raise for odd texts
+# what json and ast raise for odd texts
+UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 BEGINNINGS = (  # types as tools in the wild call them
     ("null", ("null", "none")), ("integer", ("int", "uint", "long", "short", "unsigned")),
     ("number", ("num", "float", "double")), ("boolean", ("bool", "binary")),
     ("object", ("obj", "dict")), ("array", ("arr", "list")),
 )  # fmt: skip
-OF_VALUES = {type(None): "null", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+OF_VALUES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+}
 
 
 def parameter(schema: Mapping[str, Any], name: str) -> Any:
@@ -36,7 +46,8 @@ def parameter(schema: Mapping[str, Any], name: str) -> Any:
 
 
 def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Schemas of which one holds, behind references into `root`. A schema that allows everything, or is none, is {}."""
+    """Schemas of which one holds, behind references into `root`. A schema that allows everything,
+    or is none, is {}."""
     found: list[Mapping[str, Any]] = []
     seen: set[int] = set()  # schemas may contain themselves
     waiting = [schema]
@@ -140,7 +151,11 @@ def _at(reference: str, root: Mapping[str, Any]) -> Any:
         return None
     found: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        found = (
+            found.get(step.replace("~1", "/").replace("~0", "~"))
+            if isinstance(found, Mapping)
+            else None
+        )
     return found
 
 

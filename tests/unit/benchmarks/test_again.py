@@ -20,34 +20,71 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def regret(workload: str, best: float, plain: float, name: str = "ngram auto") -> dict[str, Any]:
-    cell = {"pair": "demo", "workload": workload, "temperature": 0.7, "configuration": name, "rivals": ["none", "ngram k=3"]}
+    cell = {
+        "pair": "demo",
+        "workload": workload,
+        "temperature": 0.7,
+        "configuration": name,
+        "rivals": ["none", "ngram k=3"],
+    }
     return cell | {"over_best_fixed": {"median": best}, "over_plain": {"median": plain}}
 
 
 def result(*regrets: dict[str, Any], skip: int = 0) -> dict[str, Any]:
     plan = {
-        "pairs": ["demo"], "workloads": ["gsm8k", "rag", "mt"], "temperatures": [0.7], "prompts": 16, "max_tokens": 64,
-        "threads": 2, "mlp": 0, "runtime": "native", "verifier": "gumbel", "skip": skip,
-    }  # fmt: skip
+        "pairs": ["demo"],
+        "workloads": ["gsm8k", "rag", "mt"],
+        "temperatures": [0.7],
+        "prompts": 16,
+        "max_tokens": 64,
+        "threads": 2,
+        "mlp": 0,
+        "runtime": "native",
+        "verifier": "gumbel",
+        "skip": skip,
+    }
     return {"regrets": [*regrets], "plan": plan}
 
 
 def plan(bench: Any, prompts: int) -> Any:
-    return bench.Plan(["shared"], ["code"], [0.0], ["none"], True, prompts, 32, 2, 24, 4, 1, 10368, "eager", "auto")
+    return bench.Plan(
+        ["shared"],
+        ["code"],
+        [0.0],
+        ["none"],
+        True,
+        prompts,
+        32,
+        2,
+        24,
+        4,
+        1,
+        10368,
+        "eager",
+        "auto",
+    )
 
 
 def test_cells_below_either_floor_with_their_rivals_only(bench: Any) -> None:
-    content = result(regret("gsm8k", 0.99, 0.97), regret("rag", 0.96, 1.2), regret("mt", 0.97, 0.98))
+    content = result(
+        regret("gsm8k", 0.99, 0.97), regret("rag", 0.96, 1.2), regret("mt", 0.97, 0.98)
+    )
     assert bench.below_a_floor(content) == {
-        "demo gsm8k T=0.7": ["none", "ngram k=3", "ngram auto"], "demo rag T=0.7": ["none", "ngram k=3", "ngram auto"],
-    }  # fmt: skip
+        "demo gsm8k T=0.7": ["none", "ngram k=3", "ngram auto"],
+        "demo rag T=0.7": ["none", "ngram k=3", "ngram auto"],
+    }
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
 def test_the_settings_are_the_results_and_the_prompts_are_others(bench: Any) -> None:
     content = result(regret("rag", 0.96, 1.2), skip=8)
     again = bench.repeated(plan(bench, 20), content)
-    assert (again.cells(), again.skip, again.prompts, again.rounds) == ([("demo", "rag", 0.7)], 24, 20, 2)
+    assert (again.cells(), again.skip, again.prompts, again.rounds) == (
+        [("demo", "rag", 0.7)],
+        24,
+        20,
+        2,
+    )
     assert (again.verifier, again.max_tokens, again.gain_prompts) == ("gumbel", 64, 0)
     assert again.names("demo", "rag", 0.7) == ["none", "ngram k=3", "ngram auto"]
     with pytest.raises(typer.BadParameter, match="rag has 26 prompts behind the first 24"):
@@ -57,7 +94,8 @@ def test_the_settings_are_the_results_and_the_prompts_are_others(bench: Any) -> 
 
 
 def stored(*rates: tuple[float, float], best: str = "ngram k=3") -> dict[str, Any]:
-    """A result of one cell: per prompt, how fast `auto` and the fixed length were; plain decoding says 1 token a second."""
+    """A result of one cell: per prompt, how fast `auto` and the fixed length were; plain decoding
+    says 1 token a second."""
     line = "0 {} {} 60 30 60 50 40 abcd 0.0"
     columns = "round prompt seconds emitted steps drafted tested accepted text other_cpu"
     runs = {
@@ -75,10 +113,15 @@ def stored(*rates: tuple[float, float], best: str = "ngram k=3") -> dict[str, An
 
 
 def test_results_of_one_cell_are_one_cell_of_all_their_prompts(bench: Any) -> None:
-    """Catches a prompt of one result that stands for the other's of the same number, and a cell counted twice."""
-    lines = bench.together([stored((0.9, 1.0), (0.9, 1.0)), stored((2.0, 2.0), (2.1, 2.0), (2.0, 2.0))]).splitlines()
+    """Catches a prompt of one result that stands for the other's of the same number, and a cell
+    counted twice."""
+    lines = bench.together(
+        [stored((0.9, 1.0), (0.9, 1.0)), stored((2.0, 2.0), (2.1, 2.0), (2.0, 2.0))]
+    ).splitlines()
     (row,) = [line for line in lines if line.startswith("| demo ")]
     cells = [part.strip() for part in row.strip("|").split("|")]
     assert cells[4] == "ngram k=3"
     assert (cells[5][:5], cells[6], cells[8][:5]) == ("1.00 ", "5", "2.00 ")
-    assert [line.split("|")[4].split()[:3] for line in lines if line.startswith("| auto / ")] == [["0", "of", "1"]] * 2
+    assert [line.split("|")[4].split()[:3] for line in lines if line.startswith("| auto / ")] == [
+        ["0", "of", "1"]
+    ] * 2

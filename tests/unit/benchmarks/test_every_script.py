@@ -27,15 +27,23 @@ BENCHMARKS = REPOSITORY / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 FILES = sorted(BENCHMARKS.rglob("*.py"))
 WORKERS = {"services_worker.py"}  # answers lines of standard input and takes no options
-SCRIPTS = [path for path in FILES if "__main__" in path.read_text(encoding="utf-8") and path.parent == BENCHMARKS]
+SCRIPTS = [
+    path
+    for path in FILES
+    if "__main__" in path.read_text(encoding="utf-8") and path.parent == BENCHMARKS
+]
 NOT_OURS = ("llama_cpp", "openvino", "openvino_genai", "vllm")  # of the peers' own environments
 
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Scripts find each other, and leave signals as they were: one that ends the process at SIGTERM would end other tests."""
+    """Scripts find each other, and leave signals as they were: one that ends the process at SIGTERM
+    would end other tests."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -53,8 +61,12 @@ def test_it_can_be_imported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             raise
 
 
-@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.name not in WORKERS], ids=lambda path: path.stem)
-def test_it_shows_its_help(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "path", [path for path in SCRIPTS if path.name not in WORKERS], ids=lambda path: path.stem
+)
+def test_it_shows_its_help(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
@@ -64,9 +76,11 @@ def test_it_shows_its_help(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 # --- the small ones run
 
+
 def ask(count: int) -> list[str]:
     """In place of GSM8K's questions."""
     return ["Question: 1, 2, 3, 1, 2?"] * count
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -81,7 +95,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Runs a script with options and returns what it would have stored, by name, and what it printed."""
+    """Runs a script with options and returns what it would have stored, by name, and what it
+    printed."""
     stored: dict[str, Any] = {}
     threads = torch.get_num_threads()
 
@@ -103,7 +118,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def test_blocks(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its process for each model runs here."""
     blocks = import_module("blocks")
 
@@ -113,8 +130,11 @@ def test_blocks(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             blocks.main()
         return SimpleNamespace(stdout=out.getvalue())
 
-    monkeypatch.setattr(blocks, "subprocess", SimpleNamespace(run=here, PIPE=subprocess.PIPE))  # compilers run as ever
-    monkeypatch.setattr(sys, "argv", ["blocks.py", str(pair / "target"), "--max-tokens", "4", "--repeats", "1"])
+    # compilers run as ever
+    monkeypatch.setattr(blocks, "subprocess", SimpleNamespace(run=here, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(
+        sys, "argv", ["blocks.py", str(pair / "target"), "--max-tokens", "4", "--repeats", "1"]
+    )
     blocks.main()
     assert "tokens_per_s" in capsys.readouterr().out
 
@@ -129,35 +149,75 @@ def test_head_prompts(run: Any, tmp_path: Path, shared: Path) -> None:
 
 
 def test_inflate(run: Any, tmp_path: Path, pair: Path) -> None:
-    asked = {"GSM8K_TEST": Path(__file__), "GREEDY_TOKENS": 4, "prompt_texts": ask}  # it checks what it made if a file is there
+    # it checks what it made if a file is there
+    asked = {"GSM8K_TEST": Path(__file__), "GREEDY_TOKENS": 4, "prompt_texts": ask}
     run("inflate", pair / "target", tmp_path / "wide", "--mlp", 128, **asked)
-    assert '"intermediate_size": 128' in (tmp_path / "wide" / "config.json").read_text(encoding="utf-8")
+    assert '"intermediate_size": 128' in (tmp_path / "wide" / "config.json").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_recording(run: Any, pair: Path) -> None:
-    options = ("--pair", pair, "--configurations", "none,ngram", "--prompts", 1, "--repeats", 1, "--max-tokens", 8)
+    options = (
+        "--pair",
+        pair,
+        "--configurations",
+        "none,ngram",
+        "--prompts",
+        1,
+        "--repeats",
+        1,
+        "--max-tokens",
+        8,
+    )
     stored, _ = run("recording", *options, "--threads", 1, prompt_texts=ask)
     assert [*stored["recording"]["configurations"]] == ["none", "ngram"]
 
 
 def test_rollback(run: Any) -> None:
     shape = import_module("rollback").SHAPE
-    small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
-             "layer_types": shape["layer_types"][:4]}  # fmt: skip
-    stored, _ = run("rollback", "--context", 8, "--repeats", 2, "--threads", 1, SHAPE={**shape, **small})
+    small = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "layer_types": shape["layer_types"][:4],
+    }
+    stored, _ = run(
+        "rollback", "--context", 8, "--repeats", 2, "--threads", 1, SHAPE={**shape, **small}
+    )
     assert [*stored["rollback"]["found"]] == ["bfloat16", "float32"]
 
 
 def test_runtime(run: Any, pair: Path) -> None:
     options = ("--contexts", "16,32", "--prompts", 16, "--repeats", 1, "--threads", 1)
-    stored, _ = run("runtime", pair / "target", *options, BUSY=(0,), memory_bandwidth=lambda threads: 1e10)
+    stored, _ = run(
+        "runtime", pair / "target", *options, BUSY=(0,), memory_bandwidth=lambda threads: 1e10
+    )
     assert [*stored["runtime"]["passes_s"]] == [16, 32]
 
 
 def test_step(run: Any, pair: Path) -> None:
-    options = ("--pair", pair, "--mlp", 0, "--k", 2, "--rounds", 1, "--prompts", 1, "--max-tokens", 16, "--threads", 1)
+    options = (
+        "--pair",
+        pair,
+        "--mlp",
+        0,
+        "--k",
+        2,
+        "--rounds",
+        1,
+        "--prompts",
+        1,
+        "--max-tokens",
+        16,
+        "--threads",
+        1,
+    )
     arithmetic = type("Arithmetic", (), {"is_possible": staticmethod(lambda: False)})
-    stored, _ = run("step", *options, "--max-other-cpu", 99, Arithmetic=arithmetic, prompt_texts=ask)
+    stored, _ = run(
+        "step", *options, "--max-other-cpu", 99, Arithmetic=arithmetic, prompt_texts=ask
+    )
     assert [*stored["step"]["summary"]] == ["0", "2"]
 
 
@@ -179,7 +239,9 @@ BY_OPTION = {  # the options, or a command, that show a result again
 
 
 @pytest.mark.parametrize("name", BY_OPTION)
-def test_a_stored_result_is_shown(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stored_result_is_shown(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Catches code that no longer reads what an earlier version stored."""
     script, option = BY_OPTION[name]
     monkeypatch.setattr(sys, "argv", [script, option, str(RESULTS / name)])
@@ -201,4 +263,6 @@ def test_the_page_of_studies_says_what_their_results_say(tmp_path: Path) -> None
     """Catches a page that was changed by hand, and a report that the committed page does not show."""
     import_module("study.report").render(tmp_path / "page.md")
     committed = REPOSITORY / "docs" / "results" / "heads.md"
-    assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed.read_text(
+        encoding="utf-8"
+    )

@@ -1,4 +1,5 @@
-"""The GPU script's own logic, and its small form on this machine's processor and on a simulated device."""
+"""The GPU script's own logic, and its small form on this machine's processor and on a simulated
+device."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def stages(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         for name in gpu.STAGES:
             module = None
             if name in runs:
-                module = SimpleNamespace(MINUTES=1.0, run=runs[name], table=lambda result: [["what", str(result), "", ""]])
+                module = SimpleNamespace(
+                    MINUTES=1.0,
+                    run=runs[name],
+                    table=lambda result: [["what", str(result), "", ""]],
+                )
             monkeypatch.setitem(sys.modules, f"gpu_stages.{name}", module)
 
     return put
@@ -65,11 +70,16 @@ def breaks(context: Any) -> dict[str, Any]:
     raise ValueError("no such kernel\nand more")
 
 
-def test_a_stage_that_raises_is_recorded_and_the_next_one_runs(gpu: ModuleType, stages: Any, out: Path) -> None:
+def test_a_stage_that_raises_is_recorded_and_the_next_one_runs(
+    gpu: ModuleType, stages: Any, out: Path
+) -> None:
     stages(right=breaks, roof=lambda context: {"found": 2})
     assert tiny(gpu, out, "--only", "right,roof") == 1
     found = read(out)["stages"]
-    assert (found["right"]["status"], found["right"]["reason"]) == ("failed", "ValueError: no such kernel")
+    assert (found["right"]["status"], found["right"]["reason"]) == (
+        "failed",
+        "ValueError: no such kernel",
+    )
     assert found["right"]["result"]["before"] == 1
     assert any("test_gpu.py" in line for line in found["right"]["result"]["traceback"])
     assert (found["roof"]["status"], found["roof"]["result"]) == ("ok", {"found": 2})
@@ -91,7 +101,16 @@ def test_the_file_is_written_after_each_result(gpu: ModuleType, stages: Any, out
     assert {entry["status"] for entry in seen} == {"running"}
     found = read(out)
     assert found["stages"]["roof"]["result"] == {"0": 0, "1": 1, "2": 2, "end": True}
-    assert {"schema", "command", "date", "card", "driver", "torch", "transformers", "missing"} <= found.keys()
+    assert {
+        "schema",
+        "command",
+        "date",
+        "card",
+        "driver",
+        "torch",
+        "transformers",
+        "missing",
+    } <= found.keys()
     assert "\n" not in out.read_text(encoding="utf-8").strip()
 
 
@@ -102,11 +121,19 @@ def test_missing_stages_and_packages_are_named(
         return {"found": import_module("a_package_nobody_has")}
 
     monkeypatch.setattr(gpu, "STAGES", ("right", "absent"))
-    monkeypatch.setitem(sys.modules, "gpu_stages.right", SimpleNamespace(MINUTES=1.0, run=needs_more))
+    monkeypatch.setitem(
+        sys.modules, "gpu_stages.right", SimpleNamespace(MINUTES=1.0, run=needs_more)
+    )
     assert tiny(gpu, out) == 1
     found = read(out)["stages"]
-    assert (found["absent"]["status"], found["absent"]["reason"]) == ("skipped", "benchmarks/gpu_stages/absent.py is missing")
-    assert (found["right"]["status"], found["right"]["reason"]) == ("failed", "package 'a_package_nobody_has' is missing here")
+    assert (found["absent"]["status"], found["absent"]["reason"]) == (
+        "skipped",
+        "benchmarks/gpu_stages/absent.py is missing",
+    )
+    assert (found["right"]["status"], found["right"]["reason"]) == (
+        "failed",
+        "package 'a_package_nobody_has' is missing here",
+    )
     assert "absent.py is missing" in capsys.readouterr().out
 
 
@@ -114,7 +141,10 @@ def test_skip_leaves_out(gpu: ModuleType, stages: Any, out: Path) -> None:
     stages(**dict.fromkeys(gpu.STAGES, nothing))
     assert tiny(gpu, out, "--skip", "right, peers") == 0
     found = read(out)["stages"]
-    assert {name for name, entry in found.items() if entry["status"] == "ok"} == {*gpu.STAGES} - {"right", "peers"}
+    assert {name for name, entry in found.items() if entry["status"] == "ok"} == {*gpu.STAGES} - {
+        "right",
+        "peers",
+    }
     assert found["peers"]["reason"] == "not asked for"
 
 
@@ -155,13 +185,25 @@ def test_ctrl_c_keeps_what_is_known(gpu: ModuleType, stages: Any, out: Path) -> 
     stages(right=nothing, roof=interrupted, overhead=nothing)
     assert tiny(gpu, out, "--only", "right,roof,overhead") == 130
     found = read(out)["stages"]
-    assert [found[name]["status"] for name in ("right", "roof", "overhead")] == ["ok", "skipped", "skipped"]
+    assert [found[name]["status"] for name in ("right", "roof", "overhead")] == [
+        "ok",
+        "skipped",
+        "skipped",
+    ]
     assert (found["roof"]["reason"], found["roof"]["result"]) == ("interrupted", {"known": 1})
 
 
-@pytest.mark.parametrize(("row", "status"), [(["a", "b", "1", "below"], 1), (["a", "b", "1", "ok"], 0), (["a", "b", "", ""], 0)])
+@pytest.mark.parametrize(
+    ("row", "status"),
+    [(["a", "b", "1", "below"], 1), (["a", "b", "1", "ok"], 0), (["a", "b", "", ""], 0)],
+)
 def test_a_missed_floor_is_in_the_exit_status(
-    gpu: ModuleType, stages: Any, out: Path, row: list[str], status: int, capsys: pytest.CaptureFixture[str]
+    gpu: ModuleType,
+    stages: Any,
+    out: Path,
+    row: list[str],
+    status: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stages(roof=lambda context: {"found": 1})
     sys.modules["gpu_stages.roof"].table = lambda result: [row]  # type: ignore[attr-defined]
@@ -178,11 +220,18 @@ def test_a_missed_floor_is_in_the_exit_status(
         (["--device", "nonsense"], "unknown device 'nonsense'"),
         (["--tiny", "--device", "cpu", "--only", "rooof"], "no stage 'rooof'. Stages: right, roof"),
         (["--tiny", "--device", "cpu", "--only", "roof", "--skip", "roof"], "leave no stage"),
-        (["--tiny", "--device", "cpu", "--out", str(BENCHMARKS / "results" / "x.json")], "does not belong"),
+        (
+            ["--tiny", "--device", "cpu", "--out", str(BENCHMARKS / "results" / "x.json")],
+            "does not belong",
+        ),
     ],
 )
 def test_what_cannot_be_run_says_so(
-    gpu: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    gpu: ModuleType,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(arguments) == 2
@@ -196,7 +245,9 @@ def test_minutes_are_a_positive_number(gpu: ModuleType, minutes: str) -> None:
     assert ended.value.code == 2
 
 
-def test_small_runs_go_to_a_temporary_file(gpu: ModuleType, stages: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_runs_go_to_a_temporary_file(
+    gpu: ModuleType, stages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     stages(roof=nothing)
     assert gpu.main(["--tiny", "--device", "cpu", "--only", "roof"]) == 0
     path = Path(capsys.readouterr().out.splitlines()[-1].removeprefix("results in "))
@@ -206,7 +257,17 @@ def test_small_runs_go_to_a_temporary_file(gpu: ModuleType, stages: Any, capsys:
 
 def whole(out: Path, only: str) -> dict[str, Any]:
     """The script as a person runs it, small."""
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--device", "cpu", "--only", only, "--out", str(out)]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "gpu.py"),
+        "--tiny",
+        "--device",
+        "cpu",
+        "--only",
+        only,
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return read(out)["stages"]
@@ -221,20 +282,39 @@ def test_roof_and_overhead_run_small(out: Path) -> None:
     assert len(found["overhead"]["result"]["steps"]) == 4
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
+)
 def test_a_signal_ends_the_script_and_its_tests(out: Path, number: signal.Signals) -> None:
-    """Catches a test run that outlives the script, and a file that is lost or says that the stage still runs."""
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--device", "cpu", "--only", "right", "--out", str(out)]
+    """Catches a test run that outlives the script, and a file that is lost or says that the stage
+    still runs."""
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "gpu.py"),
+        "--tiny",
+        "--device",
+        "cpu",
+        "--only",
+        "right",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    until, children = time.monotonic() + 60, []
+    until = time.monotonic() + 60
+    children = []
     while not children and time.monotonic() < until and process.poll() is None:
         time.sleep(0.1)
-        children = [child for child in psutil.Process(process.pid).children() if "pytest" in child.cmdline()]
+        children = [
+            child for child in psutil.Process(process.pid).children() if "pytest" in child.cmdline()
+        ]
     assert children, "the tests were never begun"
     process.send_signal(number)
     assert process.wait(timeout=60) == 130
     assert not any(child.is_running() for child in children)
-    assert (read(out)["stages"]["right"]["status"], read(out)["stages"]["right"]["reason"]) == ("skipped", "interrupted")
+    assert (read(out)["stages"]["right"]["status"], read(out)["stages"]["right"]["reason"]) == (
+        "skipped",
+        "interrupted",
+    )
 
 
 def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
@@ -243,8 +323,13 @@ def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
     right = import_module("gpu_stages.right")
     monkeypatch.setattr(right, "TESTS_SHARE", 0.01)
     for name in ("texts", "graphs", "bits", "law"):
-        monkeypatch.setattr(f"gpu_stages.right_texts.{name}", lambda context: {"right": True, "told": "put in its place"})
-    monkeypatch.setattr(right, "server", lambda context: {"right": True, "told": "put in its place"})
+        monkeypatch.setattr(
+            f"gpu_stages.right_texts.{name}",
+            lambda context: {"right": True, "told": "put in its place"},
+        )
+    monkeypatch.setattr(
+        right, "server", lambda context: {"right": True, "told": "put in its place"}
+    )
     assert tiny(gpu, out, "--only", "right", "--minutes", "1.5") == 1
     found = read(out)["stages"]["right"]
     assert (found["status"], found["reason"]) == ("out of time", "tests: killed after 1 s")
@@ -254,8 +339,16 @@ def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
 @pytest.mark.nightly
 def test_right_runs_small(out: Path) -> None:
     found = whole(out, "right")["right"]["result"]
-    assert {name for name, answer in found.items() if answer["right"]} == {"tests", "texts", "server"}
-    assert {name for name, answer in found.items() if answer["right"] is None} == {"graphs", "bits", "law"}
+    assert {name for name, answer in found.items() if answer["right"]} == {
+        "tests",
+        "texts",
+        "server",
+    }
+    assert {name for name, answer in found.items() if answer["right"] is None} == {
+        "graphs",
+        "bits",
+        "law",
+    }
 
 
 class _Event:
@@ -279,15 +372,23 @@ def simulated(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     with SimulatedCuda():
         monkeypatch.setattr(torch.cuda, "Event", _Event)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30))
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda device: SimpleNamespace(total_memory=80 << 30),
+        )
         yield
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("simulated")
 def test_stages_run_on_a_simulated_device_with_graphs(gpu: ModuleType, out: Path) -> None:
-    """Catches host tensors among the device's, and passes that are not replayed. The simulation lacks a kernel of experts."""
-    assert gpu.main(["--tiny", "--device", "cuda:1", "--only", "roof,overhead", "--out", str(out)]) == 0
+    """Catches host tensors among the device's, and passes that are not replayed. The simulation
+    lacks a kernel of experts."""
+    assert (
+        gpu.main(["--tiny", "--device", "cuda:1", "--only", "roof,overhead", "--out", str(out)])
+        == 0
+    )
     found = read(out)["stages"]
     models = found["roof"]["result"]["models"]
     for name in ("Llama-3.1-8B", "SmolLM2-135M"):

@@ -62,33 +62,43 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 def step(at_s: float, tokens: int, kept: int, rows: int = 1) -> Step:
-    return Step(0, tokens, [1] * tokens, None, None, list(range(kept)), 1, False, kept + 1, rows, 0.0, at_s)
+    return Step(
+        0, tokens, [1] * tokens, None, None, list(range(kept)), 1, False, kept + 1, rows, 0.0, at_s
+    )
 
 
 def trace(*steps: Step) -> Any:
-    return SimpleNamespace(steps=list(steps), decode_tokens=lambda: sum(one.taken for one in steps[1:]))
+    return SimpleNamespace(
+        steps=list(steps), decode_tokens=lambda: sum(one.taken for one in steps[1:])
+    )
 
 
 # ---------------------------------------------------------------- gain
 
 
 def test_prediction_by_hand(stage: Any) -> None:
-    """A plain step of 10 ms; steps of three drafts, of 13 ms, that emit 4 and 2 tokens: 60 ms of plain steps in 26."""
+    """A plain step of 10 ms; steps of three drafts, of 13 ms, that emit 4 and 2 tokens: 60 ms of
+    plain steps in 26."""
     gain = stage("gain")
     costs = gain.Costs({1: {0: 0.010, 3: 0.013}})
     own = [[trace(step(5.0, 3, 3), step(5.5, 3, 3), step(7.0, 3, 1))]]
     assert gain.predicted(own, costs, plain_token_s=0.010) == pytest.approx(0.060 / 0.026)
-    assert gain.tokens_per_s(own) == pytest.approx(6 / 2.0), "the first step and its tokens are left out"
+    assert gain.tokens_per_s(own) == pytest.approx(6 / 2.0), (
+        "the first step and its tokens are left out"
+    )
 
 
 def test_prediction_of_a_batch_counts_a_step_once_and_by_its_widest_row(stage: Any) -> None:
-    """Two rows in one step, then one row alone: 20 ms with one row, 30 with two, 2 more for each draft token."""
+    """Two rows in one step, then one row alone: 20 ms with one row, 30 with two, 2 more for each
+    draft token."""
     gain = stage("gain")
     costs = gain.Costs({1: {0: 0.020, 4: 0.028}, 2: {0: 0.030, 4: 0.038}})
     first = [step(1.0, 0, 0, rows=2), step(2.0, 4, 4, rows=2)]
     second = [step(1.0, 0, 0, rows=2), step(2.0, 2, 1, rows=2), step(3.0, 2, 2)]
     own = [[trace(*first), trace(*second)]]
-    assert gain.predicted(own, costs, plain_token_s=0.015) == pytest.approx(0.015 * (5 + 2 + 3) / (0.038 + 0.024))
+    assert gain.predicted(own, costs, plain_token_s=0.015) == pytest.approx(
+        0.015 * (5 + 2 + 3) / (0.038 + 0.024)
+    )
 
 
 def test_floor_of_gain_is_judged_on_devices_only(stage: Any) -> None:
@@ -96,9 +106,15 @@ def test_floor_of_gain_is_judged_on_devices_only(stage: Any) -> None:
         return {"measured": measured, "predicted": 2.0, "identical": 3, "compared": 4}
 
     gain = stage("gain")
-    result = {"judged": True, "batches": {"1": {"runs": {"none": run(1.0), "a": run(1.9), "b": run(1.89)}}}}
+    result = {
+        "judged": True,
+        "batches": {"1": {"runs": {"none": run(1.0), "a": run(1.9), "b": run(1.89)}}},
+    }
     rows = gain.table(result)
-    assert [(row[0], row[3]) for row in rows] == [("gain, batch 1: a", "ok"), ("gain, batch 1: b", "below")]
+    assert [(row[0], row[3]) for row in rows] == [
+        ("gain, batch 1: a", "ok"),
+        ("gain, batch 1: b", "below"),
+    ]
     assert "3 of 4 texts" in rows[0][1]
     assert [row[3] for row in gain.table(result | {"judged": False})] == ["", ""]
     assert gain.table({}) == []
@@ -106,13 +122,20 @@ def test_floor_of_gain_is_judged_on_devices_only(stage: Any) -> None:
 
 def test_widened_target_computes_what_the_demo_does(stage: Any, tmp_path: Path) -> None:
     facts = stage("gain").widen(demo_paths().target, tmp_path, 1536, 2, torch.device("cpu"))
-    small, wide = (AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32) for at in (demo_paths().target, tmp_path))
+    small, wide = (
+        AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32)
+        for at in (demo_paths().target, tmp_path)
+    )
     ids = torch.arange(2, 40)[None]
     with torch.inference_mode():
         difference = (small(ids).logits - wide(ids).logits).abs().max()
     assert difference < 1e-3
     assert (facts["num_hidden_layers"], facts["intermediate_size"]) == (10, 1536)
-    assert facts["parameters"] == sum(p.numel() for p in wide.parameters()) > sum(p.numel() for p in small.parameters())
+    assert (
+        facts["parameters"]
+        == sum(p.numel() for p in wide.parameters())
+        > sum(p.numel() for p in small.parameters())
+    )
 
 
 def test_full_size_costs_what_8b_cost(stage: Any) -> None:
@@ -122,7 +145,8 @@ def test_full_size_costs_what_8b_cost(stage: Any) -> None:
 
 @pytest.mark.nightly
 def test_gain_in_its_small_form(stage: Any) -> None:
-    context, gain = Stand(), stage("gain")
+    context = Stand()
+    gain = stage("gain")
     result = gain.run(context)
     assert list(result["batches"]) == ["1", "2"]
     drafters = {"none", "draft-model k=3", "draft-model auto", "ngram", "suffix", "eagle3", "block"}
@@ -132,7 +156,10 @@ def test_gain_in_its_small_form(stage: Any) -> None:
         assert cell["runs"]["none"]["predicted"] == pytest.approx(1.0)
         assert cell["runs"]["draft-model k=3"]["tau"] > 2
         assert all(run["predicted"] > 0 and run["measured"] > 0 for run in cell["runs"].values())
-    assert [list(one["batches"]) for one in context.kept if "batches" in one] == [["1"], ["1", "2"]], "each when it is known"
+    assert [list(one["batches"]) for one in context.kept if "batches" in one] == [
+        ["1"],
+        ["1", "2"],
+    ], "each when it is known"
     assert len(gain.table(result)) == 2 * (len(drafters) - 1)
 
 
@@ -161,8 +188,12 @@ def test_peers_in_their_small_form(stage: Any, monkeypatch: pytest.MonkeyPatch) 
     assert result["failures"]["broken"] == "ValueError: no such cache"
     assert result["failures"][peers.COMPILED].startswith(peers.LEFT_OUT)
     assert set(result["eager"]) == {
-        peers.OURS, peers.OURS_DRAFTED, peers.EAGER, f"{peers.EAGER}, assistant_model", f"{peers.EAGER}, prompt look-up",
-    }  # fmt: skip
+        peers.OURS,
+        peers.OURS_DRAFTED,
+        peers.EAGER,
+        f"{peers.EAGER}, assistant_model",
+        f"{peers.EAGER}, prompt look-up",
+    }
     assert all(one["identical"] == one["compared"] == 2 for one in result["eager"].values())
 
 
@@ -181,7 +212,9 @@ def test_peers_with_static_caches(stage: Any, monkeypatch: pytest.MonkeyPatch) -
     assert set(result["compiled"]) == {peers.OURS, peers.COMPILED}
     assert result["compiled"][peers.COMPILED]["identical"] == 2
     assert result["compile_s"][peers.COMPILED] > 0
-    assert "Static cache" in result["failures"][f"{peers.COMPILED}, assistant_model"], "the peer's own reason"
+    assert "Static cache" in result["failures"][f"{peers.COMPILED}, assistant_model"], (
+        "the peer's own reason"
+    )
     verdicts = [row[3] for row in peers.table(result) if row[2]]
     assert len(verdicts) == 2
     assert set(verdicts) <= {"ok", "below"}
@@ -197,9 +230,16 @@ def test_floors_of_peers(stage: Any) -> None:
     peers = stage("peers")
 
     def rates(ours: float, name: str, theirs: float) -> dict[str, Any]:
-        return {who: {"tokens_per_s": rate, "identical": 1, "compared": 1} for who, rate in ((peers.OURS, ours), (name, theirs))}
+        return {
+            who: {"tokens_per_s": rate, "identical": 1, "compared": 1}
+            for who, rate in ((peers.OURS, ours), (name, theirs))
+        }
 
-    result = {"judged": True, "eager": rates(149, peers.EAGER, 100), "compiled": rates(100, peers.COMPILED, 100)}
+    result = {
+        "judged": True,
+        "eager": rates(149, peers.EAGER, 100),
+        "compiled": rates(100, peers.COMPILED, 100),
+    }
     assert [row[2:] for row in peers.table(result) if row[2]] == [["1.5x", "below"], ["1x", "ok"]]
     assert not any(row[3] for row in peers.table(result | {"judged": False}))
     assert ["peers: x", "failed: E: why", "", ""] in peers.table({"failures": {"x": "E: why"}})
@@ -217,7 +257,10 @@ def test_a_peer_is_not_compiled_without_time(stage: Any) -> None:
 def test_a_text_that_differs_is_counted(stage: Any) -> None:
     peers = stage("peers")
     race = peers.Race(Stand(), [[1], [2]], {})
-    found = race.run({peers.OURS: lambda prompt: [7], "other": lambda prompt: [7] if prompt == [1] else [8]}, until=0.0)
+    found = race.run(
+        {peers.OURS: lambda prompt: [7], "other": lambda prompt: [7] if prompt == [1] else [8]},
+        until=0.0,
+    )
     assert (found["other"]["identical"], found["other"]["compared"]) == (1, 2)
 
 
@@ -226,7 +269,8 @@ def test_a_text_that_differs_is_counted(stage: Any) -> None:
 
 @pytest.mark.nightly
 def test_training_in_its_small_form(stage: Any) -> None:
-    context, training = Stand(), stage("training")
+    context = Stand()
+    training = stage("training")
     result = training.run(context)
     for kind in ("eagle3", "block"):
         one = result["recipes"][kind]
@@ -235,13 +279,18 @@ def test_training_in_its_small_form(stage: Any) -> None:
         assert one["at_work"]["tau"] >= 1
         assert [point[0] for point in one["expected_tau"]][-1] == training.TINY_STEPS
         assert one["peak_bytes"] is None
-    assert [list(one["recipes"]) for one in context.kept if "recipes" in one] == [["eagle3"], ["eagle3", "block"]]
+    assert [list(one["recipes"]) for one in context.kept if "recipes" in one] == [
+        ["eagle3"],
+        ["eagle3", "block"],
+    ]
     assert len(training.table(result)) == 2
 
 
 def test_pace_plans_the_steps_that_fit_and_ends_in_time(stage: Any) -> None:
-    """Half a second a step: 25 steps take 12.5 of 50 seconds, and 85 % of what is left holds 63 more."""
-    training, now = stage("training"), [0.0]
+    """Half a second a step: 25 steps take 12.5 of 50 seconds, and 85 % of what is left holds 63
+    more."""
+    training = stage("training")
+    now = [0.0]
     pace = training.Pace(Stand(tiny=False, deadline_s=60.0, clock=lambda: now[0]), until=10.0)
     pace.loop = SimpleNamespace(total=training.MAX_STEPS, state=SimpleNamespace(step=0))
     for _ in range(25):
@@ -272,5 +321,7 @@ from outrider.train.kinds import KINDS
 for kind in gpu_stages.training.RECIPES:
     KINDS.load(kind)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr

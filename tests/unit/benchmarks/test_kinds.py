@@ -130,7 +130,7 @@ def test_restating_needs_half_of_the_pairs() -> None:
 
 
 def test_arithmetic_joins_no_words() -> None:
-    """"buys eggs" would be a pair of the question if the sum between them vanished."""
+    """ "buys eggs" would be a pair of the question if the sum between them vanished."""
     assert segments("He buys eggs.", "He buys 2 + 2 = 4 eggs, too")[0][0] == LETTERS["d"]
     assert segments("He buys eggs.", "He buys eggs, too")[0][0] == LETTERS["r"]
 
@@ -144,7 +144,8 @@ def test_tokens_take_the_kind_of_their_first_visible_character() -> None:
 
 @given(st.text("ab .?\n12+-*/=x$<>#()", max_size=80), st.integers(1, 5))
 def test_any_cut_into_tokens_agrees_with_the_characters(text: str, size: int) -> None:
-    """Kinds belong to characters: however a tokenizer cuts, a token that begins visibly has its first character's kind."""
+    """Kinds belong to characters: however a tokenizer cuts, a token that begins visibly has its
+    first character's kind."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     by_character = character_kinds("", text)
     for number, (piece, kind) in enumerate(zip(pieces, token_kinds("", pieces), strict=True)):
@@ -152,7 +153,10 @@ def test_any_cut_into_tokens_agrees_with_the_characters(text: str, size: int) ->
         assert kind == by_character[number * size + (visible if piece.strip() else 0)]
 
 
-@pytest.mark.parametrize("text", ["2" * 3000, "((((" * 300, "2 apples of x " * 300, "<<" * 800, "2 * " * 800, "1 1/2 " * 500])
+@pytest.mark.parametrize(
+    "text",
+    ["2" * 3000, "((((" * 300, "2 apples of x " * 300, "<<" * 800, "2 * " * 800, "1 1/2 " * 500],
+)
 def test_runaway_text_takes_no_time(text: str) -> None:
     """Models do loop; a pattern that backtracks over all of it would take minutes."""
     began = time.perf_counter()
@@ -161,7 +165,8 @@ def test_runaway_text_takes_no_time(text: str) -> None:
 
 
 def test_all_of_gsm8k(shared: Path) -> None:
-    """Every solution ends in its conclusion, every calculator's note is arithmetic, and no kind swallows the others."""
+    """Every solution ends in its conclusion, every calculator's note is arithmetic, and no kind
+    swallows the others."""
     count = dict.fromkeys(KINDS, 0)
     for line in (shared / "data" / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)

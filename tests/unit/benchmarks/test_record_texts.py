@@ -24,14 +24,27 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
-def test_every_length_meets_what_was_recorded(recording: Any, tmp_path: Path, temperature: float) -> None:
-    """Catches a position that is one off, a token that is not the text's, and lengths of which one writes another text."""
+def test_every_length_meets_what_was_recorded(
+    recording: Any, tmp_path: Path, temperature: float
+) -> None:
+    """Catches a position that is one off, a token that is not the text's, and lengths of which one
+    writes another text."""
     folder = save_checkpoint(tmp_path, tiny_llama(257), byte_tokenizer())
     threads = torch.get_num_threads()
-    fixed = {"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, "verifier": "gumbel"}
-    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS + recording.MAX_NODES, ignore_eos=True)
+    fixed = {
+        "drafter": "ngram",
+        "dtype": "float32",
+        "runtime": "eager",
+        "threads": 1,
+        "verifier": "gumbel",
+    }
+    params = SamplingParams(
+        temperature=temperature, max_tokens=NUM_TOKENS + recording.MAX_NODES, ignore_eos=True
+    )
     prompt = [5, 6, 7, 5, 6, 7, 5]
-    decoder = recording.OneByOne(build(Options(target=str(folder), num_draft_tokens=recording.MAX_NODES, **fixed)).decoder)
+    decoder = recording.OneByOne(
+        build(Options(target=str(folder), num_draft_tokens=recording.MAX_NODES, **fixed)).decoder
+    )
     decoder.add(make_row(prompt, params))
     for _ in range(NUM_TOKENS):
         assert decoder.step() == [1]
@@ -48,5 +61,7 @@ def test_every_length_meets_what_was_recorded(recording: Any, tmp_path: Path, te
             kept.append(taken - 1)
         emitted = other.rows[0].output[:NUM_TOKENS]
         assert emitted == text[: len(emitted)]
-        assert max(kept) > length // 2, "hardly anything was ever kept, so hardly anything was tested"
+        assert max(kept) > length // 2, (
+            "hardly anything was ever kept, so hardly anything was tested"
+        )
     torch.set_num_threads(threads)

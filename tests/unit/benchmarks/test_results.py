@@ -27,13 +27,17 @@ def workload(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("content", "ending"), [(SHORT, ".json"), (LONG, ".json.gz")])
-def test_what_is_stored_is_read_again(workload: Any, tmp_path: Path, content: dict[str, Any], ending: str) -> None:
+def test_what_is_stored_is_read_again(
+    workload: Any, tmp_path: Path, content: dict[str, Any], ending: str
+) -> None:
     path = workload.store(content, tmp_path / "new" / "a-2026-01-01.json")
     assert path.name == f"a-2026-01-01{ending}"
     assert workload.read_result(path) == content
 
 
-def test_the_same_content_is_the_same_bytes(workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_content_is_the_same_bytes(
+    workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a time stamp in the compressed file: git would see a change in every run."""
     before = workload.store(LONG, tmp_path / "a.json").read_bytes()
     monkeypatch.setattr(time, "time", lambda: 2e9)
@@ -42,7 +46,9 @@ def test_the_same_content_is_the_same_bytes(workload: Any, tmp_path: Path, monke
     assert len(before) < len(json.dumps(LONG)) / 2
 
 
-def test_a_result_of_the_same_name_is_not_left_beside_the_new_one(workload: Any, tmp_path: Path) -> None:
+def test_a_result_of_the_same_name_is_not_left_beside_the_new_one(
+    workload: Any, tmp_path: Path
+) -> None:
     """Catches the older of two endings that a reader finds first."""
     for content in (LONG, SHORT, LONG):
         path = workload.store(content, tmp_path / "a.json")
@@ -53,7 +59,9 @@ def test_a_written_result_has_its_head_and_is_compressed_where_long(
     workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "hardware", lambda threads: {"threads_used": threads})
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "study.py"), str(tmp_path / "models" / "small"), "--limit", "3"])
+    monkeypatch.setattr(
+        "sys.argv", [str(tmp_path / "study.py"), str(tmp_path / "models" / "small"), "--limit", "3"]
+    )
     path = workload.write_result("study", LONG, 3, tmp_path)
     assert path.name.startswith("study-")
     assert path.name.endswith(".json.gz")
@@ -74,7 +82,9 @@ def test_a_kept_result_names_no_folder_of_the_machine_that_made_it(path: Path) -
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_drafters_renders_plain_and_compressed_results_alike(workload: Any, tmp_path: Path, packed: bool) -> None:
+def test_drafters_renders_plain_and_compressed_results_alike(
+    workload: Any, tmp_path: Path, packed: bool
+) -> None:
     """By its command line, as the page gives it."""
     drafters = import_module("drafters")
     stored = RESULTS / "drafters-composite-2026-11-21.json"
@@ -93,25 +103,39 @@ def test_drafters_renders_plain_and_compressed_results_alike(workload: Any, tmp_
 
 def test_no_kept_result_is_long_and_plain(workload: Any) -> None:
     """A result of `outrider bench` is an exception: `outrider estimate` reads it as it is."""
-    long = [file.name for file in RESULTS.glob("*.json") if file.stat().st_size > workload.PLAIN_BYTES]
+    long = [
+        file.name for file in RESULTS.glob("*.json") if file.stat().st_size > workload.PLAIN_BYTES
+    ]
     assert [name for name in long if not name.startswith("bench-")] == []
 
 
 def test_the_page_of_drafters_has_the_numbers_of_its_results(workload: Any) -> None:
-    """Every row of its tables, against what the stored results render to; a dash stands for what was not measured."""
+    """Every row of its tables, against what the stored results render to; a dash stands for what
+    was not measured."""
     report = import_module("drafters_report")
-    page = (BENCHMARKS.parent / "docs" / "results" / "drafters.md").read_text(encoding="utf-8").replace("**", "")
+    page = (
+        (BENCHMARKS.parent / "docs" / "results" / "drafters.md")
+        .read_text(encoding="utf-8")
+        .replace("**", "")
+    )
     speeds, gains = page.split("## What single changes gain")
     cells = workload.read_result(RESULTS / "drafters-bits-2026-11-28.json.gz")["cells"]
-    of = {(cell["workload"], cell["temperature"]): cell for cell in cells if cell["pair"] == "shared"}
+    of = {
+        (cell["workload"], cell["temperature"]): cell for cell in cells if cell["pair"] == "shared"
+    }
     greedy = [of[name, 0] for name in ("gsm8k", "code", "summarization", "rag", "repeat")]
     columns = [*greedy, of["gsm8k", 1], of["code", 1]]
     known = {tuple(row[1:]) for row in _rows(report._speedups(columns).replace("|  |", "| - |"))}
     shown = [tuple(row[1:]) for row in _rows(speeds)][1:]
     assert len(shown) == 17
     assert set(shown) <= known
-    stored = [f"{name}-2026-11-21.json{end}" for name, end in (("drafters", ".gz"), ("drafters-composite", ""))]
-    known_gains = "".join(report._gain_table(workload.read_result(RESULTS / name)["gains"]) for name in stored)
+    stored = [
+        f"{name}-2026-11-21.json{end}"
+        for name, end in (("drafters", ".gz"), ("drafters-composite", ""))
+    ]
+    known_gains = "".join(
+        report._gain_table(workload.read_result(RESULTS / name)["gains"]) for name in stored
+    )
     found = re.findall(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", gains)
     assert len(found) == 12
     assert [one for one in found if one not in known_gains] == []

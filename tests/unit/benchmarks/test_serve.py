@@ -23,9 +23,12 @@ with serve.serving([sys.executable, "-c", "import time; time.sleep(600)"], 1, "/
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
 def test_a_server_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
-    """SIGKILL runs no `finally`: a server would go on to take processor and memory from the next measurement."""
+    """SIGKILL runs no `finally`: a server would go on to take processor and memory from the next
+    measurement."""
     command = [sys.executable, "-c", MEASURING, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "serving\n"
         (server,) = psutil.Process(process.pid).children()

@@ -21,7 +21,11 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_pair_has_a_draft_model_on_both_sides(services: Any) -> None:
     setup = services.setup_of(None, None, "draft-model", "demo", 4, "off")
     assert setup.service[:3] == ["service", "draft", str(setup.draft)]
-    assert setup.beside == {"drafter": "draft-model", "num_draft_tokens": 4, "draft": str(setup.draft)}
+    assert setup.beside == {
+        "drafter": "draft-model",
+        "num_draft_tokens": 4,
+        "draft": str(setup.draft),
+    }
 
 
 def test_a_look_up_is_hosted_for_the_target_s_tokens(services: Any) -> None:
@@ -32,9 +36,16 @@ def test_a_look_up_is_hosted_for_the_target_s_tokens(services: Any) -> None:
 
 @pytest.mark.parametrize(
     ("target", "draft", "drafter"),
-    [(None, Path("d"), "draft-model"), (None, None, "ngram"), (Path("t"), None, "draft-model"), (Path("t"), Path("d"), "ngram")],
+    [
+        (None, Path("d"), "draft-model"),
+        (None, None, "ngram"),
+        (Path("t"), None, "draft-model"),
+        (Path("t"), Path("d"), "ngram"),
+    ],
 )
-def test_what_does_not_go_together_is_refused(services: Any, target: Path | None, draft: Path | None, drafter: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    services: Any, target: Path | None, draft: Path | None, drafter: str
+) -> None:
     with pytest.raises(typer.BadParameter, match="--draft"):
         services.setup_of(target, draft, drafter, "demo", 4, "off")
 

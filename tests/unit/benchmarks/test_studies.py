@@ -1,4 +1,5 @@
-"""The studies' own arithmetic, their recipe of hard labels, and the page that is written from their results."""
+"""The studies' own arithmetic, their recipe of hard labels, and the page that is written from their
+results."""
 
 from __future__ import annotations
 
@@ -27,37 +28,65 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(configuration: str, steps: int, emitted: int, drafted: int, **more: Any) -> dict[str, Any]:
-    counts = {"steps": steps, "emitted": emitted, "drafted": drafted, "tested": drafted, "accepted": emitted - steps}
-    return {"configuration": configuration, "temperature": 0.0, "task": "gsm8k", **counts, "behind_end": 0, **more}
+    counts = {
+        "steps": steps,
+        "emitted": emitted,
+        "drafted": drafted,
+        "tested": drafted,
+        "accepted": emitted - steps,
+    }
+    return {
+        "configuration": configuration,
+        "temperature": 0.0,
+        "task": "gsm8k",
+        **counts,
+        "behind_end": 0,
+        **more,
+    }
 
 
 def test_saved_is_against_the_fixed_length_of_the_same_tau() -> None:
-    """Catches a comparison with the nearest length, a line without plain decoding, and guesses beyond its end."""
+    """Catches a comparison with the nearest length, a line without plain decoding, and guesses
+    beyond its end."""
     study = import_module("study.acceptance")
     fixed = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400)]
     rows = [*fixed, row("acceptance 0.3", 100, 250, 240), row("product 0.3", 100, 150, 80)]
     assert study.line_of(rows) == [(1.0, 0.0), (2.0, 2.0), (3.0, 4.0)]
-    found = {one["configuration"]: one for one in study.savings([*rows, row("entropy 0.1", 100, 310, 400)])}
-    assert found["acceptance 0.3"]["fixed"] == pytest.approx(3.0)  # half way between the lengths 2 and 4
+    found = {
+        one["configuration"]: one
+        for one in study.savings([*rows, row("entropy 0.1", 100, 310, 400)])
+    }
+    # half way between the lengths 2 and 4
+    assert found["acceptance 0.3"]["fixed"] == pytest.approx(3.0)
     assert found["acceptance 0.3"]["saved"] == pytest.approx(1 - 2.4 / 3)
     assert found["product 0.3"]["saved"] == pytest.approx(1 - 0.8 / 1)
     assert found["entropy 0.1"]["saved"] is None
-    assert found["acceptance 0.3"]["most"] == pytest.approx(1 - 1.5 / 3)  # 150 of its 240 tokens were kept
+    # 150 of its 240 tokens were kept
+    assert found["acceptance 0.3"]["most"] == pytest.approx(1 - 1.5 / 3)
 
 
 def test_what_is_drafted_behind_the_end_counts_apart() -> None:
-    """Catches a comparison that takes it from the rule, too, and an end that is counted as behind itself."""
+    """Catches a comparison that takes it from the rule, too, and an end that is counted as behind
+    itself."""
     study = import_module("study.acceptance")
-    rows = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400, behind_end=80), row("acceptance 0.3", 100, 300, 280)]
+    rows = [
+        row("k=2", 100, 200, 200),
+        row("k=4", 100, 300, 400, behind_end=80),
+        row("acceptance 0.3", 100, 300, 280),
+    ]
     found = study.savings(rows)[0]
     assert (found["saved"], found["alike"]) == pytest.approx((1 - 2.8 / 4, 1 - 2.8 / 3.2))
-    steps = [SimpleNamespace(tokens=tokens) for tokens in ([5, 6, 7], [5, 1, 6, 1, 7], [1], [], [6, 1])]
+    steps = [
+        SimpleNamespace(tokens=tokens) for tokens in ([5, 6, 7], [5, 1, 6, 1, 7], [1], [], [6, 1])
+    ]
     assert study.drafted_behind(SimpleNamespace(steps=steps), frozenset({1, 2})) == 3
 
 
 def test_hard_labels_are_the_next_tokens() -> None:
-    """Catches labels of the same position instead of the next, and a validation that lacks the target's distribution."""
-    hard, module = import_module("study.hard_labels").HardLabelRecipe, target_module()
+    """Catches labels of the same position instead of the next, and a validation that lacks the
+    target's distribution."""
+    hard = import_module("study.hard_labels").HardLabelRecipe
+    module = target_module()
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
     recipe, plain = (build_recipe(kind, module, **sizes) for kind in (hard, DraftModelRecipe))
     batch = features(module, (), own_texts(module, 3, 10))
@@ -77,9 +106,12 @@ def test_the_recipe_joins_by_its_metadata(tmp_path: Path, monkeypatch: pytest.Mo
     assert KINDS.load(study.KIND) is study.HardLabelRecipe
 
 
-def test_a_run_of_the_command_line_finds_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_the_command_line_finds_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a PYTHONPATH that holds the metadata but not the module that they name."""
-    common, hard = import_module("study.common"), import_module("study.hard_labels")
+    common = import_module("study.common")
+    hard = import_module("study.hard_labels")
     seen: dict[str, str] = {}
 
     def run(command: list[str], *, env: dict[str, str], **_: Any) -> SimpleNamespace:
@@ -99,14 +131,20 @@ def test_the_page_says_what_was_reached_and_what_was_not(tmp_path: Path) -> None
     """Catches verdicts that do not follow from the numbers, and a study that is silently left out."""
     report = import_module("study.report")
     point = {"step": 3, "tau": 2.0, "parts": {"saved_greedy": 0.2}}
-    run = {"num_train": 2, "num_train_tokens": 9, "num_trained_parameters": 10, "curve": [{**point, "step": 0}, point]}
+    run = {
+        "num_train": 2,
+        "num_train_tokens": 9,
+        "num_trained_parameters": 10,
+        "curve": [{**point, "step": 0}, point],
+    }
     head = {"versions": {"outrider": "0", "torch": "2"}, "hardware": {"cpu": "x"}, "command": "c"}
     stops = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400)]
     stops += [row("acceptance 0.3", 100, 250, 200), row("entropy 0.3", 100, 250, 300)]
     result = {
-        **head, "settings": {},
+        **head,
+        "settings": {},
         "workloads": {"pair": {"tasks": {"gsm8k": 4}, "most": 12, "rows": stops, "curve": run}},
-    }  # fmt: skip
+    }
     (tmp_path / "studies-acceptance-2026-01-01.json").write_text(json.dumps(result))
     lifts = [
         {**row("", 10, 20, 40), "label": "before", "accepted_per_position": [5, 5]},

@@ -20,21 +20,32 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def text(**columns: Any) -> SimpleNamespace:
     """Two steps: two draft tokens kept and one of arithmetic rejected; one kept and a bonus token."""
     given = {
-        "prompt": "Question: How many?\nAnswer:", "pieces": ["She", " has ", "2+3=5", "\n", "#### 5"], "fate": "aacab",
-        "level": [0, 1, 2, 0, 1], "draft": ["", "", "2+3=6", "", ""], "cause": "..d..", "lost": [0.0, 0.0, 3.0, 0.0, 0.0],
-        "p_token": [0.9, 0.9, 0.6, 0.9, 0.9], "p_draft": [0.9, 0.9, 0.1, 0.9, 0.9], "q_draft": [0.9] * 5,
-        "rank_token": [1, 1, 2, 1, 1], "disagreement": [0.1, 0.1, 0.5, None, 0.0],
-    }  # fmt: skip
+        "prompt": "Question: How many?\nAnswer:",
+        "pieces": ["She", " has ", "2+3=5", "\n", "#### 5"],
+        "fate": "aacab",
+        "level": [0, 1, 2, 0, 1],
+        "draft": ["", "", "2+3=6", "", ""],
+        "cause": "..d..",
+        "lost": [0.0, 0.0, 3.0, 0.0, 0.0],
+        "p_token": [0.9, 0.9, 0.6, 0.9, 0.9],
+        "p_draft": [0.9, 0.9, 0.1, 0.9, 0.9],
+        "q_draft": [0.9] * 5,
+        "rank_token": [1, 1, 2, 1, 1],
+        "disagreement": [0.1, 0.1, 0.5, None, 0.0],
+    }
     return SimpleNamespace(**(given | columns))
 
 
 def counted(*texts: SimpleNamespace, greedy: bool = True) -> dict[str, Any]:
-    result = SimpleNamespace(texts=texts, is_greedy=greedy, emitted=5 * len(texts), texts_read=len(texts))
+    result = SimpleNamespace(
+        texts=texts, is_greedy=greedy, emitted=5 * len(texts), texts_read=len(texts)
+    )
     return {one["kind"]: one for one in import_module("study.worked").counts(result)["kinds"]}
 
 
 def test_counts_by_kind() -> None:
-    """Catches kinds counted where a step began instead of where the token stands, and bonus tokens counted as tested."""
+    """Catches kinds counted where a step began instead of where the token stands, and bonus tokens
+    counted as tested."""
     found = counted(text(), text())
     total, words, sums = (found[kind] for kind in ("all", "decomposition", "arithmetic"))
     assert (total["tested"], total["kept"], total["rejected"]) == (8, 6, 2)
@@ -63,7 +74,8 @@ def test_where_tokens_are_drawn_causes_say_what_was_lost() -> None:
 
 
 def test_steps_add_up_where_steps_can_start() -> None:
-    """Two positions, each kept with probability 1/2: 1 step if the first is kept (with the token after it), else 2."""
+    """Two positions, each kept with probability 1/2: 1 step if the first is kept (with the token
+    after it), else 2."""
     expected_steps = import_module("study.worked").expected_steps
     assert expected_steps([0.5, 0.5], 1) == pytest.approx(0.5 * 1 + 0.5 * 2)
     assert expected_steps([0.5, 0.5], 0) == 2
@@ -74,12 +86,18 @@ def test_the_page_says_what_the_result_says(tmp_path: Path) -> None:
     """Catches a page that was changed by hand, and a report that the committed page does not show."""
     import_module("study.report_worked").render_worked(tmp_path / "page.md")
     committed = REPOSITORY / "docs/results/reasoning.md"
-    assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_verdicts_want_intervals_that_are_apart() -> None:
     verdict = import_module("study.report_worked").verdict
     best = {"speedup": [2.0, 1.8, 2.2]}
-    for found, words in (([2.5, 2.3, 2.7], "pays"), ([1.5, 1.3, 1.7], "does not pay"), ([2.1, 1.9, 2.3], "no difference seen")):
+    for found, words in (
+        ([2.5, 2.3, 2.7], "pays"),
+        ([1.5, 1.3, 1.7], "does not pay"),
+        ([2.1, 1.9, 2.3], "no difference seen"),
+    ):
         assert verdict({"speedup": found}, best) == words
     assert verdict({"failure": "no draft"}, best) == "no draft"

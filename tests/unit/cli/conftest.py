@@ -27,7 +27,8 @@ STEPS = (
 
 @dataclass
 class FakeLLM:
-    """What the verbs see of `outrider.LLM`. `on_step` may raise, or press Ctrl-C, before step i is shown."""
+    """What the verbs see of `outrider.LLM`. `on_step` may raise, or press Ctrl-C, before step i is
+    shown."""
 
     on_step: Callable[[int], None] = lambda number: None
     has_chat_template: bool = True
@@ -58,7 +59,9 @@ class FakeLLM:
             raise ConfigError("'fake' has no chat template; use generate with a plain prompt")
         return [len(json.dumps(messages))]
 
-    def stream(self, prompt: Any, params: Any, *, prediction: str | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self, prompt: Any, params: Any, *, prediction: str | None = None
+    ) -> Iterator[StreamChunk]:
         self.prompts.append(prompt)
         self.params.append(params)
         self.predictions.append(prediction)
@@ -68,11 +71,16 @@ class FakeLLM:
         try:
             for number, (new, kinds) in enumerate(STEPS):
                 self.on_step(number)
-                pieces, origins = pieces + new, origins + kinds
-                stats.count_step(2, kinds.count("accepted"), len(new), rejected=kinds.count("accepted") < 2)
+                pieces = pieces + new
+                origins = origins + kinds
+                stats.count_step(
+                    2, kinds.count("accepted"), len(new), rejected=kinds.count("accepted") < 2
+                )
                 chunk = StreamChunk("".join(new), list(range(len(new))), kinds, new)
                 if number == len(STEPS) - 1:
-                    chunk.completion = self._completion(pieces, origins, stats, self.finish_reason, params)
+                    chunk.completion = self._completion(
+                        pieces, origins, stats, self.finish_reason, params
+                    )
                 yield chunk
         finally:
             self.closed = True
@@ -84,7 +92,16 @@ class FakeLLM:
         logprobs = None if params.logprobs is None else [{0: -0.5, 1: float("-inf")}] * len(pieces)
         ids = list(range(len(pieces)))
         return Completion(
-            [1], "".join(pieces), ids, reason, origins, logprobs, stats, lossless=True, seed=params.seed or 7, verifier="gumbel"
+            [1],
+            "".join(pieces),
+            ids,
+            reason,
+            origins,
+            logprobs,
+            stats,
+            lossless=True,
+            seed=params.seed or 7,
+            verifier="gumbel",
         )
 
 
@@ -114,8 +131,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run one command line in this process. `stdin` is piped text; None is a terminal nobody types at."""
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run one command line in this process. `stdin` is piped text; None is a terminal nobody types
+    at."""
 
     def run(*arguments: str, stdin: str | bytes | None = None) -> Outcome:
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""

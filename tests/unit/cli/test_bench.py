@@ -29,8 +29,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; it answers with an empty result, or as `answer` says."""
     calls: list[dict[str, Any]] = []
 
-    def run_bench(options: Any, plan: Any, workload: Any, path: Path, *, resume: bool, **more: Any) -> Any:
-        calls.append({"options": options, "plan": plan, "workload": workload, "path": path, "resume": resume, **more})
+    def run_bench(
+        options: Any, plan: Any, workload: Any, path: Path, *, resume: bool, **more: Any
+    ) -> Any:
+        calls.append(
+            {
+                "options": options,
+                "plan": plan,
+                "workload": workload,
+                "path": path,
+                "resume": resume,
+                **more,
+            }
+        )
         journal = Journal.open(path, {"plan": 1}, resume=resume)
         if calls[0].get("interrupt"):
             raise KeyboardInterrupt
@@ -45,24 +56,69 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+def test_every_option_reaches_the_plan(
+    cli: Callable[..., Any], asked: list[dict[str, Any]]
+) -> None:
     found = cli(
-        "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
-        "--temperature", "0,0.7",
-        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--limit", "5", "--max-tokens", "40",
-        "--top-k", "9", "--seed", "3",
-        "--ignore-eos", "--max-rounds", "4", "--budget", "0.5",
-        "--max-other-cpu", "0.3",
-        "--draft", "demo", "--threads", "1", "--runtime", "eager", "--prompts", "embedded:code",
-        "--no-chat-template", "--on-bad", "skip", "--json",
-    )  # fmt: skip
+        "bench",
+        "demo",
+        "--drafters",
+        "ngram k=3, suffix",
+        "--drafters",
+        "draft-model verifier=token",
+        "--temperature",
+        "0,0.7",
+        "--batch-size",
+        "1,4,4",
+        "--context-lengths",
+        "128,256",
+        "--limit",
+        "5",
+        "--max-tokens",
+        "40",
+        "--top-k",
+        "9",
+        "--seed",
+        "3",
+        "--ignore-eos",
+        "--max-rounds",
+        "4",
+        "--budget",
+        "0.5",
+        "--max-other-cpu",
+        "0.3",
+        "--draft",
+        "demo",
+        "--threads",
+        "1",
+        "--runtime",
+        "eager",
+        "--prompts",
+        "embedded:code",
+        "--no-chat-template",
+        "--on-bad",
+        "skip",
+        "--json",
+    )
     assert found.code == 0, found.err
     plan: Plan = asked[0]["plan"]
-    assert [one.label for one in plan.configurations] == ["ngram k=3", "suffix", "draft-model verifier=token"]
-    assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == ((0.0, 0.7), (1, 4), (128, 256))
+    assert [one.label for one in plan.configurations] == [
+        "ngram k=3",
+        "suffix",
+        "draft-model verifier=token",
+    ]
+    assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == (
+        (0.0, 0.7),
+        (1, 4),
+        (128, 256),
+    )
     assert (plan.prompts, plan.seed, plan.rounds, plan.budget_s) == (5, 3, 4, 30)
     assert plan.max_other_cpu == 0.3
-    assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
+    assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (
+        40,
+        9,
+        True,
+    )
     assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, runtime="eager")
     assert (asked[0]["chat_template"], asked[0]["on_bad"], asked[0]["workload"].name) == (
         False,
@@ -95,22 +151,41 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     ("arguments", "words"),
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
-        (("demo", "--baseline-url", "http://x", "--api", "chat"), "--baseline-url, --api mean nothing"),
-        (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
+        (
+            ("demo", "--baseline-url", "http://x", "--api", "chat"),
+            "--baseline-url, --api mean nothing",
+        ),
+        (
+            ("http://x:1", "--drafters", "ngram", "--budget", "3"),
+            "--drafters, --budget mean nothing when a server is measured",
+        ),
         (("http://x:1", "--no-chat-template"), "--chat-template means nothing"),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
-        (("localhost:8000",), "'localhost:8000' looks like a server's address: write http://localhost:8000"),
+        (
+            ("localhost:8000",),
+            "'localhost:8000' looks like a server's address: write http://localhost:8000",
+        ),
         (("10.0.0.1:80/v1",), "write http://10.0.0.1:80/v1"),
-        (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
-        (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
-        "at least one batch size"),
-        (("http://x:1", "--max-rounds", "3"), "--max-rounds means nothing when a server is measured"),
+        (
+            ("demo", "--temperature", "warm"),
+            "--temperature takes numbers with commas between, got 'warm'",
+        ),
+        (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"),
+        (("demo", "--batch-size", ""), "at least one batch size"),
+        (
+            ("http://x:1", "--max-rounds", "3"),
+            "--max-rounds means nothing when a server is measured",
+        ),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
-        (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
-        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--top-p", "2"), "top_p"),
+        (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"),
+        (("demo", "--prompts", "16"), "is --limit 16"),
+        (("demo", "--out", "no/such/folder/r.json"), "does not exist"),
+        (("demo", "--top-p", "2"), "top_p"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_line(cli: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    cli: Callable[..., Any], arguments: tuple[str, ...], words: str
+) -> None:
     found = cli("bench", *arguments)
     assert found.code == 2
     assert words in found.err
@@ -118,7 +193,10 @@ def test_what_cannot_be_is_refused_in_a_line(cli: Callable[..., Any], arguments:
 
 
 def test_ctrl_c_says_how_to_go_on(
-    cli: Callable[..., Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli: Callable[..., Any],
+    asked: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     def interrupted(*arguments: Any, resume: bool, **more: Any) -> Any:
         Journal.open(arguments[3], {}, resume=False)
@@ -144,7 +222,10 @@ def test_a_finished_run_leaves_the_result_and_no_journal(
 JOURNALS = {  # --out and --resume -> the journal, where a run left these
     "r.html": ("r.unfinished.jsonl", ()),
     "r.html q.json": ("q.unfinished.jsonl", ("r.unfinished.jsonl",)),
-    "r.html q.json --resume": ("r.unfinished.jsonl", ("r.unfinished.jsonl", "outrider-bench.unfinished.jsonl")),
+    "r.html q.json --resume": (
+        "r.unfinished.jsonl",
+        ("r.unfinished.jsonl", "outrider-bench.unfinished.jsonl"),
+    ),
     "r.md --resume": ("outrider-bench.unfinished.jsonl", ("outrider-bench.unfinished.jsonl",)),
     "r.md q.html --resume": ("r.unfinished.jsonl", ()),
 }
@@ -174,7 +255,9 @@ def test_an_interrupted_run_is_not_thrown_away_in_silence(
     assert asked[-1]["resume"] is True
 
 
-def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_asked_for_its_own_options(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     def bench_servers(endpoints: Any, workload: Any, options: Any, **more: Any) -> Any:
@@ -183,17 +266,37 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
 
     monkeypatch.setattr(measure, "bench_servers", bench_servers)
     arguments = (
-        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2",
-        "--server-model", "m", "--stall-timeout", "9",
-        "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--api", "chat",
-    )  # fmt: skip
+        "bench",
+        "http://localhost:1/v1",
+        "--baseline-url",
+        "http://localhost:2",
+        "--concurrency",
+        "2",
+        "--server-model",
+        "m",
+        "--stall-timeout",
+        "9",
+        "--temperature",
+        "0.5",
+        "--max-tokens",
+        "7",
+        "--limit",
+        "3",
+        "--api",
+        "chat",
+    )
     assert cli(*arguments).code == 0
     endpoints, _, options, more = calls[0]
     assert [(label, one.root, one.model) for label, one in endpoints.items()] == [
-        ("plain", "http://localhost:2", "m"), ("speculative", "http://localhost:1", "m"),
-    ]  # fmt: skip
+        ("plain", "http://localhost:2", "m"),
+        ("speculative", "http://localhost:1", "m"),
+    ]
     assert (options.concurrency, options.timeout_s, options.api) == (2, 9, "chat")
-    assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (0.5, 7, 3)
+    assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (
+        0.5,
+        7,
+        3,
+    )
     refused = cli(*arguments, "--resume")
     assert refused.code == 2
     assert "--resume means nothing when a server is measured" in refused.err
@@ -208,7 +311,11 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     ],
 )
 def test_each_server_gets_its_own_key(
-    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...], keys: dict[str, Any]
+    cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    more: tuple[str, ...],
+    keys: dict[str, Any],
 ) -> None:
     """Guards against handing one server's key to another; and no key is in the result."""
     calls: list[Any] = []
@@ -222,8 +329,15 @@ def test_each_server_gets_its_own_key(
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"
     found = cli(
-        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--api-key-env", "KEY_A",
-        "--out", str(out), *more,
+        "bench",
+        "http://localhost:1",
+        "--baseline-url",
+        "http://localhost:2",
+        "--api-key-env",
+        "KEY_A",
+        "--out",
+        str(out),
+        *more,
     )
     assert found.code == 0
     assert {label: one.api_key for label, one in calls[0].items()} == keys
@@ -239,7 +353,8 @@ def test_a_baselines_key_wants_a_baseline(cli: Callable[..., Any]) -> None:
 def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report, the result file and the code of an interrupted command; the same command can go on."""
+    """The report, the result file and the code of an interrupted command; the same command can go
+    on."""
 
     def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
         known = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), ended_by="interrupted")
@@ -250,7 +365,10 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
     assert found.code == 130
     assert "1.90x [1.80, 2.00]" in found.out
     assert "you stopped it" in found.out
-    assert "interrupted; what is finished is in r.unfinished.jsonl: the same command with --resume goes on" in found.err
+    assert (
+        "interrupted; what is finished is in r.unfinished.jsonl: the same command with --resume goes on"
+        in found.err
+    )
     assert Path("r.unfinished.jsonl").exists()
     written = read_result(Path("r.json"))
     assert isinstance(written, BenchResult)

@@ -39,7 +39,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments(models: tuple[Path, Path], *more: str) -> list[str]:
     target, draft = models
-    return ["certify", str(target), "--draft", str(draft), "--prompts", str(target.parent / "prompts.jsonl"), *SMALL, *more]
+    return [
+        "certify",
+        str(target),
+        "--draft",
+        str(draft),
+        "--prompts",
+        str(target.parent / "prompts.jsonl"),
+        *SMALL,
+        *more,
+    ]
 
 
 @pytest.fixture
@@ -55,7 +64,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("lossless", 0), ("not lossless", 1), ("lossy", 1), ("inconclusive", 1)])
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("lossless", 0), ("not lossless", 1), ("lossy", 1), ("inconclusive", 1)]
+)
 def test_the_exit_code_is_zero_for_lossless_only(
     cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any], verdict: str, code: int
 ) -> None:
@@ -66,19 +77,32 @@ def test_the_exit_code_is_zero_for_lossless_only(
     assert list(here.iterdir()) == []
 
 
-def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
+def test_options_reach_the_lab(
+    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
+) -> None:
     """Catches an option that is ignored."""
     sampling = ("--temperature", "0.7", "--top-k", "5", "--seed", "11", "--stop", "w3")
-    assert cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code == 0
-    plan, subject = asked["plan"], asked["subject"]
+    assert (
+        cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code
+        == 0
+    )
+    plan = asked["plan"]
+    subject = asked["subject"]
     assert (plan.samples, plan.seed) == (80, 11)
-    assert (plan.sampling.temperature, plan.sampling.top_k, plan.sampling.max_tokens, plan.sampling.stop) == (0.7, 5, 6, ["w3"])
+    assert (
+        plan.sampling.temperature,
+        plan.sampling.top_k,
+        plan.sampling.max_tokens,
+        plan.sampling.stop,
+    ) == (0.7, 5, 6, ["w3"])
     assert plan.drawing == plan.sampling
     assert (subject.speculative.verifier.name, subject.max_drafted) == ("token", 3)
     assert asked["prompts"] == [[5, 9, 5, 9]]
 
 
-def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
+def test_how_much_is_drawn(
+    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
+) -> None:
     """Defaults, and what is asked for."""
     base = [*arguments(models)[:6], "--runtime", "eager"]
     plans = []
@@ -89,17 +113,26 @@ def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], aske
     assert asked["plan"].drawing.temperature == 1.0
 
 
-@pytest.mark.parametrize(("more", "words"), [
-    (["--samples", "0"], "--samples"),
-    (["--max-tokens", "0"], "--max-tokens"),
-    (["--drafter", "none"], "nothing to certify"),
-    (["--temperature", "-1"], "temperature"),
-    (["--verifier", "blok"], "Did you mean 'block'"),
-    (["--resume"], "no interrupted run"),
-    (["--out", "no/such/folder/x.json"], "does not exist"),
-])  # fmt: skip
-def test_bad_input_is_one_line(cli: Cli, here: Path, models: tuple[Path, Path], more: list[str], words: str) -> None:
-    base = [part for part in arguments(models) if more[0] != "--drafter" or part not in ("--draft", str(models[1]))]
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--samples", "0"], "--samples"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--drafter", "none"], "nothing to certify"),
+        (["--temperature", "-1"], "temperature"),
+        (["--verifier", "blok"], "Did you mean 'block'"),
+        (["--resume"], "no interrupted run"),
+        (["--out", "no/such/folder/x.json"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(
+    cli: Cli, here: Path, models: tuple[Path, Path], more: list[str], words: str
+) -> None:
+    base = [
+        part
+        for part in arguments(models)
+        if more[0] != "--drafter" or part not in ("--draft", str(models[1]))
+    ]
     found = cli(*base, *more)
     assert found.code == 2
     assert words in found.err.splitlines()[-1]
@@ -107,7 +140,8 @@ def test_bad_input_is_one_line(cli: Cli, here: Path, models: tuple[Path, Path], 
 
 
 def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path, Path]) -> None:
-    """Everything for real, few samples: nothing is wrong, and nothing is claimed that 80 draws cannot show."""
+    """Everything for real, few samples: nothing is wrong, and nothing is claimed that 80 draws
+    cannot show."""
     found = cli(*arguments(models, "--json", "--out", "c.json", "--out", "c.html", "--out", "c.md"))
     assert found.code == 1
     result = CertifyResult.model_validate_json(found.out)
@@ -122,8 +156,10 @@ def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path
 def test_an_interrupted_run_goes_on(
     cli: Cli, here: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while sampling: exit code 130, no half result; --resume draws the rest and another plan is refused."""
-    real, calls = sampled.draw, []
+    """Ctrl-C while sampling: exit code 130, no half result; --resume draws the rest and another
+    plan is refused."""
+    real = sampled.draw
+    calls = []
 
     def draw(*given: Any) -> Any:
         calls.append(given)
@@ -136,7 +172,10 @@ def test_an_interrupted_run_goes_on(
     assert stopped.code == 130
     assert "--resume" in stopped.err
     assert [path.name for path in here.iterdir()] == ["c.unfinished.jsonl"]
-    assert "another plan (plan)" in cli(*arguments(models, "--out", "c.json", "--seed", "5", "--resume")).err
+    assert (
+        "another plan (plan)"
+        in cli(*arguments(models, "--out", "c.json", "--seed", "5", "--resume")).err
+    )
     resumed = cli(*arguments(models, "--out", "c.json", "--resume"))
     assert resumed.code == 1
     assert [path.name for path in here.iterdir()] == ["c.json"]
@@ -145,7 +184,10 @@ def test_an_interrupted_run_goes_on(
     assert len(calls) - total == total - 1  # the third was asked for twice, the first two not again
     assert whole.code == 1
     names = ("c.json", "whole.json")
-    one, other = (read_result(Path(name)).model_dump(exclude={"created", "elapsed_s", "command"}) for name in names)
+    one, other = (
+        read_result(Path(name)).model_dump(exclude={"created", "elapsed_s", "command"})
+        for name in names
+    )
     assert one == other
 
 
@@ -162,11 +204,17 @@ def test_a_form_of_answers_reaches_the_lab(
     assert asked["plan"].sampling.structured_outputs.json == {"type": "string"}
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
-    (("--json-schema", "nowhere.json"), "--json-schema nowhere.json cannot be read: No such file"),
-    (("--json-schema", "schema.json"), "--json-schema schema.json is not JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
+        (
+            ("--json-schema", "nowhere.json"),
+            "--json-schema nowhere.json cannot be read: No such file",
+        ),
+        (("--json-schema", "schema.json"), "--json-schema schema.json is not JSON"),
+    ],
+)
 def test_a_wrong_form_is_refused_by_name(
     cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], message: str
 ) -> None:

@@ -18,7 +18,8 @@ from outrider.sampling.params import SamplingParams
 
 
 def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
-    """Every line is a message; no prompt sign on stdout; the history grows; end of input ends the program."""
+    """Every line is a message; no prompt sign on stdout; the history grows; end of input ends the
+    program."""
     result = cli("chat", "demo", stdin="first\n\nsecond\n")
     assert result.code == 0
     assert result.out == "Paris is the capital.\n" * 2
@@ -42,11 +43,13 @@ BRACKETS_ON = b"\x1b[?2004h"  # with which a program asks for marks around what 
 
 
 def pasted(terminal_asked: bytes, text: bytes) -> bytes:
-    """What a terminal sends for a paste: with marks around it only where the program asked for them."""
+    """What a terminal sends for a paste: with marks around it only where the program asked for
+    them."""
     return b"\x1b[200~" + text + b"\x1b[201~" if BRACKETS_ON in terminal_asked else text
 
 
-SEVERAL_LINES: dict[str, tuple[list[str | bytes], bytes]] = {  # what is pasted (text) or typed (bytes) -> what is taken
+# what is pasted (text) or typed (bytes) -> what is taken
+SEVERAL_LINES: dict[str, tuple[list[str | bytes], bytes]] = {
     "a backslash": ([b"one\\\rtwo\r"], rb"message 'one\ntwo'"),
     "pasted": (["one\rtwo", b"\r"], rb"message 'one\ntwo'"),
     "quotes pasted": (['"""\rone\r  two\r"""', b"\r"], rb"message 'one\n  two'"),
@@ -54,7 +57,10 @@ SEVERAL_LINES: dict[str, tuple[list[str | bytes], bytes]] = {  # what is pasted 
     "quotes alone": ([b'"""\r', b"  one\r", b"\r", b'two\r"""\r'], rb"message '  one\n\ntwo'"),
     "quotes and a slash": ([b'"""/reset"""\r'], b"message '/reset'"),
     "a path pasted": (["/etc/hosts:\rnot found", b"\r"], rb"message '/etc/hosts:\nnot found'"),
-    "a docstring pasted": (['"""Adds."""\rimport os', b"\r"], b"message '" + b'"' * 3 + b"Adds." + b'"' * 3 + rb"\nimport os'"),
+    "a docstring pasted": (
+        ['"""Adds."""\rimport os', b"\r"],
+        b"message '" + b'"' * 3 + b"Adds." + b'"' * 3 + rb"\nimport os'",
+    ),
     "a command": ([b"/reset\r"], b"command '/reset'"),
 }
 
@@ -66,7 +72,10 @@ def test_a_message_of_several_lines(case: str) -> None:
     keys, wanted = SEVERAL_LINES[case]
     terminal, its_side = os.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", TALK], stdin=its_side, stdout=its_side, env={**os.environ, "TERM": "xterm"}
+        [sys.executable, "-c", TALK],
+        stdin=its_side,
+        stdout=its_side,
+        env={**os.environ, "TERM": "xterm"},
     )
     os.close(its_side)
     timer = threading.Timer(60, child.kill)
@@ -99,13 +108,15 @@ def test_quotes_in_a_pipe(cli: Callable[..., Any], fake: Any) -> None:
     assert len(fake.prompts) == 2
     result = cli("chat", "demo", stdin='"""one\ntwo\n')
     assert result.code == 2
-    assert "standard input ends in a message that \"\"\" begins" in result.err
+    assert 'standard input ends in a message that """ begins' in result.err
     assert len(fake.prompts) == 2
 
 
 def test_commands(cli: Callable[..., Any], fake: Any) -> None:
     """/reset forgets, /stats adds up, unknown ones teach, /quit leaves the rest unread."""
-    result = cli("chat", "demo", stdin="/stats\nfirst\n/stats\n/reset\nfirst\n/rset\n/help\n/quit\nnever\n")
+    result = cli(
+        "chat", "demo", stdin="/stats\nfirst\n/stats\n/reset\nfirst\n/rset\n/help\n/quit\nnever\n"
+    )
     assert result.code == 0
     assert fake.prompts[0] == fake.prompts[1]
     assert len(fake.prompts) == 2
@@ -116,12 +127,16 @@ def test_commands(cli: Callable[..., Any], fake: Any) -> None:
 
 
 def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> None:
-    """One line, no traceback; what was typed before was answered. Python reads such bytes as an error or as halves of letters."""
+    """One line, no traceback; what was typed before was answered. Python reads such bytes as an
+    error or as halves of letters."""
     result = cli("chat", "demo", stdin=b"M\xfcnchen\n")
     assert (result.code, fake.prompts) == (2, [])
     assert result.err.startswith("error: standard input is not UTF-8 text")
     result = cli("chat", "demo", "--system", "M\udcfcnchen", stdin="first\n")
-    assert (result.code, result.err) == (2, "error: --system is not UTF-8 text: letter 2 is half of a surrogate pair\n")
+    assert (result.code, result.err) == (
+        2,
+        "error: --system is not UTF-8 text: letter 2 is half of a surrogate pair\n",
+    )
     conversation = chat.Conversation(fake, SamplingParams(), None, False)
     with pytest.raises(RequestError, match="the message is not UTF-8 text"):
         conversation.answer("M\udcfcnchen")
@@ -133,7 +148,9 @@ def test_system_message_survives_reset(cli: Callable[..., Any], fake: Any) -> No
     assert fake.prompts[0] == fake.prompts[1] > fake.prompts[2]
 
 
-def test_no_chat_template_is_reported_before_the_first_message(cli: Callable[..., Any], fake: Any) -> None:
+def test_no_chat_template_is_reported_before_the_first_message(
+    cli: Callable[..., Any], fake: Any
+) -> None:
     fake.has_chat_template = False
     result = cli("chat", "demo", stdin="hello\n")
     assert (result.code, result.out, fake.prompts) == (2, "", [])
@@ -141,7 +158,9 @@ def test_no_chat_template_is_reported_before_the_first_message(cli: Callable[...
 
 def test_ctrl_c_stops_the_answer_not_the_program(cli: Callable[..., Any], fake: Any) -> None:
     presses = iter([True])
-    fake.on_step = lambda number: os.kill(os.getpid(), signal.SIGINT) if next(presses, False) else None
+    fake.on_step = lambda number: (
+        os.kill(os.getpid(), signal.SIGINT) if next(presses, False) else None
+    )
     result = cli("chat", "demo", stdin="first\nsecond\n")
     assert result.code == 0
     assert result.out == "Paris is\nParis is the capital.\n"
@@ -168,4 +187,6 @@ def test_an_error_ends_a_piped_conversation(cli: Callable[..., Any], fake: Any) 
 
 
 def test_show_drafts(cli: Callable[..., Any], fake: Any) -> None:
-    assert cli("chat", "demo", "--show-drafts", stdin="first\n").out == "‹Paris› is‹ the capital›.\n"
+    assert (
+        cli("chat", "demo", "--show-drafts", stdin="first\n").out == "‹Paris› is‹ the capital›.\n"
+    )

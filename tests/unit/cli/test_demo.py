@@ -15,7 +15,9 @@ from outrider.lab.bench import run as bench_run
 from outrider.lab.bench.plan import Plan
 
 
-def test_ctrl_c_without_a_table_is_reported(cli: Callable[..., Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_without_a_table_is_reported(
+    cli: Callable[..., Any], fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 

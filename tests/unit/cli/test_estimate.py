@@ -39,7 +39,10 @@ def test_numbers(cli: Cli) -> None:
 
 def test_models(cli: Cli) -> None:
     result = answered(cli, "--alpha", ".8", "--c", ".1", "--target", "demo", "--draft", "demo")
-    assert [(model.role, model.name) for model in result.memory] == [("target", "demo"), ("draft", "demo")]
+    assert [(model.role, model.name) for model in result.memory] == [
+        ("target", "demo"),
+        ("draft", "demo"),
+    ]
 
 
 def test_a_result_of_bench_has_costs_and_acceptance(cli: Cli, tmp_path: Path) -> None:
@@ -54,7 +57,14 @@ def test_a_result_of_bench_has_costs_and_acceptance(cli: Cli, tmp_path: Path) ->
 
 def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("e.json", "e.html", "e.md")]
-    output = cli("estimate", "--alpha", ".8", "--c", ".1", *(word for file in files for word in ("--out", str(file))))
+    output = cli(
+        "estimate",
+        "--alpha",
+        ".8",
+        "--c",
+        ".1",
+        *(word for file in files for word in ("--out", str(file))),
+    )
     assert output.code == 0
     assert "2.47x" in output.out
     assert all("2.47x" in file.read_text() for file in files[1:])
@@ -79,7 +89,7 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
         (["--alpha", ".8", "--c", ".1", "--out", "/nowhere/e.json"], "the folder of"),
         (["--alhpa", ".8"], "Did you mean '--alpha'"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], message: str) -> None:
     output = cli("estimate", *arguments)
     assert output.code == 2
@@ -89,13 +99,21 @@ def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], message:
 
 def test_eight_options_are_enough() -> None:
     command: Any = typer.main.get_command(build_app())
-    options = {name for one in command.commands["estimate"].params for name in one.opts if name not in ("--help", "--help-of")}
+    options = {
+        name
+        for one in command.commands["estimate"].params
+        for name in one.opts
+        if name not in ("--help", "--help-of")
+    }
     assert len(options) <= 8
 
 
 def test_help_loads_no_torch() -> None:
     code = "import sys; from outrider.cli.app import run; run(['estimate', '--help']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def test_the_documents_example_says_what_the_command_says(cli: Cli) -> None:

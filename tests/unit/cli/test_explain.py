@@ -1,4 +1,5 @@
-"""`outrider explain`, as typed: options reach the library, none is accepted and ignored, and the demo is explained."""
+"""`outrider explain`, as typed: options reach the library, none is accepted and ignored, and the
+demo is explained."""
 
 from __future__ import annotations
 
@@ -27,8 +28,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; then Ctrl-C."""
     calls: list[dict[str, Any]] = []
 
-    def explain(options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any) -> Any:
-        one = {"options": options, "configuration": configuration, "questions": questions, "params": params, "path": path}
+    def explain(
+        options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any
+    ) -> Any:
+        one = {
+            "options": options,
+            "configuration": configuration,
+            "questions": questions,
+            "params": params,
+            "path": path,
+        }
         calls.append({**one, **more})
         raise KeyboardInterrupt
 
@@ -36,28 +45,71 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_every_option_reaches_the_library(
+    cli: Cli, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
     found = cli(
-        "explain", "demo", "--drafter", "draft-model tree=2x2", "--draft", "demo", "--num-draft-tokens", "6",
-        "--verifier", "multi-round", "--temperature", "0.7",
-        "--top-p", "0.9", "--seed", "4", "--max-tokens", "33",
-        "--threads", "1", "--runtime", "eager", "--prompts", "demo", "--limit", "3", "--show-tokens", "77", "--resume",
-        "--out", str(tmp_path / "e.json"),
-    )  # fmt: skip
+        "explain",
+        "demo",
+        "--drafter",
+        "draft-model tree=2x2",
+        "--draft",
+        "demo",
+        "--num-draft-tokens",
+        "6",
+        "--verifier",
+        "multi-round",
+        "--temperature",
+        "0.7",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "4",
+        "--max-tokens",
+        "33",
+        "--threads",
+        "1",
+        "--runtime",
+        "eager",
+        "--prompts",
+        "demo",
+        "--limit",
+        "3",
+        "--show-tokens",
+        "77",
+        "--resume",
+        "--out",
+        str(tmp_path / "e.json"),
+    )
     assert found.code == 130
     call = asked[0]
     assert call["configuration"].label == "draft-model k=6 tree=2x2 verifier=multi-round"
-    assert (call["options"].target, call["options"].draft, call["options"].threads) == ("demo", "demo", 1)
-    assert (call["params"].temperature, call["params"].top_p, call["params"].seed, call["params"].max_tokens) == (0.7, 0.9, 4, 33)
+    assert (call["options"].target, call["options"].draft, call["options"].threads) == (
+        "demo",
+        "demo",
+        1,
+    )
+    assert (
+        call["params"].temperature,
+        call["params"].top_p,
+        call["params"].seed,
+        call["params"].max_tokens,
+    ) == (0.7, 0.9, 4, 33)
     assert (call["resume"], call["max_shown"], call["workload"]) == (True, 77, "demo")
     assert call["path"] == tmp_path / "e.unfinished.jsonl"
 
 
 @pytest.mark.parametrize(
     ("arguments", "drafter"),
-    [(["demo"], "draft-model"), (["somewhere", "--draft", "there"], "draft-model"), (["somewhere"], "ngram")],
+    [
+        (["demo"], "draft-model"),
+        (["somewhere", "--draft", "there"], "draft-model"),
+        (["somewhere"], "ngram"),
+    ],
 )
-def test_auto_is_what_it_is_elsewhere(cli: Cli, asked: list[dict[str, Any]], arguments: list[str], drafter: str) -> None:
+def test_auto_is_what_it_is_elsewhere(
+    cli: Cli, asked: list[dict[str, Any]], arguments: list[str], drafter: str
+) -> None:
     cli("explain", *arguments, "--prompts", "embedded")
     assert asked[0]["configuration"].drafter == drafter
 
@@ -82,7 +134,9 @@ def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> No
 
 
 @pytest.mark.parametrize("named", [(), ("--draft", "some/head")])
-def test_a_trained_head_is_explained(cli: Cli, asked: list[dict[str, Any]], named: tuple[str, ...]) -> None:
+def test_a_trained_head_is_explained(
+    cli: Cli, asked: list[dict[str, Any]], named: tuple[str, ...]
+) -> None:
     """--draft names the head, or the demo has one; sampled answers, too."""
     arguments = ["explain", "demo", "--drafter", "eagle3", *named, "--prompts", "demo"]
     cli(*arguments)
@@ -96,8 +150,13 @@ def test_a_trained_head_is_explained(cli: Cli, asked: list[dict[str, Any]], name
 @pytest.mark.parametrize(
     ("template", "more", "text"),
     [
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}</s>", [], "<user>hi</s>"),
-        ("{{ messages[0].content }}!", ["--no-chat-template"], "hi"), (None, [], "hi"),
+        (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}</s>",
+            [],
+            "<user>hi</s>",
+        ),
+        ("{{ messages[0].content }}!", ["--no-chat-template"], "hi"),
+        (None, [], "hi"),
     ],
 )
 def test_a_prompt_is_asked_as_generate_asks_it(
@@ -116,25 +175,47 @@ def test_a_number_of_draft_tokens_means_nothing_where_nothing_drafts(
 ) -> None:
     """Catches an option that is taken and ignored, also where a file of settings names the drafter."""
     file = tmp_path / "plain.json"
-    file.write_text('{"outrider_settings": 1, "target": "somewhere", "options": {"drafter": "none"}}')
+    file.write_text(
+        '{"outrider_settings": 1, "target": "somewhere", "options": {"drafter": "none"}}'
+    )
     for named in (["--drafter", "none"], ["--settings", str(file)]):
         refused = cli("explain", "somewhere", "hi", *named, "--num-draft-tokens", "5")
         assert (refused.code, asked) == (2, [])
-        assert "--num-draft-tokens means nothing with drafter 'none', which drafts nothing" in refused.err
-    assert cli("explain", "somewhere", "hi", "--drafter", "ngram", "--num-draft-tokens", "5").code == 130
+        assert (
+            "--num-draft-tokens means nothing with drafter 'none', which drafts nothing"
+            in refused.err
+        )
+    assert (
+        cli("explain", "somewhere", "hi", "--drafter", "ngram", "--num-draft-tokens", "5").code
+        == 130
+    )
 
 
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
-        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:",
-        "--max-tokens", "40", "--json", "--out", "e.json", "--out", "e.html",
-    )  # fmt: skip
+        "explain",
+        "demo",
+        "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:",
+        "--max-tokens",
+        "40",
+        "--json",
+        "--out",
+        "e.json",
+        "--out",
+        "e.html",
+    )
     assert found.code == 0, found.err
     result = json.loads(found.out)
-    assert (result["kind"], result["texts_read"], result["workload"]) == ("explain", 1, "your prompt")
+    assert (result["kind"], result["texts_read"], result["workload"]) == (
+        "explain",
+        1,
+        "your prompt",
+    )
     assert result["command"].startswith("outrider")
-    assert sum(row["tokens"] for row in result["causes"]) == pytest.approx(result["ideal"] - result["emitted"], abs=1e-6)
+    assert sum(row["tokens"] for row in result["causes"]) == pytest.approx(
+        result["ideal"] - result["emitted"], abs=1e-6
+    )
     assert read_result(tmp_path / "e.json").kind == "explain"
     assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")
     assert not (tmp_path / "e.unfinished.jsonl").exists()

@@ -1,4 +1,5 @@
-"""`outrider export`: every kind in every layout it has, read back; kinds, layouts, folders and targets that do not fit."""
+"""`outrider export`: every kind in every layout it has, read back; kinds, layouts, folders and
+targets that do not fit."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(trained: Path, kind: str, layout: str, out: Path, *more: str) -> list[str]:
-    drafter, target = str(trained / kind / "drafter"), str(trained / "target")
+    drafter = str(trained / kind / "drafter")
+    target = str(trained / "target")
     return ["export", drafter, "--target", target, "--to", layout, "--out", str(out), *more]
 
 
@@ -47,7 +49,12 @@ def command(trained: Path, kind: str, layout: str, out: Path, *more: str) -> lis
     ],
 )
 def test_every_layout(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, layout: str, files: set[str]
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    layout: str,
+    files: set[str],
 ) -> None:
     """Written, recognised as its kind, and every tensor read back."""
     out = tmp_path / "out"
@@ -63,7 +70,10 @@ def test_every_layout(
 
 
 def test_a_changed_tensor_is_found(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """--check must be able to fail."""
     from outrider.train import export
@@ -73,14 +83,19 @@ def test_a_changed_tensor_is_found(
     def wrong(source: Path, out: Path, target: export.Target) -> None:
         real(source, out, target)
         tensors = load_file(out / "model.safetensors")
-        save_file({**tensors, "norm.weight": tensors["norm.weight"] + torch.tensor(0.5)}, out / "model.safetensors")
+        save_file(
+            {**tensors, "norm.weight": tensors["norm.weight"] + torch.tensor(0.5)},
+            out / "model.safetensors",
+        )
 
     monkeypatch.setitem(export.WRITERS["eagle3"], "raw", wrong)
     assert run(command(trained, "eagle3", "raw", tmp_path / "out", "--check")) == 2
     assert "tensor 'norm.weight' is not that of the source" in capsys.readouterr().err
 
 
-def test_what_does_not_fit(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each in one line with what would."""
     out = tmp_path / "out"
     wide = save_target(tmp_path / "wide", hidden_size=128)
@@ -88,8 +103,18 @@ def test_what_does_not_fit(trained: Path, tmp_path: Path, capsys: pytest.Capture
         (command(trained, "medusa", "raw", out), "whose layouts are medusa, vllm"),
         (command(trained, "early-exit", "raw", out), "which no other program reads"),
         (command(trained, "medusa", "safetensors", out), "--to takes one of"),
-        (["export", str(tmp_path / "none"), *command(trained, "medusa", "vllm", out)[2:]], "there is no folder"),
-        ([*command(trained, "eagle3", "raw", out)[:3], str(wide), *command(trained, "eagle3", "raw", out)[4:]], "another"),
+        (
+            ["export", str(tmp_path / "none"), *command(trained, "medusa", "vllm", out)[2:]],
+            "there is no folder",
+        ),
+        (
+            [
+                *command(trained, "eagle3", "raw", out)[:3],
+                str(wide),
+                *command(trained, "eagle3", "raw", out)[4:],
+            ],
+            "another",
+        ),
         (command(trained, "medusa", "vllm", trained / "target"), "not empty"),
     ]
     for arguments, message in cases:
@@ -100,5 +125,14 @@ def test_what_does_not_fit(trained: Path, tmp_path: Path, capsys: pytest.Capture
 def test_going_on(trained: Path, tmp_path: Path) -> None:
     """Every kind goes on from what it saved (--init), at the expected tau where it was."""
     for kind in ("medusa", "eagle3", "block"):
-        spec = spec_for(trained, f"more-{kind}", kind, settings={}, config=TrainConfig(max_steps=1, batch_size=4, held_out=0.2))
-        assert run_training(replace(spec, init=trained / kind / "drafter", out=tmp_path / kind)) is not None
+        spec = spec_for(
+            trained,
+            f"more-{kind}",
+            kind,
+            settings={},
+            config=TrainConfig(max_steps=1, batch_size=4, held_out=0.2),
+        )
+        assert (
+            run_training(replace(spec, init=trained / kind / "drafter", out=tmp_path / kind))
+            is not None
+        )

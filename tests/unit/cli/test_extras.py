@@ -1,4 +1,5 @@
-"""What needs an extra that is not installed says so in one line, before a model is loaded; everything else works without it."""
+"""What needs an extra that is not installed says so in one line, before a model is loaded;
+everything else works without it."""
 
 from __future__ import annotations
 
@@ -37,10 +38,17 @@ LAB = {  # verb -> a command that is complete
 }  # fmt: skip
 
 
-def ends_of(missing: tuple[str, ...], *commands: str) -> tuple[list[tuple[int, str, str]], set[str]]:
-    """(Exit code, output, errors) of each command in a process without some packages, and the modules that it has then."""
+def ends_of(
+    missing: tuple[str, ...], *commands: str
+) -> tuple[list[tuple[int, str, str]], set[str]]:
+    """(Exit code, output, errors) of each command in a process without some packages, and the
+    modules that it has then."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([missing, commands])], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", PROGRAM, json.dumps([missing, commands])],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     ends, modules = json.loads(done.stdout.splitlines()[-1])
     return [tuple(end) for end in ends], set(modules)
@@ -55,16 +63,23 @@ def test_a_verb_of_the_lab_names_the_extra(missing: tuple[str, ...]) -> None:
     assert not modules.intersection(HEAVY)
 
 
-@pytest.mark.parametrize(("what", "command", "extra", "missing"), [
-    ("serving", "serve demo", "serve", "prometheus_client"),
-    ("a draft service", "service draft demo", "services", "prometheus_client"),
-    ("a coordinator", "service coordinator --target-endpoint localhost:1", "serve", "fastapi"),
-    ("a call to a server", "service health http://localhost:1", "serve", "fastapi"),
-    ("a call to a service", "service health grpc://localhost:1", "services", "grpc"),
-    ("training", "train eagle3 --target demo --out runs", "train", "accelerate"),
-])  # fmt: skip
-def test_other_verbs_name_theirs(what: str, command: str, extra: str, missing: str, tmp_path: Path) -> None:
-    ((code, _, errors),), modules = ends_of((missing,), command.replace("runs", str(tmp_path / "runs")))
+@pytest.mark.parametrize(
+    ("what", "command", "extra", "missing"),
+    [
+        ("serving", "serve demo", "serve", "prometheus_client"),
+        ("a draft service", "service draft demo", "services", "prometheus_client"),
+        ("a coordinator", "service coordinator --target-endpoint localhost:1", "serve", "fastapi"),
+        ("a call to a server", "service health http://localhost:1", "serve", "fastapi"),
+        ("a call to a service", "service health grpc://localhost:1", "services", "grpc"),
+        ("training", "train eagle3 --target demo --out runs", "train", "accelerate"),
+    ],
+)
+def test_other_verbs_name_theirs(
+    what: str, command: str, extra: str, missing: str, tmp_path: Path
+) -> None:
+    ((code, _, errors),), modules = ends_of(
+        (missing,), command.replace("runs", str(tmp_path / "runs"))
+    )
     assert (code, errors) == (2, f"error: {what} needs {missing}: {HINT.format(extra=extra)}\n")
     assert "outrider.llm" not in modules
 
@@ -74,20 +89,37 @@ def test_the_rest_works_without() -> None:
     """The packages of the lab, but for pyyaml, which huggingface_hub needs, too."""
     ask = "generate demo 2+2= --max-tokens 4 --runtime eager"
     ends, modules = ends_of(
-        EXTRAS["lab"][:-1], ask, "bench --help", "ls drafters", "doctor", "export --help", "demo --limit 0 --questions 0"
+        EXTRAS["lab"][:-1],
+        ask,
+        "bench --help",
+        "ls drafters",
+        "doctor",
+        "export --help",
+        "demo --limit 0 --questions 0",
     )
     assert [code for code, *_ in ends] == [0] * len(ends)
     assert ends[0][1].strip()
     assert not any(name.startswith(("scipy.", "matplotlib.")) for name in modules)
 
 
-@pytest.mark.parametrize(("code", "what", "missing"), [
-    *((f"import outrider.lab.{name}.run", name, "scipy") for name in ("bench", "tune", "replay", "certify")),
-    ("import outrider.lab.explain.explain", "explain", "scipy"), ("import outrider.lab.estimate.estimate", "estimate", "scipy"),
-    ("import outrider.lab.server.measure", "measuring servers", "prometheus_client"),
-    ("from outrider.report.plots import to_svg; to_svg(None)", "a plot", "matplotlib"),
-    ("from outrider.lab.compare import compare; compare(None, None)", "comparing results", "scipy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "what", "missing"),
+    [
+        *(
+            (f"import outrider.lab.{name}.run", name, "scipy")
+            for name in ("bench", "tune", "replay", "certify")
+        ),
+        ("import outrider.lab.explain.explain", "explain", "scipy"),
+        ("import outrider.lab.estimate.estimate", "estimate", "scipy"),
+        ("import outrider.lab.server.measure", "measuring servers", "prometheus_client"),
+        ("from outrider.report.plots import to_svg; to_svg(None)", "a plot", "matplotlib"),
+        (
+            "from outrider.lab.compare import compare; compare(None, None)",
+            "comparing results",
+            "scipy",
+        ),
+    ],
+)
 def test_from_python_the_same_is_raised(code: str, what: str, missing: str) -> None:
     """As an ImportError, and as an error of ours."""
     program = f"""
@@ -100,16 +132,23 @@ except ImportError as error:
     assert isinstance(error, ConfigError), error
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == f"{what} needs {missing}: {HINT.format(extra='lab')}\n"
 
 
 def test_extras_bring_what_is_asked_for() -> None:
     """And the base does not."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
 
     def named(requirements: list[str]) -> set[str]:
-        return {re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+        return {
+            re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-")
+            for requirement in requirements
+        }
 
     distributions = packages_distributions()
     for extra, packages in EXTRAS.items():

@@ -42,28 +42,35 @@ def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fak
 
 
 def test_a_seeded_answer_says_by_what_it_was_verified(cli: Callable[..., Any], fake: Any) -> None:
-    assert "seed 5, verifier gumbel" in cli("generate", "demo", "x", "--temperature", "1", "--seed", "5").err
+    assert (
+        "seed 5, verifier gumbel"
+        in cli("generate", "demo", "x", "--temperature", "1", "--seed", "5").err
+    )
     for options in (("--temperature", "1"), ("--seed", "5")):
         assert "verifier" not in cli("generate", "demo", "x", *options).err
 
 
 def test_the_form_of_an_answer(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
-    """Each way to ask for one; what is wrong is reported by the option's name before a model is loaded."""
+    """Each way to ask for one; what is wrong is reported by the option's name before a model is
+    loaded."""
     (tmp_path / "schema.json").write_text('{"type": "object"}')
     (tmp_path / "yes.gbnf").write_text('root ::= "yes"')
     for form, kind in (
-        (f"--json-schema={tmp_path}/schema.json", "json"), ("--regex=[0-9]+", "regex"), ("--choice=a", "choice"),
+        (f"--json-schema={tmp_path}/schema.json", "json"),
+        ("--regex=[0-9]+", "regex"),
+        ("--choice=a", "choice"),
         (f"--grammar={tmp_path}/yes.gbnf", "grammar"),
-    ):  # fmt: skip
+    ):
         assert cli("generate", "demo", "x", form).code == 0
         assert fake.params[-1].structured_outputs.kind == kind
     loaded = len(fake.asked)
     (tmp_path / "bad.json").write_text('{"properties": {"a": {"uniqueItems": true}}}')
     for forms, message in (
-        (["--regex=(a"], "--regex is not usable"), (["--regex=a", "--choice=b"], "--regex and --choice: an answer has one"),
+        (["--regex=(a"], "--regex is not usable"),
+        (["--regex=a", "--choice=b"], "--regex and --choice: an answer has one"),
         ([f"--json-schema={tmp_path}/bad.json"], "--json-schema.properties.a: "),
         ([f"--grammar={tmp_path}/none"], f"--grammar {tmp_path}/none cannot be read: No such file"),
-    ):  # fmt: skip
+    ):
         result = cli("generate", "demo", "x", *forms)
         assert result.code == 2
         assert message in result.err
@@ -75,7 +82,8 @@ def test_no_stream_prints_the_same_text(cli: Callable[..., Any], fake: Any) -> N
 
 
 def test_show_drafts_marks_accepted_runs_without_colour(cli: Callable[..., Any], fake: Any) -> None:
-    """One pair of marks a step, the legend beside it, and the text unchanged once they are taken out."""
+    """One pair of marks a step, the legend beside it, and the text unchanged once they are taken
+    out."""
     result = cli("generate", "demo", "Where?", "--show-drafts")
     assert result.out == "‹Paris› is‹ the capital›.\n"
     assert "‹drafted and accepted›" in result.err
@@ -88,7 +96,11 @@ def test_json_is_one_object_with_the_promised_keys(cli: Callable[..., Any], fake
     assert list(found) == KEYS
     assert list(found["stats"]) == STATS
     assert list(found["stats"]["time_s"]) == ["draft", "target", "verify", "other"]
-    assert (found["text"], found["finish_reason"], found["token_ids"]) == (TEXT, "stop", [0, 1, 2, 3, 4])
+    assert (found["text"], found["finish_reason"], found["token_ids"]) == (
+        TEXT,
+        "stop",
+        [0, 1, 2, 3, 4],
+    )
     assert found["config"]["sampling"]["seed"] == 7, (
         "the seed that was drawn, so that the run can be repeated"
     )
@@ -112,15 +124,27 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     target, options = fake.asked[0]
     assert target == "demo"
     assert options == ModelOptions(
-        drafter="draft-model max_ngram=3 tree=t", draft="d", num_draft_tokens="3",
-        verifier="token", dtype="float32", quantise=4, device="cpu",
-        threads=1, runtime="eager", max_model_len=99, revision="r", trust_remote_code=True,
-    )  # fmt: skip
+        drafter="draft-model max_ngram=3 tree=t",
+        draft="d",
+        num_draft_tokens="3",
+        verifier="token",
+        dtype="float32",
+        quantise=4,
+        device="cpu",
+        threads=1,
+        runtime="eager",
+        max_model_len=99,
+        revision="r",
+        trust_remote_code=True,
+    )
     named = {name: value for name, value in vars(options).items() if name != "settings"}
     settings = {"max_ngram": "3", "tree": "t"}
     expected = named | {
-        "drafter": "draft-model", "max_num_seqs": 1, "drafter_options": settings, "verifier_options": {}
-    }  # fmt: skip
+        "drafter": "draft-model",
+        "max_num_seqs": 1,
+        "drafter_options": settings,
+        "verifier_options": {},
+    }
     assert options.llm_arguments() == expected
     given = fake.params[0]
     assert (given.max_tokens, given.temperature, given.top_k, given.top_p, given.min_p) == (
@@ -130,7 +154,11 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
         0.9,
         0.1,
     )
-    assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty) == (1.1, 0.2, 0.3)
+    assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty) == (
+        1.1,
+        0.2,
+        0.3,
+    )
     assert (given.seed, given.stop) == (5, ["A", "B"])
 
 
@@ -159,14 +187,23 @@ def test_a_prediction_is_drafted_from(
     ("options", "content", "message"),
     [
         ("--drafter ngram", b"x", "'ngram' does not look at a prediction"),
-        ("--drafter 'composite parts=ngram+suffix'", b"x", "'composite' does not look at a prediction"),
+        (
+            "--drafter 'composite parts=ngram+suffix'",
+            b"x",
+            "'composite' does not look at a prediction",
+        ),
         ("--drafter prediction --draft d", b"x", "uses no draft model"),
         ("", b"\xff", "not UTF-8 text (byte 0)"),
         ("", None, "expected.txt' cannot be read"),
     ],
 )
 def test_predictions_that_cannot_be_used_are_refused_before_a_model_is_read(
-    cli: Callable[..., Any], fake: Any, tmp_path: Path, options: str, content: bytes | None, message: str
+    cli: Callable[..., Any],
+    fake: Any,
+    tmp_path: Path,
+    options: str,
+    content: bytes | None,
+    message: str,
 ) -> None:
     file = tmp_path / "expected.txt"
     if content is not None:
@@ -194,7 +231,9 @@ def test_a_prompt_in_another_encoding(cli: Callable[..., Any], fake: Any) -> Non
     """What a shell hands over of `outrider generate demo $'M\\xfcnchen'`."""
     result = cli("generate", "demo", "M\udcfcnchen")
     assert (result.code, fake.asked) == (2, [])
-    assert result.err == "error: the prompt is not UTF-8 text: letter 2 is half of a surrogate pair\n"
+    assert (
+        result.err == "error: the prompt is not UTF-8 text: letter 2 is half of a surrogate pair\n"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
@@ -205,16 +244,25 @@ def test_unusable_standard_input(cli: Callable[..., Any], fake: Any, content: by
     assert fake.asked == []
 
 
-@pytest.mark.parametrize(("has_one", "flags", "wrapped"), [
-    (True, [], True), (True, ["--no-chat-template"], False), (True, ["--chat-template"], True),
-    (False, [], False), (False, ["--no-chat-template"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("has_one", "flags", "wrapped"),
+    [
+        (True, [], True),
+        (True, ["--no-chat-template"], False),
+        (True, ["--chat-template"], True),
+        (False, [], False),
+        (False, ["--no-chat-template"], False),
+    ],
+)
 def test_the_chat_template_is_the_default_where_there_is_one(
     cli: Callable[..., Any], fake: Any, has_one: bool, flags: list[str], wrapped: bool
 ) -> None:
     """Token ids from the template go to the model instead of the text, and the JSON says so."""
     fake.has_chat_template = has_one
-    assert json.loads(cli("generate", "demo", "x", "--json", *flags).out)["config"]["chat_template"] is wrapped
+    assert (
+        json.loads(cli("generate", "demo", "x", "--json", *flags).out)["config"]["chat_template"]
+        is wrapped
+    )
     assert isinstance(fake.prompts[0], list) is wrapped
 
 
@@ -226,7 +274,8 @@ def test_a_template_that_is_not_there(cli: Callable[..., Any], fake: Any) -> Non
 
 
 def test_ctrl_c_keeps_what_was_produced(cli: Callable[..., Any], fake: Any) -> None:
-    """The text so far, a finished line, the stats, exit code 130; the stream closed between two steps."""
+    """The text so far, a finished line, the stats, exit code 130; the stream closed between two
+    steps."""
     fake.on_step = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 1 else None
     before = signal.getsignal(signal.SIGINT)
     result = cli("generate", "demo", "x")

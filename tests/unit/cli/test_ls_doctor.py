@@ -28,11 +28,15 @@ def test_ls_lists_both_registries(cli: Callable[..., Any]) -> None:
 def test_ls_json(cli: Callable[..., Any]) -> None:
     found = json.loads(cli("ls", "verifiers", "--json").out)
     assert list(found) == ["verifiers"]
-    assert {row["name"] for row in found["verifiers"] if not row["lossless"]} == {"typical", "top-k"}
+    assert {row["name"] for row in found["verifiers"] if not row["lossless"]} == {
+        "typical",
+        "top-k",
+    }
 
 
 def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
-    """Where a person finds what --drafter takes after a name. Some names stand for a drafter and a verifier."""
+    """Where a person finds what --drafter takes after a name. Some names stand for a drafter and a
+    verifier."""
     out = cli("ls", "block").out
     assert "settings of drafter block" in out
     assert "stop_below" in out
@@ -47,7 +51,10 @@ def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
 
 def test_ls_of_a_name_imports_no_other_entry() -> None:
     """Code of trained heads takes seconds."""
-    entries = {"bad": Entry("no.such:Thing", "broken"), "good": Entry("outrider.verifiers.token:TokenVerifier", "works")}
+    entries = {
+        "bad": Entry("no.such:Thing", "broken"),
+        "good": Entry("outrider.verifiers.token:TokenVerifier", "works"),
+    }
     rows = describe(Registry("verifier", entries), ("lossless",), "good")
     assert [(row["name"], row["lossless"]) for row in rows] == [("good", True)]
 
@@ -62,7 +69,10 @@ def test_a_table_in_a_narrow_terminal_loses_no_letters() -> None:
 def test_ls_imports_nothing_heavy() -> None:
     """It took six seconds."""
     script = "import sys; from outrider.cli.app import run; run(['ls']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def test_ls_of_an_unknown_name(cli: Callable[..., Any]) -> None:
@@ -86,7 +96,9 @@ def test_doctor(cli: Callable[..., Any]) -> None:
     assert "torch" in result.out
 
 
-def test_doctor_says_why_the_embedded_pair_cannot_be_loaded(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_why_the_embedded_pair_cannot_be_loaded(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights that cannot be unpacked are one more finding, not the end of the doctor."""
 
     def refused() -> None:

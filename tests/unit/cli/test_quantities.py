@@ -13,10 +13,13 @@ from outrider.errors import ConfigError
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (probabilities, "0.9,0.85", [0.9, 0.85]), (probabilities, "0.9", [0.9]), (memory, "2GB", 2e9), (memory, "0.5 mib", 2**19),
+        (probabilities, "0.9,0.85", [0.9, 0.85]),
+        (probabilities, "0.9", [0.9]),
+        (memory, "2GB", 2e9),
+        (memory, "0.5 mib", 2**19),
         (by_count, "5:1.05,9:1.4", {5: 1.05, 9: 1.4}),
     ],
-)  # fmt: skip
+)
 def test_units(read: Callable[[str, str], object], text: str, value: object) -> None:
     assert read("--x", text) == pytest.approx(value)
 
@@ -24,10 +27,20 @@ def test_units(read: Callable[[str, str], object], text: str, value: object) -> 
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (probabilities, "0.9;0.8"), (probabilities, ""), (probabilities, "0.9,"), (memory, "0"), (memory, "-1GB"),
-        (memory, "8X"), (memory, ""), (memory, "1.2.3GB"), (memory, "inf"), (by_count, "5"), (by_count, "a:1"), (by_count, ""),
+        (probabilities, "0.9;0.8"),
+        (probabilities, ""),
+        (probabilities, "0.9,"),
+        (memory, "0"),
+        (memory, "-1GB"),
+        (memory, "8X"),
+        (memory, ""),
+        (memory, "1.2.3GB"),
+        (memory, "inf"),
+        (by_count, "5"),
+        (by_count, "a:1"),
+        (by_count, ""),
     ],
-)  # fmt: skip
+)
 def test_errors_show_the_form(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--x (takes|must be).* like |must be above 0"):
         read("--x", text)

@@ -20,12 +20,18 @@ Cli = Callable[..., Any]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A log of twelve answers, in the current folder."""
     lines = [
-        {"id": f"r{n}", "prompt": f"Question: Sam has {n} lemons.\nAnswer:", "task": "ab"[n % 2],
-         "answer": f" Sam has {n} lemons.\n So Sam has {n} lemons.\n#### {n}"}
+        {
+            "id": f"r{n}",
+            "prompt": f"Question: Sam has {n} lemons.\nAnswer:",
+            "task": "ab"[n % 2],
+            "answer": f" Sam has {n} lemons.\n So Sam has {n} lemons.\n#### {n}",
+        }
         for n in range(12)
-    ]  # fmt: skip
+    ]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    results.bench(results.cell(results.measured(1, results.interval(2, 1, 3)), batch_size=4)).write(tmp_path / "at-four.json")
+    results.bench(results.cell(results.measured(1, results.interval(2, 1, 3)), batch_size=4)).write(
+        tmp_path / "at-four.json"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,8 +58,19 @@ def test_costs_and_limit(cli: Cli, here: Path) -> None:
     """Catches an option that is ignored."""
     chain = results.measured(1, results.interval(2, 1, 3), step_s={0: 0.01, 1: 0.02, 6: 0.02})
     results.bench(results.cell(results.measured(0), chain)).write(here / "bench.json")
-    found = replayed(cli, "--drafters", "ngram k=1, ngram k=3 max_ngram=3", "--result", "bench.json", "--limit", "5")
-    assert [one.configuration for one in found.configurations] == ["ngram k=1", "ngram k=3 max_ngram=3"]
+    found = replayed(
+        cli,
+        "--drafters",
+        "ngram k=1, ngram k=3 max_ngram=3",
+        "--result",
+        "bench.json",
+        "--limit",
+        "5",
+    )
+    assert [one.configuration for one in found.configurations] == [
+        "ngram k=1",
+        "ngram k=3 max_ngram=3",
+    ]
     assert found.num_texts == 5
     for one in found.configurations:
         speedup = one.overall.speedup
@@ -97,7 +114,8 @@ def test_mistakes_are_one_line(cli: Cli, here: Path, arguments: list[str], messa
 
 
 def test_requests_without_an_answer(cli: Cli, here: Path) -> None:
-    """Catches a log that is refused although one asked to skip, and one that is thinned out silently."""
+    """Catches a log that is refused although one asked to skip, and one that is thinned out
+    silently."""
     with (here / "log.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"id": "open", "prompt": "Question: and?"}\n')
     found = cli("replay", "log.jsonl", "--tokenizer", "demo")

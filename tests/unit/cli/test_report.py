@@ -1,4 +1,5 @@
-"""`outrider report`: one file again, two side by side, and the exit code for continuous integration."""
+"""`outrider report`: one file again, two side by side, and the exit code for continuous
+integration."""
 
 from __future__ import annotations
 
@@ -44,8 +45,11 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     return write
 
 
-def test_one_file_is_rendered_again(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
-    html, markdown = tmp_path / "x.html", tmp_path / "x.md"
+def test_one_file_is_rendered_again(
+    cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path
+) -> None:
+    html = tmp_path / "x.html"
+    markdown = tmp_path / "x.md"
     result = cli("report", saved("a.json", 1.5), "--out", str(html), "--out", str(markdown))
     assert result.code == 0
     assert "speedup 1.5" in result.out
@@ -54,17 +58,23 @@ def test_one_file_is_rendered_again(cli: Callable[..., Any], saved: Callable[...
     assert result.err == f"written: {html}\nwritten: {markdown}\n"
 
 
-def test_two_files_are_compared_old_first(cli: Callable[..., Any], saved: Callable[..., str]) -> None:
+def test_two_files_are_compared_old_first(
+    cli: Callable[..., Any], saved: Callable[..., str]
+) -> None:
     result = cli("report", saved("old.json", 2.0), saved("new.json", 1.0))
     assert result.code == 0
     assert "x 0.500 [" in result.out
     assert "✗ worse" in result.out
 
 
-def test_bad_input_is_reported_in_one_line(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(
+    cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path
+) -> None:
     good = saved("a.json", 1.0)
     (tmp_path / "no.json").write_text("{}")
-    (tmp_path / "damaged.json").write_text(Path(good).read_text().replace('"value": 1.0', '"value": "much"'))
+    (tmp_path / "damaged.json").write_text(
+        Path(good).read_text().replace('"value": 1.0', '"value": "much"')
+    )
     for arguments, words in (
         ((str(tmp_path / "missing.json"),), "cannot be read"),
         ((str(tmp_path),), "cannot be read"),
@@ -72,7 +82,10 @@ def test_bad_input_is_reported_in_one_line(cli: Callable[..., Any], saved: Calla
         ((str(tmp_path / "damaged.json"),), "is damaged: speedup.value"),
         ((good, "--out", str(tmp_path / "no" / "x.html")), "does not exist"),
         ((good, "--out", str(tmp_path)), "is a folder; name a file in it"),
-        ((good, "--out", str(tmp_path / "again.json")), "--out writes .html or .md, by the name's end"),
+        (
+            (good, "--out", str(tmp_path / "again.json")),
+            "--out writes .html or .md, by the name's end",
+        ),
     ):
         result = cli("report", *arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)

@@ -14,8 +14,11 @@ OWN = SamplingDefaults({"temperature": 0.6, "top_p": 0.95, "max_tokens": 99})
 
 
 def test_generate_is_greedy_and_says_what_it_leaves(cli: Callable[..., Any], fake: Any) -> None:
-    """The model's settings are not used without a word about them; asked for, neither one is printed."""
-    fake.sampling_defaults = SamplingDefaults(unused="generation_config.json asks for temperature 0.6")
+    """The model's settings are not used without a word about them; asked for, neither one is
+    printed."""
+    fake.sampling_defaults = SamplingDefaults(
+        unused="generation_config.json asks for temperature 0.6"
+    )
     note = "note: generation_config.json asks for temperature 0.6, which is left aside (--generation-config auto takes"
     assert note in cli("generate", "demo", "x").err
     assert "left aside" not in cli("generate", "demo", "x", "--generation-config", "none").err
@@ -28,7 +31,17 @@ def test_generate_is_greedy_and_says_what_it_leaves(cli: Callable[..., Any], fak
 def test_chat_takes_them(cli: Callable[..., Any], fake: Any) -> None:
     fake.sampling_defaults = OWN
     cli("chat", "demo", stdin="Hi\n")
-    cli("chat", "demo", "--temperature", "0", "--top-p", "1", "--generation-config", "folder", stdin="Hi\n")
+    cli(
+        "chat",
+        "demo",
+        "--temperature",
+        "0",
+        "--top-p",
+        "1",
+        "--generation-config",
+        "folder",
+        stdin="Hi\n",
+    )
     assert fake.generation_configs == ["auto", "folder"]
     assert fake.params == [SamplingParams(**OWN.values), SamplingParams(max_tokens=99)]
 
@@ -39,4 +52,6 @@ def test_no_limit(cli: Callable[..., Any], fake: Any, verb: str) -> None:
     assert fake.params[0].max_tokens is None
     result = cli(verb, "demo", "--max-tokens", "many", stdin="Hi\n")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "--max-tokens takes a number, or none for the end of the context, got 'many'" in result.err
+    assert (
+        "--max-tokens takes a number, or none for the end of the context, got 'many'" in result.err
+    )

@@ -35,30 +35,76 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     return found
 
 
-def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
+def test_options_reach_model_engine_and_server(
+    cli: Callable[..., Any], started: list[ServerSettings]
+) -> None:
     done = cli(
-        "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
-        "--kv-memory", "2MiB", "--prefix-share", "0", "--extra-drafter", "suffix", "--allow-lossy", "typical",
-        "--port", "0", "--reasoning-parser", "qwen3", "--api-key", "a", "--strict", "--api-key", "b",
-        "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
-    )  # fmt: skip
+        "serve",
+        "demo",
+        "--drafter",
+        "ngram",
+        "--num-draft-tokens",
+        "4",
+        "--served-model-name",
+        "tiny",
+        "--max-num-seqs",
+        "3",
+        "--kv-memory",
+        "2MiB",
+        "--prefix-share",
+        "0",
+        "--extra-drafter",
+        "suffix",
+        "--allow-lossy",
+        "typical",
+        "--port",
+        "0",
+        "--reasoning-parser",
+        "qwen3",
+        "--api-key",
+        "a",
+        "--strict",
+        "--api-key",
+        "b",
+        "--request-timeout",
+        "7",
+        "--hang-timeout",
+        "90",
+        "--no-self-test",
+        "--cors-origin",
+        "*",
+    )
     assert done.code == 0, done.err
     (settings,) = started
     (model,) = settings.models
     assert (model.name, model.options.target) == ("tiny", "demo")
     assert (model.options.drafter, model.options.num_draft_tokens) == ("ngram", "4")
-    assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (3, 2 << 20, 256)
+    assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (
+        3,
+        2 << 20,
+        256,
+    )
     assert model.engine.prefix_share == 0
     assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
     assert model.reasoning_parser == "qwen3"
-    assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
+    assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (
+        0,
+        ("a", "b"),
+        7.0,
+        False,
+    )
     assert (settings.cors_origins, settings.hang_timeout_s, settings.strict) == (("*",), 90.0, True)
 
 
 def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
     """Nobody outside this machine is let in unasked."""
     assert cli("serve", "demo").code == 0
-    assert (started[0].host, started[0].port, started[0].api_keys, started[0].cors_origins) == ("127.0.0.1", 8000, (), ())
+    assert (started[0].host, started[0].port, started[0].api_keys, started[0].cors_origins) == (
+        "127.0.0.1",
+        8000,
+        (),
+        (),
+    )
     assert started[0].models[0].name == "demo"
     assert not started[0].strict
 
@@ -71,16 +117,22 @@ def test_key_from_the_environment(
     assert started[0].api_keys == ("hidden",)
 
 
-def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSettings], tmp_path: Path) -> None:
+def test_file_and_command_line(
+    cli: Callable[..., Any], started: list[ServerSettings], tmp_path: Path
+) -> None:
     path = tmp_path / "server.toml"
-    path.write_text('[server]\nport = 1\nhost = "::1"\n[[models]]\ntarget = "demo"\n[[models]]\ntarget = "other"\n')
+    path.write_text(
+        '[server]\nport = 1\nhost = "::1"\n[[models]]\ntarget = "demo"\n[[models]]\ntarget = '
+        '"other"\n'
+    )
     assert cli("serve", "--config", str(path), "--port", "2").code == 0
     assert (started[0].port, started[0].host) == (2, "::1")
     assert [model.name for model in started[0].models] == ["demo", "other"]
     refused = cli("serve", "demo", "--config", str(path), "--drafter", "ngram", "--max-queue", "3")
     assert refused.code == 2
     assert "leave out the target, --drafter, --max-queue" in refused.err
-    refused = cli("serve", "--config", str(path), "--max-num-seqs", "32")  # the default, which the file need not have
+    # the default, which the file need not have
+    refused = cli("serve", "--config", str(path), "--max-num-seqs", "32")
     assert refused.code == 2
     assert "leave out --max-num-seqs" in refused.err
 
@@ -105,7 +157,9 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
         (["demo", "--prot", "1"], "Did you mean '--port'?"),
     ],
 )
-def test_mistakes_are_lines(cli: Callable[..., Any], started: list[ServerSettings], arguments: list[str], message: str) -> None:
+def test_mistakes_are_lines(
+    cli: Callable[..., Any], started: list[ServerSettings], arguments: list[str], message: str
+) -> None:
     done = cli("serve", *arguments)
     assert done.code == 2
     assert message in done.err

@@ -1,4 +1,5 @@
-"""The command line as such: help at once, clear about mistakes, a line and an exit code for every error."""
+"""The command line as such: help at once, clear about mistakes, a line and an exit code for every
+error."""
 
 from __future__ import annotations
 
@@ -19,14 +20,18 @@ from tests.unit.report import results
 
 PROMISED = "drafter draft num-draft-tokens verifier max-tokens temperature seed dtype device threads json show-drafts"
 SETTINGS = (
-    "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty stop logprobs runtime stream chat_template lossy"
+    "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty stop logprobs runtime "
+    "stream chat_template lossy"
 )
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
 
 
-@pytest.mark.parametrize("verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"], ["serve"], ["train"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"], ["serve"], ["train"]]
+)
 def test_help_imports_nothing_heavy(verb: list[str]) -> None:
-    """Help that loads torch takes seconds. The import set is checked, since time depends on the machine."""
+    """Help that loads torch takes seconds. The import set is checked, since time depends on the
+    machine."""
     code = (
         f"import sys; from outrider.cli.app import run; code = run({[*verb, '--help']!r}); "
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], code)"
@@ -36,14 +41,16 @@ def test_help_imports_nothing_heavy(verb: list[str]) -> None:
 
 
 def test_choosing_parts_imports_no_model_code() -> None:
-    """Code of models takes seconds; a start without trained heads needs none of transformers', and no estimate does."""
+    """Code of models takes seconds; a start without trained heads needs none of transformers', and
+    no estimate does."""
     code = "import sys, outrider.build, outrider.lab.estimate.estimate; print('HEAVY', 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY False"
 
 
 def test_a_saved_result_is_shown_without_what_measured_it(tmp_path: Path) -> None:
-    """Torch, statistics and plots take seconds, and a page of text on a terminal needs none of them."""
+    """Torch, statistics and plots take seconds, and a page of text on a terminal needs none of
+    them."""
     results.bench(results.GAIN).write(tmp_path / "r.json")
     heavy = ("torch", "transformers", "scipy.stats", "matplotlib")
     code = (
@@ -64,7 +71,9 @@ def test_help_names_every_verb_and_option(cli: Callable[..., Any]) -> None:
     assert [name for name in SETTINGS.split() if f"--{name.replace('_', '-')} " in out] == []
     assert "further options: --help=all, or of one group --help=" in " ".join(out.split())
     everything = cli("generate", "--help=all").out
-    assert [name for name in SETTINGS.split() if f"--{name.replace('_', '-')}" not in everything] == []
+    assert [
+        name for name in SETTINGS.split() if f"--{name.replace('_', '-')}" not in everything
+    ] == []
     assert [name for name in PROMISED.split() if f"--{name}" not in everything] == []
 
 
@@ -81,15 +90,30 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--draftr", "ngram"], "Did you mean '--drafter'?"),
         (["generate", "demo", "x", "--temprature=1"], "Did you mean '--temperature'?"),
         (["generate"], "'target'"),
-        (["generate", "demo", "x", "--temperature", "warm"], "--temperature: a number of at least 0 is needed; got 'warm'"),
-        (["generate", "demo", "x", "--runtime", "maybe"], "one of auto, native, graphs, eager is needed; got 'maybe'"),
+        (
+            ["generate", "demo", "x", "--temperature", "warm"],
+            "--temperature: a number of at least 0 is needed; got 'warm'",
+        ),
+        (
+            ["generate", "demo", "x", "--runtime", "maybe"],
+            "one of auto, native, graphs, eager is needed; got 'maybe'",
+        ),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
-        (["generate", "demo", "x", "--top-p", "3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
-        (["generate", "demo", "x", "--max-tokens", "0"], "--max-tokens must be at least 1, or none"),
+        (
+            ["generate", "demo", "x", "--top-p", "3"],
+            "top_p must be between 0 (greedy) and 1 (off), got 3.0",
+        ),
+        (
+            ["generate", "demo", "x", "--max-tokens", "0"],
+            "--max-tokens must be at least 1, or none",
+        ),
         (["generate", "demo", "x", "--stop", ""], "stop must be"),
         (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
-        (["generate", "demo", "x", "--show-drafts", "--no-stream"], "--show-drafts marks the stream"),
+        (
+            ["generate", "demo", "x", "--show-drafts", "--no-stream"],
+            "--show-drafts marks the stream",
+        ),
         (["generate", "demo"], "no prompt"),
         (["generate", "demo", ""], "the prompt is empty"),
         (["ls", "drafter"], "Did you mean 'drafters'?"),
@@ -130,7 +154,9 @@ def test_errors_while_loading(
     assert result.err == f"error: {' '.join(str(error).split())}\n"
 
 
-def test_a_bug_keeps_its_traceback(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is no OutriderError is ours to find: it must not be dressed up as the user's mistake."""
 
     def fail(target: str, options: ModelOptions, generation_config: str) -> None:
@@ -172,7 +198,9 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == "chatter\ncompiling [1/2]\n"
 
 
-def test_ctrl_c_while_arguments_are_read_says_so(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_arguments_are_read_says_so(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches an exit code without a word, which typer makes of it."""
 
     def interrupted(*values: object) -> None:

@@ -14,11 +14,15 @@ from outrider.report.text import PLAINER
 def console(encoding: str = "utf-8", colour: bool = False) -> tuple[Console, io.BytesIO]:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, errors=PLAINER, write_through=True)
-    return Console(file=file, force_terminal=colour, color_system="standard" if colour else None, width=80), raw
+    return Console(
+        file=file, force_terminal=colour, color_system="standard" if colour else None, width=80
+    ), raw
 
 
 def chunk(pieces: list[str], origins: list[str]) -> StreamChunk:
-    return StreamChunk(text="".join(pieces), token_ids=[0] * len(pieces), pieces=pieces, origins=origins)
+    return StreamChunk(
+        text="".join(pieces), token_ids=[0] * len(pieces), pieces=pieces, origins=origins
+    )
 
 
 def test_marks_survive_line_breaks_and_long_lines() -> None:

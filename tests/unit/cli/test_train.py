@@ -1,4 +1,5 @@
-"""`outrider train` on the command line: options reach the run, nonsense is one line and exit code 2, Ctrl-C leaves a run."""
+"""`outrider train` on the command line: options reach the run, nonsense is one line and exit code
+2, Ctrl-C leaves a run."""
 
 from __future__ import annotations
 
@@ -24,9 +25,20 @@ def folder(tmp_path: Path) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     return [
-        "train", "early-exit rank=4", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
-        "--out", str(folder / "out"), "--measure-limit", "0", "--epochs", "1", *more,
-    ]  # fmt: skip
+        "train",
+        "early-exit rank=4",
+        "--target",
+        str(folder / "target"),
+        "--responses",
+        f"{folder / 'r.jsonl'}",
+        "--out",
+        str(folder / "out"),
+        "--measure-limit",
+        "0",
+        "--epochs",
+        "1",
+        *more,
+    ]
 
 
 def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +52,13 @@ def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.M
     assert seen[1].settings == {"draft": str(demo_paths().draft)}
 
 
-def test_recorded_answers_are_not_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_answers_are_not_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--from-traffic", "x.jsonl", "--recorded-answers", "--top-k", "3"]
-    assert run(["train", "draft-model", "--target", "demo", "--out", str(tmp_path / "a"), *given]) == 2
+    assert (
+        run(["train", "draft-model", "--target", "demo", "--out", str(tmp_path / "a"), *given]) == 2
+    )
     assert "--top-k means nothing beside --recorded-answers" in capsys.readouterr().err
 
 
@@ -51,9 +67,15 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command(folder, "--held-out", "0.2")) == 0
     assert "expected tau" in capsys.readouterr().out.lower()
     result = json.loads((folder / "out" / "result.json").read_text())
-    assert (result["kind"], result["recipe"], result["settings"]["rank"]) == ("train", "early-exit", 4)
+    assert (result["kind"], result["recipe"], result["settings"]["rank"]) == (
+        "train",
+        "early-exit",
+        4,
+    )
     assert result["config"]["held_out"] == 0.2
-    assert run(["report", str(folder / "out" / "result.json"), "--out", str(folder / "r.html")]) == 0
+    assert (
+        run(["report", str(folder / "out" / "result.json"), "--out", str(folder / "r.html")]) == 0
+    )
     assert "Expected tau" in (folder / "r.html").read_text()
     capsys.readouterr()
     assert run(command(folder)) == 2
@@ -68,8 +90,14 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
         (["--feature-cache", "2 apples"], "--feature-cache takes bytes"),
         (["--prompts", "demo"], "responses"),
-        (["--temperature", "0.5", "--responses-per-prompt", "2"], "--temperature, --responses-per-prompt mean nothing"),
-        (["--drafter", "suffix", "--draft", "x"], "--drafter, --draft mean nothing without --prompts or --from-traffic"),
+        (
+            ["--temperature", "0.5", "--responses-per-prompt", "2"],
+            "--temperature, --responses-per-prompt mean nothing",
+        ),
+        (
+            ["--drafter", "suffix", "--draft", "x"],
+            "--drafter, --draft mean nothing without --prompts or --from-traffic",
+        ),
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
         (["--recorded-answers"], "--from-traffic"),
         (["--resume"], "no run to resume"),
@@ -79,8 +107,11 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--init", "nowhere"], "no folder 'nowhere'"),
     ],
 )
-def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
-    """One line, exit code 2, no traceback, and no folder that would be in the way of the corrected command."""
+def test_bad_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    """One line, exit code 2, no traceback, and no folder that would be in the way of the corrected
+    command."""
     assert run(command(folder, *more)) == 2
     err = capsys.readouterr().err
     assert message in err
@@ -92,11 +123,13 @@ def test_unknown_kind_and_missing_target(folder: Path, capsys: pytest.CaptureFix
     """The nearest kind and setting; a target that is not there."""
     arguments = command(folder)
     for kind, message in (
-        ("eagle33", "Did you mean 'eagle3'"), ("early-exit rnak=3", "Did you mean 'rank'"),
+        ("eagle33", "Did you mean 'eagle3'"),
+        ("early-exit rnak=3", "Did you mean 'rank'"),
         ("early-exit init_layers=2", "no option 'init_layers'"),
         ("early-exit rank", "'rank' in 'early-exit rank' is not NAME=VALUE"),
-        ("rank=4", "KIND begins with the name of a kind"), ("early-exit 'rank=4", "quotes that do not close"),
-    ):  # fmt: skip
+        ("rank=4", "KIND begins with the name of a kind"),
+        ("early-exit 'rank=4", "quotes that do not close"),
+    ):
         assert run(["train", kind, *arguments[2:]]) == 2
         assert message in capsys.readouterr().err
     arguments[3] = str(folder / "none")
@@ -104,7 +137,9 @@ def test_unknown_kind_and_missing_target(folder: Path, capsys: pytest.CaptureFix
     assert "no model folder" in capsys.readouterr().err
 
 
-def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """130, and how to go on."""
 
     def cut(*arguments: object) -> None:
@@ -120,21 +155,57 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     seen: list[TrainSpec] = []
     monkeypatch.setattr(training, "run_training", lambda spec, progress, command: seen.append(spec))
     arguments = [
-        "train", "draft-model init_layers=2 loss=tv", "--target", "demo", "--prompts", "demo:5", "--limit", "3",
-        "--out", str(folder / "demo"),
-        "--lr", "0.01", "--seed", "7",
-        "--temperature", "0.5,1", "--responses-per-prompt", "2", "--top-p", "0.9", "--feature-cache", "1.5MB",
-        "--measure-limit", "3", "--measure-temperature", "1", "--only-responses",
-    ]  # fmt: skip
+        "train",
+        "draft-model init_layers=2 loss=tv",
+        "--target",
+        "demo",
+        "--prompts",
+        "demo:5",
+        "--limit",
+        "3",
+        "--out",
+        str(folder / "demo"),
+        "--lr",
+        "0.01",
+        "--seed",
+        "7",
+        "--temperature",
+        "0.5,1",
+        "--responses-per-prompt",
+        "2",
+        "--top-p",
+        "0.9",
+        "--feature-cache",
+        "1.5MB",
+        "--measure-limit",
+        "3",
+        "--measure-temperature",
+        "1",
+        "--only-responses",
+    ]
     assert run(arguments) == 0
     (spec,) = seen
     assert spec.settings == {"loss": "tv", "init_layers": "2"}
-    assert (spec.config.lr, spec.config.seed, spec.responses.seed, spec.measure.seed) == (0.01, 7, 7, 7)
-    assert (spec.responses.temperatures, spec.responses.samples, spec.responses.top_p) == ((0.5, 1.0), 2, 0.9)
-    assert (spec.feature_cache, spec.measure.prompts, spec.measure.temperatures) == (1_500_000, 3, (1.0,))
+    assert (spec.config.lr, spec.config.seed, spec.responses.seed, spec.measure.seed) == (
+        0.01,
+        7,
+        7,
+        7,
+    )
+    assert (spec.responses.temperatures, spec.responses.samples, spec.responses.top_p) == (
+        (0.5, 1.0),
+        2,
+        0.9,
+    )
+    assert (spec.feature_cache, spec.measure.prompts, spec.measure.temperatures) == (
+        1_500_000,
+        3,
+        (1.0,),
+    )
     assert spec.only_responses
     assert spec.name == "demo"
     assert Path(spec.options.target).is_dir()
-    assert (spec.asked.target, spec.asked.draft) == ("demo", None)  # the embedded draft model, which goes by that name, too
+    # the embedded draft model, which goes by that name, too
+    assert (spec.asked.target, spec.asked.draft) == ("demo", None)
     assert spec.material.prompts is not None
     assert len(Path(spec.material.prompts).read_text().splitlines()) == 5

@@ -23,7 +23,11 @@ def commands() -> dict[str, Any]:
 
 def test_help_shows_few_options_and_says_how_to_see_the_others(cli: Cli) -> None:
     for name, command in commands().items():
-        options = [one for one in command.params if one.param_type_name == "option" and one.name != "help_of"]
+        options = [
+            one
+            for one in command.params
+            if one.param_type_name == "option" and one.name != "help_of"
+        ]
         hidden = [one for one in options if one.hidden]
         assert len(options) - len(hidden) < MAX_SHOWN, name
         assert (command.epilog is not None) == bool(hidden), name
@@ -49,10 +53,19 @@ def test_help_of_a_group(cli: Cli) -> None:
     ("arguments", "message"),
     [
         (["--topk", "3"], "Did you mean '--top-k'? See 'outrider generate --help=all'"),
-        (["--top-k", "few"], "--top-k: a whole number is needed; got 'few'. See 'outrider generate --help=all'"),
-        (["--temperature", "abc"], "--temperature: a number of at least 0 is needed; got 'abc'. See 'outrider generate"),
+        (
+            ["--top-k", "few"],
+            "--top-k: a whole number is needed; got 'few'. See 'outrider generate --help=all'",
+        ),
+        (
+            ["--temperature", "abc"],
+            "--temperature: a number of at least 0 is needed; got 'abc'. See 'outrider generate",
+        ),
         (["--temperature", "-1"], "--temperature: a number of at least 0 is needed; got '-1'"),
-        (["--runtime", "fast"], "--runtime: one of auto, native, graphs, eager is needed; got 'fast'"),
+        (
+            ["--runtime", "fast"],
+            "--runtime: one of auto, native, graphs, eager is needed; got 'fast'",
+        ),
         (["--seed"], "--seed: a value is needed"),
         (["--set", "top_k=3"], "unknown option '--set'"),
         (["is", "blue"], "got 'is blue': a prompt of several words needs quotes around it"),
@@ -70,7 +83,12 @@ def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], mess
 def test_options_are_read_after_the_prompt_but_not_in_it(cli: Cli, fake: Any) -> None:
     """Both ways to write one; after -- words are words."""
     fake.has_chat_template = False
-    assert cli("generate", "demo", "x", "--top-k=3", "--stop", "a=b", "--stop", "c", "--no-stream").code == 0
+    assert (
+        cli(
+            "generate", "demo", "x", "--top-k=3", "--stop", "a=b", "--stop", "c", "--no-stream"
+        ).code
+        == 0
+    )
     assert (fake.params[0].top_k, fake.params[0].stop) == (3, ["a=b", "c"])
     assert cli("generate", "demo", "--", "--help=all").code == 0
     assert fake.prompts == ["x", "--help=all"]
@@ -88,7 +106,10 @@ OTHERS = {  # verb -> an option of another engine, and what is said
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("verb", "given", "message"), [(verb, *one) for verb, several in OTHERS.items() for one in several])
+@pytest.mark.parametrize(
+    ("verb", "given", "message"),
+    [(verb, *one) for verb, several in OTHERS.items() for one in several],
+)
 def test_options_of_other_engines_name_ours(cli: Cli, verb: str, given: str, message: str) -> None:
     result = cli(verb, "demo", given, "x")
     assert (result.code, result.out) == (2, "")
@@ -96,9 +117,13 @@ def test_options_of_other_engines_name_ours(cli: Cli, verb: str, given: str, mes
 
 
 def test_no_other_engines_option_is_guessed_by_its_letters() -> None:
-    """--head is not --threads: a name that is known elsewhere and means nothing here gets no suggestion."""
+    """--head is not --threads: a name that is known elsewhere and means nothing here gets no
+    suggestion."""
     assert unknown_option("--head", ["--threads", "target"]) == "unknown option '--head'"
-    assert unknown_option("--thread", ["--threads", "target"]) == "unknown option '--thread'. Did you mean '--threads'?"
+    assert (
+        unknown_option("--thread", ["--threads", "target"])
+        == "unknown option '--thread'. Did you mean '--threads'?"
+    )
 
 
 def test_the_table_of_other_engines_names_options_of_ours() -> None:

@@ -1,4 +1,5 @@
-"""What cannot be written is reported before any work: files, folders, and every verb that leaves some."""
+"""What cannot be written is reported before any work: files, folders, and every verb that leaves
+some."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check_file(path)
     assert list(tmp_path.iterdir()) == [old]
     for path, message in (
-        (tmp_path, "is a folder; name a file in it"), (tmp_path / "none" / "x.json", "does not exist; create it first"),
+        (tmp_path, "is a folder; name a file in it"),
+        (tmp_path / "none" / "x.json", "does not exist; create it first"),
         (old / "x.json", "does not exist; create it first"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=message):
             check_file(path)
 
@@ -44,7 +46,8 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked of the file where there is one, else of the folder that would get it (who tests may be root, who may do all)."""
+    """Asked of the file where there is one, else of the folder that would get it (who tests may be
+    root, who may do all)."""
     asked: list[Path] = []
 
     def refuse(path: Path, mode: int) -> bool:
@@ -53,7 +56,11 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     (tmp_path / "old").touch()
     monkeypatch.setattr(os, "access", refuse)
-    for check, path in ((check_file, tmp_path / "old"), (check_file, tmp_path / "new"), (check_folder, tmp_path / "a" / "b")):
+    for check, path in (
+        (check_file, tmp_path / "old"),
+        (check_file, tmp_path / "new"),
+        (check_folder, tmp_path / "a" / "b"),
+    ):
         with pytest.raises(ConfigError, match="cannot be written: no permission"):
             check(path)
     assert asked == [tmp_path / "old", tmp_path, tmp_path]
@@ -80,10 +87,17 @@ def test_every_verb_looks_first(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [
-    ["train", "draft-model", "--target", "demo", "--prompts", "demo:9"], ["export", "head", "--target", "demo", "--to", "raw"],
-], ids=["train", "export"])  # fmt: skip
-def test_a_file_where_a_folder_is_to_be(cli: Callable[..., Any], tmp_path: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "draft-model", "--target", "demo", "--prompts", "demo:9"],
+        ["export", "head", "--target", "demo", "--to", "raw"],
+    ],
+    ids=["train", "export"],
+)
+def test_a_file_where_a_folder_is_to_be(
+    cli: Callable[..., Any], tmp_path: Path, arguments: list[str]
+) -> None:
     """One line, before a model is read, and the file as it was."""
     file = tmp_path / "drafter.json"
     file.write_text("mine")
@@ -96,11 +110,26 @@ def test_a_file_where_a_folder_is_to_be(cli: Callable[..., Any], tmp_path: Path,
 def test_export_looks_at_the_drafter_before_it_loads_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder that is not there is refused at once, and without a line that says it is being written."""
+    """A folder that is not there is refused at once, and without a line that says it is being
+    written."""
     from outrider.train.export import Target
 
     monkeypatch.setattr(Target, "load", lambda *names: pytest.fail("the target was loaded"))
-    assert run(["export", str(tmp_path / "none"), "--target", "demo", "--to", "raw", "--out", str(tmp_path / "out")]) == 2
+    assert (
+        run(
+            [
+                "export",
+                str(tmp_path / "none"),
+                "--target",
+                "demo",
+                "--to",
+                "raw",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "there is no folder" in error
     assert "writing" not in error

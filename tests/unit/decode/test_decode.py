@@ -1,4 +1,5 @@
-"""The loop itself: one target pass per step, nothing left behind by a row that is refused, time that adds up."""
+"""The loop itself: one target pass per step, nothing left behind by a row that is refused, time
+that adds up."""
 
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
-    folder: Path = save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257), byte_tokenizer())
+    folder: Path = save_checkpoint(
+        tmp_path_factory.mktemp("model"), tiny_llama(257), byte_tokenizer()
+    )
     threads = torch.get_num_threads()
-    yield build(Options(target=str(folder), drafter="ngram", dtype="float32", runtime="eager", threads=1)).decoder
+    yield build(
+        Options(target=str(folder), drafter="ngram", dtype="float32", runtime="eager", threads=1)
+    ).decoder
     torch.set_num_threads(threads)
 
 
@@ -33,7 +38,9 @@ def test_one_target_pass_per_step(decoder: Decoder, monkeypatch: pytest.MonkeyPa
     """Catches a second pass that nobody measured: a bonus token fetched apart, a prompt fed twice."""
     passes: list[tuple[int, ...]] = []
     run = decoder.target.run
-    monkeypatch.setattr(decoder.target, "run", lambda ids, *rest: passes.append(tuple(ids.shape)) or run(ids, *rest))
+    monkeypatch.setattr(
+        decoder.target, "run", lambda ids, *rest: passes.append(tuple(ids.shape)) or run(ids, *rest)
+    )
     for number in range(2):
         decoder.add(make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30), number=number))
     decoder.step()
@@ -54,11 +61,15 @@ def test_a_refused_row_leaves_nothing_behind(decoder: Decoder) -> None:
     assert (len(decoder.rows), decoder.target.kv.num_rows) == (0, 0)
 
 
-def test_a_row_that_the_drafter_cannot_take_leaves_again(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a row that nobody asked for, decoded beside the next ones: in the rows, in the cache or in the drafter."""
+def test_a_row_that_the_drafter_cannot_take_leaves_again(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a row that nobody asked for, decoded beside the next ones: in the rows, in the cache
+    or in the drafter."""
     beside = make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30))
     decoder.add(beside)
-    drafter, start = decoder.drafter, decoder.drafter.start
+    drafter = decoder.drafter
+    start = decoder.drafter.start
 
     def fails(row: Row) -> None:
         start(row)
@@ -86,8 +97,10 @@ def test_a_row_that_the_drafter_cannot_take_leaves_again(decoder: Decoder, monke
 def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a control that learns from a long prompt that drafting is slow; and a row whose draft is not read yet asked."""
-    clock, seen = [0.0], list[StepFacts]()
+    """Catches a control that learns from a long prompt that drafting is slow; and a row whose draft
+    is not read yet asked."""
+    clock = [0.0]
+    seen = list[StepFacts]()
 
     class Reading(FixedLength):
         def choose(self, rows: Rows) -> list[int]:
@@ -106,8 +119,11 @@ def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(
 
 
 def test_times_add_up(decoder: Decoder) -> None:
-    """Catches a phase counted twice, or a batch whose rows together took longer than the clock on the wall."""
-    rows = [make_row([5, 6, 7], SamplingParams(max_tokens=30), number=number) for number in range(3)]
+    """Catches a phase counted twice, or a batch whose rows together took longer than the clock on
+    the wall."""
+    rows = [
+        make_row([5, 6, 7], SamplingParams(max_tokens=30), number=number) for number in range(3)
+    ]
     for row in rows:
         decoder.add(row)
     started = time.perf_counter()

@@ -15,18 +15,24 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 
 def test_halves_of_letters_are_no_text(tmp_path: Path) -> None:
-    """Bytes of another encoding, as Python keeps them: the tokenizer's TypeError says nothing of the prompt."""
+    """Bytes of another encoding, as Python keeps them: the tokenizer's TypeError says nothing of
+    the prompt."""
     folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
     llm = LLM(folder, drafter="prediction")
-    with pytest.raises(RequestError, match="prompt 1 is not UTF-8 text: letter 2 is half of a surrogate pair"):
+    with pytest.raises(
+        RequestError, match="prompt 1 is not UTF-8 text: letter 2 is half of a surrogate pair"
+    ):
         llm.generate(["ok", "M\udcfcnchen"])
     with pytest.raises(RequestError, match="the prediction is not UTF-8 text"):
         llm.generate("ok", prediction="\ud800")
 
 
 def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
-    """Catches rows of two calls in one batch: the second would be given the first one's text, the first would never end."""
-    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram")
+    """Catches rows of two calls in one batch: the second would be given the first one's text, the
+    first would never end."""
+    llm = LLM(
+        save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram"
+    )
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = llm.generate([[5, 6, 7]], params)[0].token_ids
     stream = llm.stream([5, 6, 7], params)
@@ -41,8 +47,11 @@ def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
 
 
 def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
-    """Catches two threads that step one decoder: texts of each other's prompts, or a process that dies."""
-    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram")
+    """Catches two threads that step one decoder: texts of each other's prompts, or a process that
+    dies."""
+    llm = LLM(
+        save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram"
+    )
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     prompts = [[5 + number, 6, 7] for number in range(12)]
     expected = [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
@@ -51,7 +60,10 @@ def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
         return [token for chunk in llm.stream(prompt, params) for token in chunk.token_ids]
 
     with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(lambda prompt: llm.generate([prompt], params)[0].token_ids, prompts)) == expected
+        assert (
+            list(pool.map(lambda prompt: llm.generate([prompt], params)[0].token_ids, prompts))
+            == expected
+        )
         stream = llm.stream(prompts[0], params)
         next(stream)
         with pytest.raises(RequestError, match="still runs"):

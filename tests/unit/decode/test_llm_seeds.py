@@ -21,11 +21,15 @@ def plain(byte_model: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
-def test_a_seed_gives_the_text_of_plain_decoding(byte_model: Path, plain: list[int], drafter: str) -> None:
+def test_a_seed_gives_the_text_of_plain_decoding(
+    byte_model: Path, plain: list[int], drafter: str
+) -> None:
     """Catches a seeded answer that depends on its drafts, on a second call or on its neighbours."""
     llm = LLM(byte_model, drafter=drafter, num_draft_tokens=4)
     alone = [llm.generate(TEXT, SEEDED)[0] for _ in range(2)]
-    beside = llm.generate(["xyz", TEXT, "abab"], [SamplingParams(temperature=1.0), SEEDED, SEEDED])[1]
+    beside = llm.generate(["xyz", TEXT, "abab"], [SamplingParams(temperature=1.0), SEEDED, SEEDED])[
+        1
+    ]
     *_, last = llm.stream(TEXT, SEEDED)
     assert last.completion is not None
     answers = [*alone, beside, last.completion]

@@ -23,7 +23,8 @@ class Counting:
         self.rows.append(row)
 
     def remove(self, index: int) -> Row:
-        row, self.rows[index] = self.rows[index], self.rows[-1]
+        row = self.rows[index]
+        self.rows[index] = self.rows[-1]
         self.rows.pop()
         return row
 
@@ -37,7 +38,10 @@ class Counting:
 
 
 def rows(*rooms: int) -> list[Row]:
-    return [make_row([1, 2], SamplingParams(max_tokens=room), number=number) for number, room in enumerate(rooms)]
+    return [
+        make_row([1, 2], SamplingParams(max_tokens=room), number=number)
+        for number, room in enumerate(rooms)
+    ]
 
 
 def test_a_row_that_ends_makes_room_for_the_next() -> None:
@@ -50,7 +54,10 @@ def test_a_row_that_ends_makes_room_for_the_next() -> None:
 
 def test_times_are_split_at_the_first_token() -> None:
     (row,) = rows(3)
-    seen = [(row.stats.ttft_s, row.stats.ttft_s + row.stats.decode_s) for _ in run_rows(Counting(), [row])]
+    seen = [
+        (row.stats.ttft_s, row.stats.ttft_s + row.stats.decode_s)
+        for _ in run_rows(Counting(), [row])
+    ]
     assert len({first for first, _ in seen}) == 1, "the first token came once"
     assert seen == sorted(seen)
     assert seen[0][0] == seen[0][1]

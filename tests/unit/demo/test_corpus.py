@@ -13,10 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tools.demo_models import corpus, tokenizer
 
-QUESTION, SOLUTION = (
-    "Tom has 12 pens. He buys 7 more. How many pens does Tom have?",
-    "Tom has 12+7=19 pens.\n#### 19",
-)
+QUESTION = "Tom has 12 pens. He buys 7 more. How many pens does Tom have?"
+SOLUTION = "Tom has 12+7=19 pens.\n#### 19"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,10 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def sources(small_tokenizer: PreTrainedTokenizerFast) -> dict[str, corpus.TokenSource]:
     texts = {name: list(corpus.generated_documents(1, 40)) for name in corpus.SOURCES}
-    return {name: corpus.tokenize(some, small_tokenizer.backend_tokenizer) for name, some in texts.items()}
+    return {
+        name: corpus.tokenize(some, small_tokenizer.backend_tokenizer)
+        for name, some in texts.items()
+    }
 
 
 def test_special_tokens_and_single_digits(small_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -46,18 +47,30 @@ def test_round_trip(small_tokenizer: PreTrainedTokenizerFast, text: str) -> None
     assert small_tokenizer.decode(ids) == text
 
 
-def test_prompt_tokens_are_a_prefix_of_the_document(small_tokenizer: PreTrainedTokenizerFast) -> None:
-    """Catches a tokenizer that merges across `Answer:`; the model would never have seen its own prompts."""
+def test_prompt_tokens_are_a_prefix_of_the_document(
+    small_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Catches a tokenizer that merges across `Answer:`; the model would never have seen its own
+    prompts."""
     prompt = small_tokenizer(f"Question: {QUESTION}\nAnswer:")["input_ids"]
-    whole = small_tokenizer(corpus.document(QUESTION, SOLUTION), add_special_tokens=False)["input_ids"]
+    whole = small_tokenizer(corpus.document(QUESTION, SOLUTION), add_special_tokens=False)[
+        "input_ids"
+    ]
     assert whole[: len(prompt)] == prompt
     assert whole[-1] == corpus.EOS_ID
 
 
 def test_chat_template_is_the_training_format(small_tokenizer: PreTrainedTokenizerFast) -> None:
-    turns = [{"role": "user", "content": f" {QUESTION} "}, {"role": "assistant", "content": SOLUTION}]
-    assert small_tokenizer.apply_chat_template(turns, tokenize=False) == corpus.document(QUESTION, SOLUTION)
-    prompt = small_tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    turns = [
+        {"role": "user", "content": f" {QUESTION} "},
+        {"role": "assistant", "content": SOLUTION},
+    ]
+    assert small_tokenizer.apply_chat_template(turns, tokenize=False) == corpus.document(
+        QUESTION, SOLUTION
+    )
+    prompt = small_tokenizer.apply_chat_template(
+        turns[:1], tokenize=False, add_generation_prompt=True
+    )
     assert prompt == f"<s>Question: {QUESTION}\nAnswer:"
     again = small_tokenizer.apply_chat_template(
         [*turns, turns[0]], tokenize=False, add_generation_prompt=True
@@ -106,13 +119,16 @@ def test_drills_are_right_and_have_no_negative_results() -> None:
         for line in text.removeprefix(corpus.BOS).removesuffix(corpus.EOS).split("\n"):
             left, right = line.split("=")
             a, operator, b = re.fullmatch(r"(\d+)([-+*/])(\d+)", left).groups()
-            a, b = int(a), int(b)
+            a = int(a)
+            b = int(b)
             assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operator] == int(right) >= 0
 
 
 @pytest.fixture(scope="module")
 def marker(small_tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    ids = small_tokenizer.backend_tokenizer.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids
+    ids = small_tokenizer.backend_tokenizer.encode(
+        corpus.ANSWER_MARKER, add_special_tokens=False
+    ).ids
     return np.asarray(ids, dtype=np.uint16)
 
 
@@ -121,7 +137,8 @@ def test_batches_depend_on_seed_and_step_only(
 ) -> None:
     """Catches reader state: a resumed run must see the batches it would have seen."""
     first, again, next_step = (
-        corpus.batch(sources, marker, seed=1, step=step, progress=0.3, rows=3, length=64) for step in (5, 5, 6)
+        corpus.batch(sources, marker, seed=1, step=step, progress=0.3, rows=3, length=64)
+        for step in (5, 5, 6)
     )
     assert first.tokens.shape == (3, 65)
     assert first.weights.shape == (3, 64)
@@ -131,15 +148,20 @@ def test_batches_depend_on_seed_and_step_only(
 
 
 def test_questions_weigh_little_in_the_loss(
-    sources: dict[str, corpus.TokenSource], marker: np.ndarray, small_tokenizer: PreTrainedTokenizerFast
+    sources: dict[str, corpus.TokenSource],
+    marker: np.ndarray,
+    small_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """Catches a shifted mask: the first token of an answer is a label that counts, the colon before it is not."""
+    """Catches a shifted mask: the first token of an answer is a label that counts, the colon before
+    it is not."""
     drawn = corpus.batch(sources, marker, seed=1, step=0, progress=0.3, rows=1, length=96)
     labels = drawn.tokens[0, 1:]
     light = drawn.weights[0] == np.float32(corpus.PROMPT_WEIGHT)
     end = int(np.flatnonzero(~light)[0])
     assert small_tokenizer.decode(labels[:end]).endswith(corpus.ANSWER_MARKER)
-    assert (drawn.weights[0, end : end + int(np.flatnonzero(labels[end:] == corpus.EOS_ID)[0])] == 1).all()
+    assert (
+        drawn.weights[0, end : end + int(np.flatnonzero(labels[end:] == corpus.EOS_ID)[0])] == 1
+    ).all()
 
 
 def test_a_document_without_a_question_counts_whole(marker: np.ndarray) -> None:

@@ -17,7 +17,8 @@ from tools.demo_models.problems import is_correct, problems
 
 MODELS = demo_paths().draft.parent
 HEADS = MODELS / "heads"
-MAX_BYTES, MAX_HEAD_BYTES = 23.5e6, 15e6
+MAX_BYTES = 23.5e6
+MAX_HEAD_BYTES = 15e6
 
 _HAS_PAIR = (MODELS / "evaluation.json").exists()
 pytestmark = pytest.mark.skipif(not _HAS_PAIR, reason="the pair is not in this checkout")
@@ -42,13 +43,17 @@ def test_embedded_heads_are_found_and_draft_well(drafter: str, least: float) -> 
     prompts = [one.prompt for one in islice(problems(2024, held_out=True), 3)]
     params = SamplingParams(max_tokens=60)
     answers = llm.generate(prompts, params)
-    assert [answer.text for answer in answers] == [answer.text for answer in plain.generate(prompts, params)]
-    steps, emitted = sum(answer.stats.steps for answer in answers), sum(answer.stats.emitted for answer in answers)
+    assert [answer.text for answer in answers] == [
+        answer.text for answer in plain.generate(prompts, params)
+    ]
+    steps = sum(answer.stats.steps for answer in answers)
+    emitted = sum(answer.stats.emitted for answer in answers)
     assert emitted / steps > least
 
 
 def test_both_models_share_one_tokenizer_template_and_end() -> None:
-    """Catches a half-finished update: a draft exported with another tokenizer or template than the target."""
+    """Catches a half-finished update: a draft exported with another tokenizer or template than the
+    target."""
     words, draft_words = (AutoTokenizer.from_pretrained(path) for path in demo_paths())
     assert words.get_vocab() == draft_words.get_vocab()
     assert words.chat_template == draft_words.chat_template
@@ -65,10 +70,15 @@ def test_accuracy_and_tau_are_about_what_the_card_says() -> None:
     """Catches weights and card that do not belong together; ten problems, so only gross errors."""
     report = json.loads((MODELS / "evaluation.json").read_text())
     words = AutoTokenizer.from_pretrained(demo_paths().target)
-    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in demo_paths())
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in demo_paths()
+    )
     chosen = list(islice(problems(1000, held_out=True, weights={1: 1.0}), 10))
     answers = greedy_tokens(target, words, [problem.prompt for problem in chosen], 60)
     right = sum(is_correct(words.decode(a), p.answer) for a, p in zip(answers, chosen, strict=True))
     assert right / 10 >= report["accuracy_by_grade"]["1"] - 0.3
     sequences = [(words(p.prompt)["input_ids"], a) for a, p in zip(answers, chosen, strict=True)]
-    assert chain_tau(draft, sequences)["tau_k5"] >= 0.7 * report["draft_on_generated"]["grade1"]["tau_k5"]
+    assert (
+        chain_tau(draft, sequences)["tau_k5"]
+        >= 0.7 * report["draft_on_generated"]["grade1"]["tau_k5"]
+    )

@@ -72,7 +72,8 @@ def test_weights_are_unpacked_once(folder: Path) -> None:
 
 
 def test_another_archive_replaces_the_weights(folder: Path) -> None:
-    """An updated checkout, with a file of the same size: neither size nor a later time may be taken for the same weights."""
+    """An updated checkout, with a file of the same size: neither size nor a later time may be taken
+    for the same weights."""
     with_weights(folder)
     save_file({"one": torch.ones(4)}, folder / WEIGHTS)
     pack(folder)
@@ -101,7 +102,9 @@ def test_processes_that_unpack_at_once_all_find_the_weights(folder: Path) -> Non
     command = [sys.executable, "-c", script, str(folder)]
     with ThreadPoolExecutor() as several:
         runs = [
-            several.submit(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+            several.submit(
+                subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
             for _ in range(4)
         ]
         done = [run.result() for run in runs]
@@ -111,7 +114,9 @@ def test_processes_that_unpack_at_once_all_find_the_weights(folder: Path) -> Non
 
 def test_threads_that_unpack_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writes a file of its own: one that another still writes is never taken for whole."""
-    original, unpacked, both = (folder / WEIGHTS).read_bytes(), packed._unpacked, Barrier(2)
+    original = (folder / WEIGHTS).read_bytes()
+    unpacked = packed._unpacked
+    both = Barrier(2)
     (folder / WEIGHTS).unlink()
 
     def together(archive: Path) -> bytearray:
@@ -125,7 +130,9 @@ def test_threads_that_unpack_at_once(folder: Path, monkeypatch: pytest.MonkeyPat
     assert names(folder) == ["config.json", WEIGHTS, PACKED]
 
 
-def test_a_folder_that_cannot_be_written_is_copied_until_the_program_ends(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_copied_until_the_program_ends(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "original").write_bytes((folder / WEIGHTS).read_bytes())
     block(folder)
     script = (
@@ -136,7 +143,12 @@ def test_a_folder_that_cannot_be_written_is_copied_until_the_program_ends(folder
     )
     command = [sys.executable, "-c", script, str(folder), str(tmp_path / "original")]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     copy, *held = done.stdout.split()
@@ -168,16 +180,20 @@ def test_a_damaged_archive_is_recognised(folder: Path, point: float) -> None:
 
 
 @pytest.mark.parametrize("can_compile", [True, False])
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the native runtime is written for x86-64")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the native runtime is written for x86-64"
+)
 def test_a_wheel_gets_the_native_runtime(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_compile: bool
 ) -> None:
-    """A wheel with compiled parts says for which system it is; without a compiler it is pure as before, and reports that."""
+    """A wheel with compiled parts says for which system it is; without a compiler it is pure as
+    before, and reports that."""
     warnings: list[str] = []
 
     class Interface:
         def __init__(self, root: str) -> None:
-            self.root, self.app = root, SimpleNamespace(display_warning=warnings.append)
+            self.root = root
+            self.app = SimpleNamespace(display_warning=warnings.append)
 
     module = ModuleType("hatchling.builders.hooks.plugin.interface")
     module.__dict__["BuildHookInterface"] = Interface
@@ -193,7 +209,9 @@ def test_a_wheel_gets_the_native_runtime(
         monkeypatch.setattr(building, "PREBUILT", tmp_path / "lib")
         monkeypatch.setattr(building.build_all, "__defaults__", (tmp_path / "lib",))
     data: dict[str, Any] = {"force_include": {}}
-    runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize("standard", data)
+    runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize(
+        "standard", data
+    )
     if can_compile:
         assert data["pure_python"] is False
         assert data["tag"].startswith("py3-none-linux")
@@ -219,7 +237,9 @@ def test_a_wheel_gets_the_weights_unpacked(
     original = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).unlink() if is_writable else block(folder)
     data: dict[str, Any] = {"force_include": {}}
-    runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize("standard", data)
+    runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize(
+        "standard", data
+    )
     if is_writable:
         assert not data["force_include"]
         assert (folder / WEIGHTS).read_bytes() == original
@@ -228,7 +248,9 @@ def test_a_wheel_gets_the_weights_unpacked(
         assert destination == f"{TARGET}/{WEIGHTS}"
         assert Path(source).read_bytes() == original
 
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]
     assert f"{TARGET}/{WEIGHTS}" in built["wheel"]["artifacts"]
     assert "custom" in built["wheel"]["hooks"]
     assert "hatch_build.py" in built["sdist"]["include"]

@@ -6,7 +6,14 @@ from itertools import islice
 import pytest
 
 from outrider.demo import DEMO_PROMPTS
-from tools.demo_models.problems import GRADES, Problem, is_correct, is_held_out, problems, read_answer
+from tools.demo_models.problems import (
+    GRADES,
+    Problem,
+    is_correct,
+    is_held_out,
+    problems,
+    read_answer,
+)
 from tools.demo_models.templates import FAMILIES, Family
 
 _STEP = re.compile(r"(\d+(?:[-+*/]\d+)+)=(\d+)")
@@ -32,7 +39,8 @@ def _left_to_right(expression: str) -> float:
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_every_step_and_the_answer_are_right(grade: int) -> None:
-    """Catches a family whose sentence and arithmetic disagree, or whose last step is not the answer."""
+    """Catches a family whose sentence and arithmetic disagree, or whose last step is not the
+    answer."""
     for problem in _sample(grade):
         *lines, last = problem.solution.split("\n")
         results = []
@@ -46,7 +54,8 @@ def test_every_step_and_the_answer_are_right(grade: int) -> None:
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_numbers_of_the_first_step_come_from_the_question(grade: int) -> None:
-    """Catches a family that uses a number it never gave the reader ("twice", "half" and 100 % apart)."""
+    """Catches a family that uses a number it never gave the reader ("twice", "half" and 100 %
+    apart)."""
     for problem in _sample(grade):
         given = set(re.findall(r"\d+", problem.question)) | {"2", "3", "4", "100"}
         used = re.findall(r"\d+", _STEP.search(problem.solution)[1])  # type: ignore[index]
@@ -67,9 +76,13 @@ def test_same_seed_same_problems() -> None:
 
 def test_splits_are_disjoint_whatever_the_seed() -> None:
     """Catches a split by seed: two seeds of a small grade do repeat questions."""
-    train = {p.question for seed in range(3) for p in islice(problems(seed, weights={1: 1.0}), 2000)}
+    train = {
+        p.question for seed in range(3) for p in islice(problems(seed, weights={1: 1.0}), 2000)
+    }
     held_out = {
-        p.question for seed in range(3) for p in islice(problems(seed, held_out=True, weights={1: 1.0}), 500)
+        p.question
+        for seed in range(3)
+        for p in islice(problems(seed, held_out=True, weights={1: 1.0}), 500)
     }
     assert not train & held_out
     assert all(is_held_out(question) for question in held_out)
@@ -83,7 +96,8 @@ def test_weights_choose_the_grades() -> None:
     "family", sorted({f for fs in FAMILIES.values() for f in fs}, key=lambda f: f.__name__)
 )
 def test_every_family_writes_finished_text(family: Family) -> None:
-    """Catches a placeholder left in the text, a doubled space, or a question without a question mark."""
+    """Catches a placeholder left in the text, a doubled space, or a question without a question
+    mark."""
     from random import Random
 
     for seed in range(100):

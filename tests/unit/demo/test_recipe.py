@@ -28,7 +28,9 @@ def _data(folder: Path) -> Path:
         "math/problems.jsonl": [
             {"problem": f"Find ${n}^2$.", "solution": f"$\\boxed{{{n * n}}}$"} for n in range(200)
         ],
-        "code/python.jsonl": [{"text": f"def f{n}(x):\n    return x + {n}\n" * 12} for n in range(200)],
+        "code/python.jsonl": [
+            {"text": f"def f{n}(x):\n    return x + {n}\n" * 12} for n in range(200)
+        ],
     }
     for name, rows in texts.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
@@ -53,11 +55,14 @@ def _recipe(tmp_path: Path, out: str, **changes: object) -> recipe.Recipe:
 
 @pytest.mark.slow
 def test_recipe_end_to_end_and_resume_gives_the_same_weights(tmp_path: Path) -> None:
-    """Catches state missing from the checkpoint: momentum, step, schedule, or the reader's position."""
+    """Catches state missing from the checkpoint: momentum, step, schedule, or the reader's
+    position."""
     whole = _recipe(tmp_path, "whole")
     recipe.run(whole)
     cut = replace(PLAN, stop_after=3)
-    recipe.run(_recipe(tmp_path, "cut", target_plan=cut, draft_plan=cut), ("tokenizer", "corpus", "target"))
+    recipe.run(
+        _recipe(tmp_path, "cut", target_plan=cut, draft_plan=cut), ("tokenizer", "corpus", "target")
+    )
     assert torch.load(tmp_path / "cut" / "target.pt")["at"]["step"] == 3
     recipe.run(_recipe(tmp_path, "cut"), ("tokenizer", "corpus", "target"))
     recipe.run(_recipe(tmp_path, "cut", draft_plan=cut), ("draft",))
@@ -93,7 +98,8 @@ def test_rows_and_length_keep_the_tokens_of_a_step() -> None:
     ],
 )
 def test_count_steps_is_the_greedy_chain(matches: list[bool], chain: int, steps: int) -> None:
-    """Worked by hand: a pass keeps the run of matches, at most `chain`, and adds the target's own token."""
+    """Worked by hand: a pass keeps the run of matches, at most `chain`, and adds the target's own
+    token."""
     assert count_steps(matches, chain) == steps
 
 

@@ -1,7 +1,8 @@
-"""A world without model and clock: how many nodes are kept is drawn at random with a seed, what a step costs is a formula.
+"""A world without model and clock: how many nodes are kept is drawn at random with a seed, what a
+step costs is a formula.
 
-The controller's score is that of its choices: expected tokens and seconds of every length it asked for, so that the luck of
-one run hides nothing.
+The controller's score is that of its choices: expected tokens and seconds of every length it asked
+for, so that the luck of one run hides nothing.
 """
 
 from __future__ import annotations
@@ -44,16 +45,24 @@ class World:
 
     def seconds(self, width: int, rows: int, rng: random.Random) -> float:
         factor = 1 + self.noise * rng.gauss(0, 1)
-        return self.cost(width, rows) * max(factor, 0.2) * (5 if rng.random() < self.outliers else 1)
+        return (
+            self.cost(width, rows) * max(factor, 0.2) * (5 if rng.random() < self.outliers else 1)
+        )
 
     def tokens(self, size: int) -> float:
         """Expected tokens of a row's step that asks for `size`."""
-        kept = self.tree(size) if self.tree is not None else sum(self.alpha**depth for depth in range(1, size + 1))
+        kept = (
+            self.tree(size)
+            if self.tree is not None
+            else sum(self.alpha**depth for depth in range(1, size + 1))
+        )
         return 1 + self.offers * kept
 
     def price(self, size: int, rows: int = 1) -> float:
         """Expected seconds of a step that asks for `size` (one row only where offers are rare)."""
-        return self.offers * self.cost(size, rows) + (1 - self.offers) * (self.cost(0, rows) + self.empty_s * bool(size))
+        return self.offers * self.cost(size, rows) + (1 - self.offers) * (
+            self.cost(0, rows) + self.empty_s * bool(size)
+        )
 
 
 @dataclass
@@ -87,12 +96,16 @@ class Run:
         gamma = list(self._length.choose(self.rows))  # type: ignore[arg-type]
         drafted = [size if rng.random() < world.offers else 0 for size in gamma]
         kept = [world.kept(size, rng) for size in drafted]
-        seconds = world.seconds(max(drafted), len(self.rows), rng) + world.empty_s * (max(gamma) > max(drafted) == 0)
+        seconds = world.seconds(max(drafted), len(self.rows), rng) + world.empty_s * (
+            max(gamma) > max(drafted) == 0
+        )
         for row, accepted in zip(self.rows, kept, strict=True):
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
             row.max_tokens -= accepted + 1  # as if they had been emitted
-        facts = StepFacts(self.rows, gamma, _draft(drafted), _verdict(drafted, kept), self.unit * seconds, 0.0)  # type: ignore[arg-type]
+        facts = StepFacts(
+            self.rows, gamma, _draft(drafted), _verdict(drafted, kept), self.unit * seconds, 0.0
+        )  # type: ignore[arg-type]
         self._length.observe(facts)
         self.asked.append(max(gamma))
         self.rows_asked = sum(map(bool, gamma))
@@ -139,4 +152,6 @@ def _verdict(drafted: list[int], kept: list[int]) -> Verdict:
     width = max(drafted)
     paths = [[*range(count), *[-1] * (width - count)] for count in kept]
     complete = [count == size for count, size in zip(kept, drafted, strict=True)]
-    return Verdict.of_lists(VerdictLists(paths, kept, [0] * len(kept), complete), width, torch.device("cpu"))
+    return Verdict.of_lists(
+        VerdictLists(paths, kept, [0] * len(kept), complete), width, torch.device("cpu")
+    )

@@ -12,7 +12,8 @@ from outrider.draft_length.survival import DECAY, PRIOR, KeptNodes, Shares
 
 def seen(shares: list[float], sizes: list[int], steps: int, seed: int = 0) -> KeptNodes:
     """What was seen of trees whose nodes are kept in such shares of the steps, each by itself."""
-    estimate, rng = KeptNodes(), random.Random(seed)
+    estimate = KeptNodes()
+    rng = random.Random(seed)
     for step in range(steps):
         size = sizes[step % len(sizes)]
         kept = [node for node, share in enumerate(shares[:size], 1) if rng.random() < share]
@@ -36,13 +37,17 @@ def test_a_tree_tells_what_every_smaller_one_keeps() -> None:
 
 @pytest.mark.parametrize("alpha", [0.6, 0.95])
 def test_nodes_beyond_fall_as_the_ones_before(alpha: float) -> None:
-    """Catches longer drafts believed by a logarithm, too little for a chain whose tokens are nearly all kept."""
-    estimate, rng = KeptNodes(), random.Random(0)
+    """Catches longer drafts believed by a logarithm, too little for a chain whose tokens are nearly
+    all kept."""
+    estimate = KeptNodes()
+    rng = random.Random(0)
     for _ in range(200):
         kept = next((depth for depth in range(5) if rng.random() >= alpha), 5)
         estimate.fade(1)
         estimate.observe(5, kept, range(1, kept + 1))
-    assert estimate.expected(8)[8] == pytest.approx(sum(alpha**depth for depth in range(1, 9)), rel=0.12)
+    assert estimate.expected(8)[8] == pytest.approx(
+        sum(alpha**depth for depth in range(1, 9)), rel=0.12
+    )
 
 
 def test_a_node_never_kept_does_not_hide_those_behind_it() -> None:
@@ -61,8 +66,10 @@ def test_a_size_given_up_long_ago_gets_another_chance() -> None:
 
 
 def test_many_rows_know_more_and_forget_no_faster() -> None:
-    """A step of 32 rows is one step: half of what was kept 10 steps ago is still known, and one odd row changes little."""
-    crowd, alone = KeptNodes(), KeptNodes()
+    """A step of 32 rows is one step: half of what was kept 10 steps ago is still known, and one odd
+    row changes little."""
+    crowd = KeptNodes()
+    alone = KeptNodes()
     for _ in range(100):
         crowd.fade(1)
         alone.fade(1)
@@ -87,11 +94,17 @@ def test_a_tree_that_does_not_say_which_node_came_when_is_right_at_its_size(size
         estimate.observe(size, 1 + step % 2, None)
     expected = estimate.expected(16)
     assert expected[size] == pytest.approx(1.5, rel=0.02)
-    assert expected[(size + 1) // 2] == pytest.approx(1.5 * math.log((size + 1) // 2 + 1) / math.log(size + 1), rel=0.05)
+    assert expected[(size + 1) // 2] == pytest.approx(
+        1.5 * math.log((size + 1) // 2 + 1) / math.log(size + 1), rel=0.05
+    )
 
 
 def test_shares_of_positions_fade_together() -> None:
     shares = Shares([2.0], [4.0])
     shares.fade(2)
     shares.add(2, [1.0])
-    assert shares.counts(3) == [pytest.approx((2 * DECAY**2 + 1, 4 * DECAY**2 + 1)), (0.0, 1.0), (0.0, 0.0)]
+    assert shares.counts(3) == [
+        pytest.approx((2 * DECAY**2 + 1, 4 * DECAY**2 + 1)),
+        (0.0, 1.0),
+        (0.0, 0.0),
+    ]

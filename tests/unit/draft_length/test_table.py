@@ -29,21 +29,31 @@ def test_a_table_is_read_and_written() -> None:
     assert DraftLength.parse("1:5,4:3,16:0", 7) == TABLE
     assert TABLE.asked == str(TABLE) == "1:5,4:3,16:0"
     assert TABLE.varies
-    assert not DraftLength.parse("1:5,16:0", 7).varies, "a draft of five or none needs no program for other lengths"
+    assert not DraftLength.parse("1:5,16:0", 7).varies, (
+        "a draft of five or none needs no program for other lengths"
+    )
     assert (DraftLength(5).asked, DraftLength(8, is_auto=True).asked) == (5, "auto:8")
 
 
-@pytest.mark.parametrize("text", ["5:3", "2:5,4:3", "1:5,4:3,4:0", "1:5,8:2,4:3", "1:5,4", "1:5,4:x", "1:5,4:-1", "1:5,", "1:"])
+@pytest.mark.parametrize(
+    "text",
+    ["5:3", "2:5,4:3", "1:5,4:3,4:0", "1:5,8:2,4:3", "1:5,4", "1:5,4:x", "1:5,4:-1", "1:5,", "1:"],
+)
 def test_what_is_no_table(text: str) -> None:
-    """A gap, a number of rows that is given twice, a half-written line: none of them may be guessed at."""
+    """A gap, a number of rows that is given twice, a half-written line: none of them may be guessed
+    at."""
     with pytest.raises(ConfigError, match="must be a number, 'auto' or 'auto:N', got"):
         DraftLength.parse(text, 5)
 
 
-@pytest.mark.parametrize("text", ["--5", "²", "auto:--5", "auto:²", "9" * 5000, "1:" + "9" * 5000, "5.0", "", "-"])
+@pytest.mark.parametrize(
+    "text", ["--5", "²", "auto:--5", "auto:²", "9" * 5000, "1:" + "9" * 5000, "5.0", "", "-"]
+)
 def test_what_only_looks_like_a_number(text: str) -> None:
     """Python's int() takes none of these, and says so with a traceback."""
-    with pytest.raises(ConfigError, match="num_draft_tokens must be a number, 'auto' or 'auto:N', got"):
+    with pytest.raises(
+        ConfigError, match="num_draft_tokens must be a number, 'auto' or 'auto:N', got"
+    ):
         DraftLength.parse(text, 5)
 
 
@@ -77,7 +87,10 @@ def test_programs_that_make_up_any_length_serve_a_table() -> None:
     assert parts.loop_lengths == (5, 3, 2, 1)
     assert choose_parts("draft-model", {}, "auto", {}, "1:5,4:0", lossy=False).loop_lengths == (5,)
     fixed = choose_parts("draft-model", {}, "auto", {}, 5, lossy=False)
-    assert (fixed.loop_lengths, replace(fixed, any_length=True).loop_lengths) == ((5,), (5, 3, 2, 1))
+    assert (fixed.loop_lengths, replace(fixed, any_length=True).loop_lengths) == (
+        (5,),
+        (5, 3, 2, 1),
+    )
 
 
 def test_its_text_form_holds_no_comma() -> None:

@@ -1,7 +1,9 @@
-"""Every draft that real drafting code can make, with its probability: an enumerator of outcomes in the place of its coins.
+"""Every draft that real drafting code can make, with its probability: an enumerator of outcomes in
+the place of its coins.
 
-`drafted(rows)` is run on a batch of equal rows, again and again, each time with one more draw prescribed for every row; where a
-draw is not prescribed yet, every row is split over its outcomes (the idea of tests/enumeration/enumerate.py, for drafters).
+`drafted(rows)` is run on a batch of equal rows, again and again, each time with one more draw
+prescribed for every row; where a draw is not prescribed yet, every row is split over its outcomes
+(the idea of tests/enumeration/enumerate.py, for drafters).
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ def batch(prompt: list[int], params: SamplingParams, num_rows: int, vocab_size: 
     return rows
 
 
-def all_drafts(drafted: Drafting, prompt: list[int], params: SamplingParams, vocab_size: int) -> Proposals:
+def all_drafts(
+    drafted: Drafting, prompt: list[int], params: SamplingParams, vocab_size: int
+) -> Proposals:
     """Probabilities are as exact as the drafter's distributions (fp32)."""
-    num_rows, plan = 1, []
+    num_rows = 1
+    plan = []
     while True:
         rows = batch(prompt, params, num_rows, vocab_size)
         randomness = Enumeration(torch.ones(num_rows, dtype=torch.float64), plan, torch.empty(0))
@@ -43,9 +48,15 @@ def all_drafts(drafted: Drafting, prompt: list[int], params: SamplingParams, voc
             num_rows *= len(need.outcomes)
     likely = randomness.weights > 0
     kept = Draft(
-        draft.tokens[likely], draft.lengths[likely], None if draft.parents is None else draft.parents[likely],
-        None if draft.probs is None else draft.probs[likely].double(), None if draft.sampled is None else draft.sampled[likely],
+        draft.tokens[likely],
+        draft.lengths[likely],
+        None if draft.parents is None else draft.parents[likely],
+        None if draft.probs is None else draft.probs[likely].double(),
+        None if draft.sampled is None else draft.sampled[likely],
         draft.replacement,
-    )  # fmt: skip
-    paths = [tuple(line[:n]) if draft.parents is None else () for line, n in zip(*kept.lists, strict=True)]
+    )
+    paths = [
+        tuple(line[:n]) if draft.parents is None else ()
+        for line, n in zip(*kept.lists, strict=True)
+    ]
     return Proposals(paths, randomness.weights[likely].tolist(), kept)

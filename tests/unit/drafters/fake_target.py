@@ -1,4 +1,5 @@
-"""The speculative loop without a model: a target that is a function of the last token, so that a test knows every output."""
+"""The speculative loop without a model: a target that is a function of the last token, so that a
+test knows every output."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def join(drafter: Drafter, rows: Rows, prompt: Sequence[int], max_tokens: int = 
 
 
 def target_logits(rows: Rows, draft: Draft, follow: Follow) -> Tensor:
-    """(B, N+1, V): behind each token fed, most for `follow(token)`, then less and less for the ids after it."""
+    """(B, N+1, V): behind each token fed, most for `follow(token)`, then less and less for the ids
+    after it."""
     pending = torch.tensor([[row.tokens[-1]] for row in rows])
     fed = torch.cat([pending, draft.tokens], dim=1)
     best = torch.tensor([[follow(token) for token in row] for row in fed.tolist()])

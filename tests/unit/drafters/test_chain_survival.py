@@ -12,10 +12,14 @@ from outrider.drafters.chain_survival import ChainSurvival
 
 
 def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:
-    """Many steps of one row whose i-th token is kept with probability alphas[i]; averaged over the memory's end."""
-    rng, survival = random.Random(seed), ChainSurvival()
+    """Many steps of one row whose i-th token is kept with probability alphas[i]; averaged over the
+    memory's end."""
+    rng = random.Random(seed)
+    survival = ChainSurvival()
     for _ in range(steps):
-        survival.observe(0, drafted, next((i for i in range(drafted) if rng.random() >= alphas[i]), drafted))
+        survival.observe(
+            0, drafted, next((i for i in range(drafted) if rng.random() >= alphas[i]), drafted)
+        )
     return survival
 
 
@@ -58,7 +62,9 @@ def test_untested_tokens_count_for_nothing() -> None:
     assert curve[0] < 0.01
     survival = ChainSurvival()
     survival.observe(0, 8, 1)
-    assert survival.curve(3)[2] / survival.curve(3)[1] == pytest.approx(survival.curve(3)[1] / survival.curve(3)[0])
+    assert survival.curve(3)[2] / survival.curve(3)[1] == pytest.approx(
+        survival.curve(3)[1] / survival.curve(3)[0]
+    )
 
 
 def test_a_row_is_scaled_by_its_own_luck() -> None:

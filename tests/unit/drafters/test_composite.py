@@ -1,4 +1,5 @@
-"""Composite drafting: who gets how many nodes, and which combinations are refused before anything is read."""
+"""Composite drafting: who gets how many nodes, and which combinations are refused before anything
+is read."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Scripted(Drafter):
     requires = Requirements(logits=True)  # its own nodes' alone
 
     def __init__(self, jump: int = 1, limit: int = 99) -> None:
-        self.jump, self.limit = jump, limit
+        self.jump = jump
+        self.limit = limit
         self.budgets: list[list[int]] = []
         self.heard: list[tuple[list[int], list[int]]] = []  # nodes drafted, nodes accepted, per row
         self.closed = False
@@ -51,7 +53,9 @@ class Scripted(Drafter):
 
 
 def composite(mode: str, **parts: tuple[Scripted, bool]) -> CompositeDrafter:
-    return CompositeDrafter([Part(name, drafter, is_model) for name, (drafter, is_model) in parts.items()], mode)
+    return CompositeDrafter(
+        [Part(name, drafter, is_model) for name, (drafter, is_model) in parts.items()], mode
+    )
 
 
 def batch(drafter: Drafter, num_rows: int = 1) -> Rows:
@@ -66,7 +70,8 @@ def batch(drafter: Drafter, num_rows: int = 1) -> Rows:
 
 def test_what_a_free_part_leaves_over_goes_to_the_model() -> None:
     """A budget held for a look-up that finds nothing would shorten the model's draft for nothing."""
-    model, free = Scripted(), Scripted(jump=2, limit=1)
+    model = Scripted()
+    free = Scripted(jump=2, limit=1)
     drafter = composite("merge", free=(free, False), model=(model, True))
     rows = batch(drafter, 2)
     draft = step(drafter, rows, [6, 3], successor)
@@ -75,8 +80,10 @@ def test_what_a_free_part_leaves_over_goes_to_the_model() -> None:
 
 
 def test_nodes_go_where_they_are_likeliest_kept() -> None:
-    """After some steps the part that is always right has the whole budget but what another's first node is worth."""
-    right, wrong = Scripted(), Scripted(jump=7)
+    """After some steps the part that is always right has the whole budget but what another's first
+    node is worth."""
+    right = Scripted()
+    wrong = Scripted(jump=7)
     drafter = composite("merge", right=(right, False), wrong=(wrong, False))
     rows = batch(drafter)
     for _ in range(25):
@@ -88,8 +95,10 @@ def test_nodes_go_where_they_are_likeliest_kept() -> None:
 
 
 def test_a_part_is_judged_row_by_row() -> None:
-    """Rows that move to another slot of the batch keep their record, and a new one does not inherit it."""
-    model, free = Scripted(), Scripted(jump=7)
+    """Rows that move to another slot of the batch keep their record, and a new one does not inherit
+    it."""
+    model = Scripted()
+    free = Scripted(jump=7)
     drafter = composite("merge", model=(model, True), free=(free, False))
     rows = batch(drafter, 3)
     for _ in range(10):
@@ -106,20 +115,25 @@ def test_a_part_is_judged_row_by_row() -> None:
 def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
     """Those of a row's tree that asking for `limit` nodes brings."""
     assert draft.budgets is not None
-    tokens, parents = draft.lists[0][row], draft.parent_lists[row]
+    tokens = draft.lists[0][row]
+    parents = draft.parent_lists[row]
     found: dict[int, tuple[int, ...]] = {-1: ()}
     for node in range(draft.lists[1][row]):
         if draft.budgets[row][node] <= limit:
-            found[node] = (*found[parents[node]], tokens[node])  # a parent never needs more than its child
+            # a parent never needs more than its child
+            found[node] = (*found[parents[node]], tokens[node])
     return set(found.values())
 
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("jump", [1, 7])
 def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: bool) -> None:
-    """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service says what was kept."""
+    """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service
+    says what was kept."""
     other = (Scripted(3, limit=2), False)
-    drafter = composite("merge", other=other, copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True))
+    drafter = composite(
+        "merge", other=other, copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True)
+    )
     rows = batch(drafter, 2)
     model, _, copy = drafter.parts
     before = copy.survival.curve(4)
@@ -133,11 +147,14 @@ def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: b
 
 
 def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service learns of a proposal while the text still grows: what comes after is neither kept nor rejected yet."""
+    """A service learns of a proposal while the text still grows: what comes after is neither kept
+    nor rejected yet."""
     drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=3), False))
     rows = batch(drafter)
     observed: list[tuple[int, int]] = []
-    monkeypatch.setattr(drafter.parts[0].survival, "observe", lambda row, *counts: observed.append(counts))
+    monkeypatch.setattr(
+        drafter.parts[0].survival, "observe", lambda row, *counts: observed.append(counts)
+    )
     drafter.propose(rows, [8])
     for path, known in (([], 0), ([0], 1), ([0], 2), ([0, 1, 2, 3], 9)):
         drafter.credit(0)(path, known)
@@ -145,11 +162,14 @@ def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_part_adds_to_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's chain ends after two nodes, the copy's is longer: two levels of it are tested, the third and the fourth."""
+    """The model's chain ends after two nodes, the copy's is longer: two levels of it are tested,
+    the third and the fourth."""
     drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
     rows = batch(drafter)
     observed: list[tuple[int, int]] = []
-    monkeypatch.setattr(drafter.parts[1].survival, "observe", lambda row, *counts: observed.append(counts))
+    monkeypatch.setattr(
+        drafter.parts[1].survival, "observe", lambda row, *counts: observed.append(counts)
+    )
     for follow in (lambda token: token, successor):
         assert step(drafter, rows, [8], follow).lists[1] == [4]
     assert observed == [(2, 0), (2, 2)]
@@ -157,9 +177,12 @@ def test_what_a_part_adds_to_the_same_nodes_is_its_own(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("limit", [0, 2, 9])
 def test_a_smaller_tree_is_what_its_nodes_say(limit: int) -> None:
-    """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess the same."""
+    """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess
+    the same."""
     free = (Scripted(jump=2, limit=limit), False)
-    drafter = composite("merge", model=(Scripted(), True), free=free, copy=(Scripted(limit=3), False))
+    drafter = composite(
+        "merge", model=(Scripted(), True), free=free, copy=(Scripted(limit=3), False)
+    )
     rows = batch(drafter, 2)
     for _ in range(5):
         step(drafter, rows, [6, 6], successor)
@@ -180,7 +203,9 @@ def test_a_row_without_budget_gets_nothing() -> None:
 # ------------------------------------------------ the best of each row
 
 
-def part(name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds: float = 0.0) -> Part:
+def part(
+    name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds: float = 0.0
+) -> Part:
     made = Part(name, drafter, is_model, seconds_per_token=seconds)
     for _ in range(60):
         made.survival.observe(-1, 4, accepted)
@@ -190,8 +215,12 @@ def part(name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.01, "model"), (2.0, "free")])
 def test_best_weighs_tokens_against_seconds(seconds: float, chosen: str) -> None:
     """The model keeps 4 of 4, the free part 1 of 4: worth it while its tokens are cheap."""
-    model, free = Scripted(), Scripted(jump=2)
-    parts = [part("model", model, is_model=True, accepted=4, seconds=seconds), part("free", free, is_model=False, accepted=1)]
+    model = Scripted()
+    free = Scripted(jump=2)
+    parts = [
+        part("model", model, is_model=True, accepted=4, seconds=seconds),
+        part("free", free, is_model=False, accepted=1),
+    ]
     drafter = CompositeDrafter(parts, "best")
     rows = batch(drafter)
     drafter._pass_seconds = 1.0
@@ -204,8 +233,11 @@ def test_best_weighs_tokens_against_seconds(seconds: float, chosen: str) -> None
 
 def test_best_drops_the_rows_of_a_free_part_that_lost() -> None:
     """Two drafts of one row must not both be submitted; each row is decided by itself."""
-    model, free = Scripted(), Scripted(jump=2)
-    drafter = CompositeDrafter([Part("model", model, True, seconds_per_token=0.2), Part("free", free, False)], "best")
+    model = Scripted()
+    free = Scripted(jump=2)
+    drafter = CompositeDrafter(
+        [Part("model", model, True, seconds_per_token=0.2), Part("free", free, False)], "best"
+    )
     rows = batch(drafter, 2)
     drafter._pass_seconds = 1.0
     loved, hated = drafter._numbers
@@ -219,8 +251,12 @@ def test_best_drops_the_rows_of_a_free_part_that_lost() -> None:
 
 def test_best_tries_again_what_it_has_long_not_used() -> None:
     """A part that began badly would never be seen again."""
-    model, free = Scripted(), Scripted()
-    parts = [part("model", model, is_model=True, accepted=0, seconds=1.0), part("free", free, is_model=False, accepted=4)]
+    model = Scripted()
+    free = Scripted()
+    parts = [
+        part("model", model, is_model=True, accepted=0, seconds=1.0),
+        part("free", free, is_model=False, accepted=4),
+    ]
     drafter = CompositeDrafter(parts, "best")
     rows = batch(drafter)
     drafter._pass_seconds = 1.0
@@ -247,7 +283,8 @@ class Reading(Scripted):
 
     def __init__(self, layers: tuple[int, ...], unread: set[int] = frozenset()) -> None:
         super().__init__()
-        self.layers, self.unread = layers, unread
+        self.layers = layers
+        self.unread = unread
         self.read_of: list[tuple[int, int, tuple[int, ...]]] = []
 
     @property
@@ -269,8 +306,12 @@ class Reading(Scripted):
 
 def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
     """A head that reads a layer more than it was trained with would draft nonsense."""
-    one, two, deaf = Reading((1, 3)), Reading((3, 5)), Reading(())
-    drafter = CompositeDrafter([Part("one", one, True), Part("deaf", deaf, False), Part("two", two, False)], "merge")
+    one = Reading((1, 3))
+    two = Reading((3, 5))
+    deaf = Reading(())
+    drafter = CompositeDrafter(
+        [Part("one", one, True), Part("deaf", deaf, False), Part("two", two, False)], "merge"
+    )
     assert drafter.signals == (1, 3, 5)
     drafter.read(2, 7, {layer: torch.zeros(4, 8) for layer in drafter.signals})
     assert (one.read_of, two.read_of, deaf.read_of) == ([(2, 7, (1, 3))], [(2, 7, (3, 5))], [])
@@ -279,7 +320,8 @@ def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
 @pytest.mark.parametrize("mode", ["merge", "best"])
 def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> None:
     """And only in the step that was prepared so: the next one asks the model again."""
-    model, free = Reading((), unread={0}), Scripted(jump=2, limit=3)
+    model = Reading((), unread={0})
+    free = Scripted(jump=2, limit=3)
     drafter = CompositeDrafter([Part("model", model, True), Part("free", free, False)], mode)
     rows = batch(drafter, 2)
     assert drafter.prepare(rows, [4, 4], 256) == [4, 4]
@@ -294,8 +336,10 @@ def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> 
 
 
 def test_what_a_row_knows_is_packed_part_by_part() -> None:
-    """None where a part that reads hidden states keeps nothing: the caller then has the prompt read again."""
-    head, free = Reading((1,)), Scripted()
+    """None where a part that reads hidden states keeps nothing: the caller then has the prompt read
+    again."""
+    head = Reading((1,))
+    free = Scripted()
     drafter = CompositeDrafter([Part("head", head, True), Part("free", free, False)], "merge")
     state = drafter.pack(1)
     assert state == {"head": "row 1", "free": None}
@@ -310,7 +354,9 @@ def test_the_head_of_a_part_is_named_among_its_options() -> None:
     settings = CompositeSettings("suffix,eagle3", options="suffix.max_depth=9")
     required = CompositeDrafter.requirements(settings)
     assert (required.head, required.head_part, required.head_folder) == (True, "eagle3", None)
-    named = CompositeDrafter.with_head({"parts": settings.parts, "options": settings.options}, "eagle3", "/some/where")
+    named = CompositeDrafter.with_head(
+        {"parts": settings.parts, "options": settings.options}, "eagle3", "/some/where"
+    )
     settings = CompositeSettings(**named)
     assert CompositeDrafter.part_classes(settings)["suffix"][1].max_depth == 9
     required = CompositeDrafter.requirements(settings)
@@ -347,7 +393,9 @@ def test_an_unknown_part_is_named_with_the_nearest() -> None:
 
 def test_two_models() -> None:
     """Refused before either of them is loaded."""
-    assert "one model or head at most, got draft-model and quantised" in refused(parts="draft-model,quantised")
+    assert "one model or head at most, got draft-model and quantised" in refused(
+        parts="draft-model,quantised"
+    )
     assert "one model or head at most, got eagle3 and medusa" in refused(parts="eagle3,medusa")
 
 
@@ -357,7 +405,9 @@ def test_a_tree_of_the_model() -> None:
 
 
 def test_options_of_a_part_that_is_not_there() -> None:
-    assert "'suffix', which is not among the parts" in refused(parts="ngram,recycling", options="suffix.max_depth=3")
+    assert "'suffix', which is not among the parts" in refused(
+        parts="ngram,recycling", options="suffix.max_depth=3"
+    )
 
 
 def test_options_of_parts_are_checked_like_their_own() -> None:

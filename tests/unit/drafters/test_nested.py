@@ -1,5 +1,6 @@
-"""Look-ups grow their trees node by node: a smaller tree is the beginning of a larger one, as `auto` takes for granted. (The
-suffix tree nearly so: which match it reads on from may depend on the budget.)"""
+"""Look-ups grow their trees node by node: a smaller tree is the beginning of a larger one, as
+`auto` takes for granted. (The suffix tree nearly so: which match it reads on from may depend on the
+budget.)"""
 
 from __future__ import annotations
 
@@ -18,18 +19,23 @@ from outrider.drafters.lookup.suffix_array import SuffixArray
 from outrider.rows import Rows
 from tests.unit.drafters.fake_target import join, step
 
-VOCAB, MAX_NODES = 6, 12
+VOCAB = 6
+MAX_NODES = 12
 TEXT = np.random.default_rng(3).integers(0, VOCAB, 300)
 
 
 def retrieval() -> Drafter:
-    settings = RetrievalSettings(corpus=__file__, min_match=1, max_match=4, branches=3, min_share=0.0)
+    settings = RetrievalSettings(
+        corpus=__file__, min_match=1, max_match=4, branches=3, min_share=0.0
+    )
     return RetrievalDrafter(SuffixArray.build(TEXT), settings)
 
 
 KINDS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(NgramSettings(min_ngram=1, tree=3)),
-    "ngram-cache": lambda: NgramCacheDrafter(NgramCacheSettings(min_ngram=1, branches=3, min_probability=0.001)),
+    "ngram-cache": lambda: NgramCacheDrafter(
+        NgramCacheSettings(min_ngram=1, branches=3, min_probability=0.001)
+    ),
     "recycling": lambda: RecyclingDrafter(VOCAB, MAX_NODES, RecyclingSettings(top_k=3)),
     "retrieval": retrieval,
 }
@@ -37,7 +43,8 @@ KINDS: dict[str, Callable[[], Drafter]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_smaller_tree_is_the_beginning_of_a_larger_one(kind: str) -> None:
-    drafter, rows = KINDS[kind](), Rows(VOCAB, torch.device("cpu"))
+    drafter = KINDS[kind]()
+    rows = Rows(VOCAB, torch.device("cpu"))
     join(drafter, rows, TEXT[:120].tolist())
     branching = 0
     for _ in range(8):

@@ -15,14 +15,17 @@ class Keeping(Drafter):
     """Two things for each row, one for all of them."""
 
     def __init__(self) -> None:
-        self.names, self.sizes, self.shared = PerRow("abcd"), PerRow([1, 2, 3, 4]), ["x", "y", "z", "w"]
+        self.names = PerRow("abcd")
+        self.sizes = PerRow([1, 2, 3, 4])
+        self.shared = ["x", "y", "z", "w"]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         return Draft.empty(len(rows), rows.device)
 
 
 def test_the_last_row_takes_the_slot_of_one_that_leaves() -> None:
-    """Catches a drafter that answers for its neighbour's text, and the last row, which has nobody to take its slot."""
+    """Catches a drafter that answers for its neighbour's text, and the last row, which has nobody
+    to take its slot."""
     drafter = Keeping()
     drafter.stop(1)
     assert (drafter.names, drafter.sizes) == (["a", "d", "c"], [1, 4, 3])
@@ -55,8 +58,10 @@ class ByItself(Drafter):
 
 
 def test_a_row_joins_all_drafters_or_none() -> None:
-    """Catches a drafter with a row more than the batch, whose every later row is taken for its neighbour."""
-    rows, drafters = [make_row([1, 2], SamplingParams(), number=number) for number in range(2)], [ByItself(), ByItself()]
+    """Catches a drafter with a row more than the batch, whose every later row is taken for its
+    neighbour."""
+    rows = [make_row([1, 2], SamplingParams(), number=number) for number in range(2)]
+    drafters = [ByItself(), ByItself()]
     start_all(drafters, rows[0], 0)
     with pytest.raises(RuntimeError):
         start_all([*drafters, ByItself(raises=True)], rows[1], 1)

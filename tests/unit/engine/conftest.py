@@ -80,15 +80,33 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
     """Builds and starts engines; every one must be empty and sound at the end."""
     made: list[Engine] = []
 
-    def make(*, extra: tuple[str, ...] = (), lossy: tuple[str, ...] = (), start: bool = True, observer: Any = None,
-             drafter: str = "draft-model", draft: bool = True, num_draft_tokens: Any = 4,
-             runtime: str = "auto", **settings: Any) -> Engine:  # fmt: skip
+    def make(
+        *,
+        extra: tuple[str, ...] = (),
+        lossy: tuple[str, ...] = (),
+        start: bool = True,
+        observer: Any = None,
+        drafter: str = "draft-model",
+        draft: bool = True,
+        num_draft_tokens: Any = 4,
+        runtime: str = "auto",
+        **settings: Any,
+    ) -> Engine:
         options = Options(
-            target=str(models.target), draft=str(models.draft) if draft else None, drafter=drafter,
-            num_draft_tokens=num_draft_tokens, runtime=runtime,
-        )  # fmt: skip
+            target=str(models.target),
+            draft=str(models.draft) if draft else None,
+            drafter=drafter,
+            num_draft_tokens=num_draft_tokens,
+            runtime=runtime,
+        )
         settings.setdefault("kv_memory", 64 << 20)
-        engine = make_engine(options, EngineSettings(**settings), extra_drafters=extra, allow_lossy=lossy, observer=observer)
+        engine = make_engine(
+            options,
+            EngineSettings(**settings),
+            extra_drafters=extra,
+            allow_lossy=lossy,
+            observer=observer,
+        )
         made.append(engine)
         if start:
             engine.start()
@@ -105,16 +123,31 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
 _ids = (f"request-{number}" for number in itertools.count())
 
 
-def request(prompt: list[int], *, speculation: Speculation | None = None, priority: int = 0, timeout_s: float | None = None,
-            prompt_logprobs: int | None = None, constraint: Any = None, prediction: list[int] | None = None,
-            **params: Any) -> Request:  # fmt: skip
+def request(
+    prompt: list[int],
+    *,
+    speculation: Speculation | None = None,
+    priority: int = 0,
+    timeout_s: float | None = None,
+    prompt_logprobs: int | None = None,
+    constraint: Any = None,
+    prediction: list[int] | None = None,
+    **params: Any,
+) -> Request:
     """A request with an id of its own."""
     params.setdefault("max_tokens", 24)
     params.setdefault("ignore_eos", True)
     return Request(
-        id=next(_ids), prompt=prompt, params=SamplingParams(**params), speculation=speculation or Speculation(),
-        priority=priority, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs, constraint=constraint, prediction=prediction,
-    )  # fmt: skip
+        id=next(_ids),
+        prompt=prompt,
+        params=SamplingParams(**params),
+        speculation=speculation or Speculation(),
+        priority=priority,
+        timeout_s=timeout_s,
+        prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
+        prediction=prediction,
+    )
 
 
 def ask(engine: Engine, *requests: Request) -> list[Answer]:

@@ -1,4 +1,5 @@
-"""What reading a prompt into a draft model costs, reported to the control of what drafts for the row."""
+"""What reading a prompt into a draft model costs, reported to the control of what drafts for the
+row."""
 
 from __future__ import annotations
 
@@ -21,14 +22,19 @@ PACE_S = 1e-4  # to read a token
 
 
 class Reader:
-    """Reads so many tokens a step, on a clock of its own; rows of other drafters have nothing to read."""
+    """Reads so many tokens a step, on a clock of its own; rows of other drafters have nothing to
+    read."""
 
     def __init__(self, budget: int, clock: list[float]) -> None:
         self.left: dict[int, int] = {}
-        self._budget, self._clock = budget, clock
+        self._budget = budget
+        self._clock = clock
 
     def unread(self, rows: list[Row]) -> list[int]:
-        return [self.left.setdefault(row.request, row.num_prompt if row.drafter == "model" else 0) for row in rows]
+        return [
+            self.left.setdefault(row.request, row.num_prompt if row.drafter == "model" else 0)
+            for row in rows
+        ]
 
     def prepare(self, rows: list[Row], gamma: list[int], budget: int) -> list[int]:
         left = self._budget
@@ -37,12 +43,15 @@ class Reader:
             self.left[row.request] -= done
             left -= done
             self._clock[0] += done * PACE_S
-        return [0 if self.left[row.request] else count for row, count in zip(rows, gamma, strict=True)]
+        return [
+            0 if self.left[row.request] else count for row, count in zip(rows, gamma, strict=True)
+        ]
 
 
 def row(number: int, prompt: int, drafter: str = "model") -> Row:
     one = make_row([0] * prompt, SamplingParams(max_tokens=100), number=number)
-    one.drafter, one.stats.steps = drafter, 5
+    one.drafter = drafter
+    one.stats.steps = 5
     return one
 
 
@@ -62,7 +71,9 @@ def step(control: DraftPrefill, rows: list[Row], ends: int | None = None) -> lis
     for one in rows if ends is not None else []:
         one.tokens += [0] * (ends or 0)
         one.finish_reason = "length"
-    control.observe(StepFacts(cast(Any, rows), asked, _draft(asked), _verdict(asked, asked), 1.0, 0.0))
+    control.observe(
+        StepFacts(cast(Any, rows), asked, _draft(asked), _verdict(asked, asked), 1.0, 0.0)
+    )
     return asked
 
 
@@ -74,10 +85,15 @@ def prices(control: DraftPrefill) -> list[float]:
 
 
 def test_the_price_is_what_is_read_for_each_emitted_token(control: DraftPrefill) -> None:
-    """Each row counts once with what was unread when it joined, whether it is read in one step or in several."""
+    """Each row counts once with what was unread when it joined, whether it is read in one step or
+    in several."""
     rows = [row(0, 300), row(1, 100), row(2, 500, "copy")]
     asked = [step(control, rows) for _ in range(3)]
-    assert [[bool(count) for count in one] for one in asked] == [[False, False, True], [True, True, True], [True, True, True]]
+    assert [[bool(count) for count in one] for one in asked] == [
+        [False, False, True],
+        [True, True, True],
+        [True, True, True],
+    ]
     step(control, rows, ends=40)
     assert prices(control) == [pytest.approx(400 / 80 * PACE_S, rel=0.05), 0]
 
@@ -89,8 +105,10 @@ def test_nothing_is_known_before_a_text_was_read_and_one_ended(control: DraftPre
 
 
 def test_rows_that_are_never_drafted_for_do_not_count(control: DraftPrefill) -> None:
-    off, rows = row(0, 5000), [row(1, 100)]
-    off.draft_bound, off.draft_fixed = 0, True
+    off = row(0, 5000)
+    rows = [row(1, 100)]
+    off.draft_bound = 0
+    off.draft_fixed = True
     step(control, [off, *rows])
     step(control, [off, *rows], ends=50)
     assert prices(control)[0] == pytest.approx(100 / 50 * PACE_S, rel=0.05)
@@ -101,4 +119,7 @@ def test_what_is_unread_is_known_in_seconds(control: DraftPrefill) -> None:
     step(control, [row(0, 300)])
     auto = cast(AutoLength, control.control)
     auto.choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
-    assert [goodput.unread_s for goodput in auto.drafters.values()] == [pytest.approx(400 * PACE_S), 0]
+    assert [goodput.unread_s for goodput in auto.drafters.values()] == [
+        pytest.approx(400 * PACE_S),
+        0,
+    ]

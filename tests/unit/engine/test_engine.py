@@ -14,7 +14,13 @@ from outrider.drafters.model.reading import Turns
 from outrider.engine import request as request_module
 from outrider.engine.prefill import Prefiller
 from outrider.engine.request import ActiveRequest, Speculation
-from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
+from outrider.errors import (
+    CapabilityError,
+    ConfigError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 from outrider.grammar import Grammars, regex
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import Spelling
@@ -28,7 +34,9 @@ LENGTHS = (1, 2, 9, 40, 300, 33, 5, 70)
 either = pytest.mark.parametrize("runtime", ["auto", "eager"])
 
 
-def alone(models: Models, prompts: list[list[int]], runtime: str = "auto", **params: object) -> list[list[int]]:
+def alone(
+    models: Models, prompts: list[list[int]], runtime: str = "auto", **params: object
+) -> list[list[int]]:
     """What plain decoding says to each prompt by itself."""
     llm = LLM(models.target, drafter="none", runtime=runtime, max_num_seqs=1)
     each = [SamplingParams(max_tokens=24, ignore_eos=True, **params) for _ in prompts]  # type: ignore[arg-type]
@@ -36,7 +44,9 @@ def alone(models: Models, prompts: list[list[int]], runtime: str = "auto", **par
 
 
 @either
-def test_greedy_texts_under_load_are_plain_decodings(engine_of: MakeEngine, models: Models, runtime: str) -> None:
+def test_greedy_texts_under_load_are_plain_decodings(
+    engine_of: MakeEngine, models: Models, runtime: str
+) -> None:
     """Requests join and leave a small batch while others run, short and longer than a chunk."""
     prompts = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
     engine = engine_of(max_num_seqs=3, runtime=runtime)
@@ -46,19 +56,29 @@ def test_greedy_texts_under_load_are_plain_decodings(engine_of: MakeEngine, mode
 
 
 @pytest.mark.parametrize("length", ["auto", 4])
-def test_seeded_texts_do_not_depend_on_load_drafter_or_length(engine_of: MakeEngine, length: object) -> None:
+def test_seeded_texts_do_not_depend_on_load_drafter_or_length(
+    engine_of: MakeEngine, length: object
+) -> None:
     """The same seed alone without speculation, and in a crowd under a load-aware control."""
     prompts = [prompt(size, seed) for seed, size in enumerate(LENGTHS[:5])]
     engine = engine_of(num_draft_tokens=length, max_num_seqs=4)
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
-    off = [ask(engine, request(tokens, speculation=Speculation(mode="off"), **sampling))[0].token_ids for tokens in prompts]
-    crowd = ask(engine, *(request(tokens, **sampling) for tokens in prompts), *(request(tokens) for tokens in prompts))
+    off = [
+        ask(engine, request(tokens, speculation=Speculation(mode="off"), **sampling))[0].token_ids
+        for tokens in prompts
+    ]
+    crowd = ask(
+        engine,
+        *(request(tokens, **sampling) for tokens in prompts),
+        *(request(tokens) for tokens in prompts),
+    )
     assert [answer.token_ids for answer in crowd[:5]] == off
 
 
 def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models: Models) -> None:
     """An urgent request takes the only slot; the first one's text does not show it."""
-    first, urgent = prompt(40, 1), prompt(12, 2)
+    first = prompt(40, 1)
+    urgent = prompt(12, 2)
     engine = engine_of(max_num_seqs=1)
     slow = ask(engine, request(first, max_tokens=400, priority=1))[0]
     assert slow.begun.wait(30)
@@ -72,22 +92,34 @@ def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models:
     assert slow.finish.preemptions == 1
 
 
-@pytest.mark.parametrize(("priorities", "preempted"), [((2, 1, 0), [1, 0, 0]), ((1, 2, 0), [0, 1, 0]), ((1, 1, 0), [0, 1, 0])])
-def test_the_least_urgent_row_is_preempted(engine_of: MakeEngine, priorities: tuple[int, ...], preempted: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("priorities", "preempted"),
+    [((2, 1, 0), [1, 0, 0]), ((1, 2, 0), [0, 1, 0]), ((1, 1, 0), [0, 1, 0])],
+)
+def test_the_least_urgent_row_is_preempted(
+    engine_of: MakeEngine, priorities: tuple[int, ...], preempted: list[int]
+) -> None:
     """However long it has run; of equally urgent ones the last to arrive."""
     engine = engine_of(drafter="none", draft=False, max_num_seqs=2)
     answers = []
     for number, priority in enumerate(priorities):
-        answers += ask(engine, request(prompt(12, number), max_tokens=12 if number == 2 else 300, priority=priority))
+        answers += ask(
+            engine,
+            request(prompt(12, number), max_tokens=12 if number == 2 else 300, priority=priority),
+        )
         assert answers[-1].begun.wait(30)
-    assert not any(answer.over.is_set() for answer in answers[:2]), "both were to be there when the urgent one came"
+    assert not any(answer.over.is_set() for answer in answers[:2]), (
+        "both were to be there when the urgent one came"
+    )
     assert [answer.finish.preemptions for answer in answers] == preempted
 
 
 def test_nobody_makes_room_for_an_equal(engine_of: MakeEngine) -> None:
     """Who is as urgent as the rows that run waits for one of them to end; who is less urgent, too."""
     engine = engine_of(drafter="none", draft=False, max_num_seqs=2)
-    running = ask(engine, *(request(prompt(12, number), max_tokens=60, priority=1) for number in range(2)))
+    running = ask(
+        engine, *(request(prompt(12, number), max_tokens=60, priority=1) for number in range(2))
+    )
     assert all(answer.begun.wait(30) for answer in running)
     waiting = ask(engine, request(prompt(12, 3), priority=1), request(prompt(12, 4), priority=2))
     assert [answer.finish.preemptions for answer in (*running, *waiting)] == [0] * 4
@@ -95,7 +127,8 @@ def test_nobody_makes_room_for_an_equal(engine_of: MakeEngine) -> None:
 
 def test_the_least_urgent_row_makes_room_in_memory(engine_of: MakeEngine) -> None:
     """Not the younger one, which the older one's text leaves no room for."""
-    engine = engine_of(drafter="ngram", draft=False, kv_memory=1 << 20, prefix_share=0.0)  # 2048 tokens
+    # 2048 tokens
+    engine = engine_of(drafter="ngram", draft=False, kv_memory=1 << 20, prefix_share=0.0)
     older = ask(engine, request(prompt(440, 1), max_tokens=200, priority=1))[0]
     assert older.begun.wait(30)
     younger = ask(engine, request(prompt(100, 2), max_tokens=200))[0]
@@ -104,7 +137,9 @@ def test_the_least_urgent_row_makes_room_in_memory(engine_of: MakeEngine) -> Non
 
 
 @either
-def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, models: Models, runtime: str) -> None:
+def test_memory_that_runs_out_preempts_and_loses_nothing(
+    engine_of: MakeEngine, models: Models, runtime: str
+) -> None:
     """Rows that grow beyond what there is room for together take turns."""
     engine = engine_of(runtime=runtime, max_num_seqs=4, kv_memory=1 << 20, prefix_share=0.0)
     room = engine.context - 8
@@ -119,7 +154,8 @@ def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, 
 def test_a_prompt_seen_before_is_not_read_again(
     engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second turn of a conversation begins with the first one's prompt and answer: neither target nor draft read it."""
+    """The second turn of a conversation begins with the first one's prompt and answer: neither
+    target nor draft read it."""
     drafts_read: list[int] = []
     read = Turns.read
 
@@ -133,7 +169,9 @@ def test_a_prompt_seen_before_is_not_read_again(
     first = prompt(600, 3)
     answer = ask(engine, request(first))[0]
     assert answer.finish.cached_tokens == 0
-    assert sum(drafts_read) == 601, "the prompt and two tokens emitted meanwhile, the pending one not"
+    assert sum(drafts_read) == 601, (
+        "the prompt and two tokens emitted meanwhile, the pending one not"
+    )
     drafts_read.clear()
     second = [*first, *answer.token_ids, *prompt(20, 4)]
     again = ask(engine, request(second))[0]
@@ -150,23 +188,31 @@ def test_every_request_has_its_own_speculation(engine_of: MakeEngine, models: Mo
     """Off, fixed, bounded, another drafter and the default, in one batch."""
     engine = engine_of(extra=("ngram",), max_num_seqs=8)
     kinds = [
-        Speculation(mode="off"), Speculation(mode="fixed", max_draft_tokens=2), Speculation(max_draft_tokens=1),
-        Speculation(drafter="ngram"), Speculation(),
-    ]  # fmt: skip
+        Speculation(mode="off"),
+        Speculation(mode="fixed", max_draft_tokens=2),
+        Speculation(max_draft_tokens=1),
+        Speculation(drafter="ngram"),
+        Speculation(),
+    ]
     tokens = prompt(30, 5) * 3
     answers = ask(engine, *(request(tokens, speculation=kind, max_tokens=40) for kind in kinds))
     assert len({tuple(answer.token_ids) for answer in answers}) == 1
     off, two, one, ngram, usual = (answer.finish for answer in answers)
     assert off.stats.drafted == 0
     assert off.stats.steps == 40
-    assert {len(two.stats.accepted_per_position) <= 2, len(one.stats.accepted_per_position) <= 1} == {True}
+    assert {
+        len(two.stats.accepted_per_position) <= 2,
+        len(one.stats.accepted_per_position) <= 1,
+    } == {True}
     assert ngram.drafter == "ngram"
     assert usual.drafter == "draft-model"
     assert usual.stats.tau is not None
     assert usual.stats.tau > 1.5, "a slightly disturbed copy is a good draft"
 
 
-def test_a_cancelled_request_ends_and_the_others_do_not_notice(engine_of: MakeEngine, models: Models) -> None:
+def test_a_cancelled_request_ends_and_the_others_do_not_notice(
+    engine_of: MakeEngine, models: Models
+) -> None:
     """Cancelled while it runs, while it waits, and twice."""
     engine = engine_of(max_num_seqs=2)
     others = [prompt(20, 6), prompt(25, 7)]
@@ -187,9 +233,14 @@ def test_a_late_request_keeps_what_it_has(engine_of: MakeEngine) -> None:
     assert answer.finish.stats.emitted == len(answer.token_ids)
 
 
-def test_time_limits_hold_while_a_long_prompt_is_read(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a client that waits for as long as its prompt, or that of somebody else, takes to be read."""
-    engine, advance, chunks = engine_of(drafter="ngram", draft=False, max_prefills=1), Prefiller.advance, []
+def test_time_limits_hold_while_a_long_prompt_is_read(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a client that waits for as long as its prompt, or that of somebody else, takes to be
+    read."""
+    engine = engine_of(drafter="ngram", draft=False, max_prefills=1)
+    advance = Prefiller.advance
+    chunks = []
 
     def slow(prefiller: Prefiller) -> Any:
         chunks.append(time.sleep(0.1))
@@ -204,7 +255,9 @@ def test_time_limits_hold_while_a_long_prompt_is_read(engine_of: MakeEngine, mon
 def test_text_held_back_for_a_stop_string_is_sent_when_time_is_up(engine_of: MakeEngine) -> None:
     """Catches the end of an answer lost because it could still have become a stop string."""
     letter = byte_tokenizer()("a")["input_ids"]
-    late = request(prompt(9), max_tokens=1900, timeout_s=0.3, allowed_token_ids=letter, stop=["a" * 1950])
+    late = request(
+        prompt(9), max_tokens=1900, timeout_s=0.3, allowed_token_ids=letter, stop=["a" * 1950]
+    )
     answer = ask(engine_of(), late)[0]
     assert answer.finish.reason == "timeout"
     assert answer.text == "a" * len(answer.token_ids)
@@ -214,13 +267,21 @@ def test_an_answer_reports_whether_its_text_can_be_had_again(engine_of: MakeEngi
     """Greedy and seeded ones always; sampled ones that asked for the usual verification never."""
     engine = engine_of(lossy=("typical",))
     kinds = [
-        ({}, None, True), ({"temperature": 1.0, "seed": 3}, None, True), ({"temperature": 1.0}, None, False),
+        ({}, None, True),
+        ({"temperature": 1.0, "seed": 3}, None, True),
+        ({"temperature": 1.0}, None, False),
         ({"temperature": 1.0, "seed": 3}, Speculation(invariant=False), False),
-        ({"temperature": 1.0}, Speculation(invariant=True), True), ({}, Speculation(lossy="typical"), False),
-    ]  # fmt: skip
-    requests = (request(prompt(9), speculation=speculation, max_tokens=3, **fields) for fields, speculation, _ in kinds)
+        ({"temperature": 1.0}, Speculation(invariant=True), True),
+        ({}, Speculation(lossy="typical"), False),
+    ]
+    requests = (
+        request(prompt(9), speculation=speculation, max_tokens=3, **fields)
+        for fields, speculation, _ in kinds
+    )
     answers = ask(engine, *requests)
-    assert [answer.finish.reproducible for answer in answers] == [expected for *_, expected in kinds]
+    assert [answer.finish.reproducible for answer in answers] == [
+        expected for *_, expected in kinds
+    ]
 
 
 def test_an_answer_may_not_end_early_or_say_what_is_banned(engine_of: MakeEngine) -> None:
@@ -229,9 +290,12 @@ def test_an_answer_may_not_end_early_or_say_what_is_banned(engine_of: MakeEngine
     early = {"logit_bias": {0: 60.0}, "ignore_eos": False, "max_tokens": 12}
     grammar = Grammars(byte_tokenizer(), 257, [0]).constraint(regex("[a-d]*"))
     answers = ask(
-        engine, request(prompt(9), min_tokens=7, **early), request(prompt(9), min_tokens=5, constraint=grammar, **early),
-        request(prompt(9), bad_words=["a"], max_tokens=40), request(prompt(20, 3)),
-    )  # fmt: skip
+        engine,
+        request(prompt(9), min_tokens=7, **early),
+        request(prompt(9), min_tokens=5, constraint=grammar, **early),
+        request(prompt(9), bad_words=["a"], max_tokens=40),
+        request(prompt(20, 3)),
+    )
     assert [len(answer.token_ids) for answer in answers] == [8, 6, 40, 24]
     assert set(answers[1].text) <= set("abcd")
     assert "a" not in answers[2].text
@@ -240,9 +304,15 @@ def test_an_answer_may_not_end_early_or_say_what_is_banned(engine_of: MakeEngine
 def test_bad_words_that_were_prepared_are_not_looked_for_again(
     engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a preparation that `submit` does not use: it would stop the thread that answers everybody."""
-    engine, looked = engine_of(), []
-    monkeypatch.setattr(Spelling, "holding", lambda self, word, real=Spelling.holding: looked.append(word) or real(self, word))
+    """Catches a preparation that `submit` does not use: it would stop the thread that answers
+    everybody."""
+    engine = engine_of()
+    looked = []
+    monkeypatch.setattr(
+        Spelling,
+        "holding",
+        lambda self, word, real=Spelling.holding: looked.append(word) or real(self, word),
+    )
     asked = request(prompt(9), bad_words=["prepared"], max_tokens=3)
     engine.prepare(asked.params)
     assert looked == [b"prepared"]
@@ -298,13 +368,16 @@ def test_too_many_waiting_are_turned_away_with_a_time(engine_of: MakeEngine) -> 
 
 
 def test_room_is_asked_for_by_the_rule_of_the_queue(engine_of: MakeEngine) -> None:
-    """What there is room for is taken to the last one; what there will never be room for is refused for good, not for now."""
+    """What there is room for is taken to the last one; what there will never be room for is refused
+    for good, not for now."""
     engine = engine_of(max_num_seqs=1, max_queue=3, start=False)
     with pytest.raises(RequestError, match=r"4 answers .* at most 3 requests .*--max-queue"):
         engine.check_room(4)
     engine.check_room(3)
     ask(engine, request(prompt(5), max_tokens=2))
-    with pytest.raises(QueueFullError, match="1 requests are waiting of 3 that may, too many for 3 more") as refused:
+    with pytest.raises(
+        QueueFullError, match="1 requests are waiting of 3 that may, too many for 3 more"
+    ) as refused:
         engine.check_room(3)
     assert 1 <= refused.value.retry_after_s <= 60
     engine.check_room(2)
@@ -331,13 +404,23 @@ def test_what_cannot_be_honoured_is_refused_by_name(engine_of: MakeEngine) -> No
         (request([9999]), RequestError, "vocabulary"),
         (request(prompt(5), logit_bias={9999: 1.0}), ConfigError, "logit_bias"),
         (request(prompt(5), speculation=Speculation(drafter="ngrm")), ConfigError, "not loaded"),
-        (request(prompt(5), speculation=Speculation(mode="fixed", max_draft_tokens=99)), ConfigError, "at most 4"),
-        (request(prompt(5), speculation=Speculation(lossy="top-k")), CapabilityError, "Allowed: typical"),
-    ]  # fmt: skip
+        (
+            request(prompt(5), speculation=Speculation(mode="fixed", max_draft_tokens=99)),
+            ConfigError,
+            "at most 4",
+        ),
+        (
+            request(prompt(5), speculation=Speculation(lossy="top-k")),
+            CapabilityError,
+            "Allowed: typical",
+        ),
+    ]
     for one, error, message in wrong:
         with pytest.raises(error, match=message):
             ask(engine, one)
-    assert not ask(engine, request(prompt(5), temperature=1.0, speculation=Speculation(lossy="typical")))[0].finish.lossless
+    assert not ask(
+        engine, request(prompt(5), temperature=1.0, speculation=Speculation(lossy="typical"))
+    )[0].finish.lossless
 
 
 def test_logprobs_of_prompt_and_answer(engine_of: MakeEngine, models: Models) -> None:
@@ -347,7 +430,11 @@ def test_logprobs_of_prompt_and_answer(engine_of: MakeEngine, models: Models) ->
     answer = ask(engine, request(first, logprobs=3, max_tokens=12))[0]
     logprobs = [entry for update in answer.wait().updates for entry in update.logprobs]
     again = ask(engine, request([*first, *answer.token_ids], prompt_logprobs=3, max_tokens=2))[0]
-    [asked] = [update.prompt_logprobs for update in again.wait().updates if update.prompt_logprobs is not None]
+    [asked] = [
+        update.prompt_logprobs
+        for update in again.wait().updates
+        if update.prompt_logprobs is not None
+    ]
     assert len(asked) == 32
     assert asked[0] is None
     for mine, theirs, token in zip(asked[20:], logprobs, answer.token_ids, strict=True):
@@ -360,23 +447,40 @@ def test_a_stream_adds_up(engine_of: MakeEngine) -> None:
     answer = ask(engine_of(), request(prompt(30), max_tokens=50))[0].wait()
     finish = answer.finish
     assert "".join(piece for update in answer.updates for piece in update.pieces) == answer.text
-    assert sum(len(update.origins) for update in answer.updates) == len(answer.token_ids) == finish.stats.emitted == 50
+    assert (
+        sum(len(update.origins) for update in answer.updates)
+        == len(answer.token_ids)
+        == finish.stats.emitted
+        == 50
+    )
     assert finish.prompt_tokens == 30
     assert finish.stats.ttft_s > 0
     first = answer.updates[0]
-    assert finish.stats.first_tokens == len(first.token_ids), "the time to first token pays for the whole first step"
+    assert finish.stats.first_tokens == len(first.token_ids), (
+        "the time to first token pays for the whole first step"
+    )
 
 
 def test_waiting_after_the_last_token_is_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is cancelled a minute after its last token decoded until that token."""
     row = SimpleNamespace(
-        stats=DecodeStats(), origins=["plain"], pieces=["a"], output=[1], logprobs=[], num_prompt=1, finish_reason=None
+        stats=DecodeStats(),
+        origins=["plain"],
+        pieces=["a"],
+        output=[1],
+        logprobs=[],
+        num_prompt=1,
+        finish_reason=None,
     )
     clock = iter([10.0, 11.0, 14.0, 74.0])
     monkeypatch.setattr(request_module.time, "perf_counter", lambda: next(clock))
-    active = ActiveRequest(None, lambda update: None, row, 0, "none", True, True, submitted=next(clock))  # type: ignore[arg-type]
+    active = ActiveRequest(
+        None, lambda update: None, row, 0, "none", True, True, submitted=next(clock)
+    )  # type: ignore[arg-type]
     active.show()
-    row.origins, row.pieces, row.output = ["plain"] * 3, ["a"] * 3, [1, 2, 3]
+    row.origins = ["plain"] * 3
+    row.pieces = ["a"] * 3
+    row.output = [1, 2, 3]
     active.show()
     active.show()
     assert (row.stats.ttft_s, row.stats.decode_s) == (1.0, 3.0)

@@ -31,7 +31,9 @@ def nothing() -> None:
     """A command."""
 
 
-def test_age_is_since_the_loop_came_round_whoever_brings_work_meanwhile(clock: SimpleNamespace) -> None:
+def test_age_is_since_the_loop_came_round_whoever_brings_work_meanwhile(
+    clock: SimpleNamespace,
+) -> None:
     """Catches a hung engine that looks alive because clients keep asking."""
     mailbox = Mailbox()
     mailbox.receive(wait=False)
@@ -44,7 +46,8 @@ def test_age_is_since_the_loop_came_round_whoever_brings_work_meanwhile(clock: S
 
 
 def test_a_loop_that_rests_is_expected_back_from_when_there_is_work(clock: SimpleNamespace) -> None:
-    """Catches an idle night that counts as a hang, all of it at once when the first request of the morning comes in."""
+    """Catches an idle night that counts as a hang, all of it at once when the first request of the
+    morning comes in."""
     mailbox = Mailbox()
     mailbox.receive(wait=False)
     thread = threading.Thread(target=lambda: mailbox.receive(wait=True))
@@ -61,9 +64,13 @@ def test_a_loop_that_rests_is_expected_back_from_when_there_is_work(clock: Simpl
     assert mailbox.heartbeat.age_s == 0.0
 
 
-def test_every_chunk_of_a_prompt_counts(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_chunk_of_a_prompt_counts(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long prompt is many passes; one that takes long is no hang."""
-    engine, advance, ages = engine_of(drafter="ngram", draft=False), Prefiller.advance, []
+    engine = engine_of(drafter="ngram", draft=False)
+    advance = Prefiller.advance
+    ages = []
 
     def slow(prefiller: Prefiller) -> Any:
         ages.append(engine.snapshot().turn_age_s)
@@ -76,9 +83,13 @@ def test_every_chunk_of_a_prompt_counts(engine_of: MakeEngine, monkeypatch: pyte
     assert max(ages) < NEAR_S
 
 
-def test_every_step_of_looking_for_the_guilty_counts(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_of_looking_for_the_guilty_counts(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch that broke a step makes it again row by row, in one turn."""
-    engine, step, ages = engine_of(drafter="ngram", draft=False, start=False), Decoder.step, []
+    engine = engine_of(drafter="ngram", draft=False, start=False)
+    step = Decoder.step
+    ages = []
     broke = threading.Event()
 
     def fails_together(decoder: Decoder) -> Any:

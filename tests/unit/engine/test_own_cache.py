@@ -1,4 +1,5 @@
-"""A target with running states in the engine: prompts in chunks, preemption, prefixes, a draft of its own kind.
+"""A target with running states in the engine: prompts in chunks, preemption, prefixes, a draft of
+its own kind.
 
 On the native runtime its states are in our cache, on torch's modules in transformers'.
 """
@@ -34,8 +35,12 @@ def hybrid(noise: float = 0.0) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for parameter in module.parameters():
-            parameter += noise * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
-    nn.init.normal_(module.get_input_embeddings().weight, std=1.0, generator=torch.Generator().manual_seed(2))
+            parameter += (
+                noise * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
+            )
+    nn.init.normal_(
+        module.get_input_embeddings().weight, std=1.0, generator=torch.Generator().manual_seed(2)
+    )
     return module
 
 
@@ -69,7 +74,9 @@ def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM
     assert all(answer.begun.wait(60) for answer in slow)
     urgent = ask(engine, request(prompt(12, 3), max_tokens=12, priority=0))[0]
     assert urgent.token_ids == alone(plain, prompt(12, 3), 12)
-    assert [answer.token_ids for answer in slow] == [alone(plain, prompt(40, seed), 60) for seed in (1, 2)]
+    assert [answer.token_ids for answer in slow] == [
+        alone(plain, prompt(40, seed), 60) for seed in (1, 2)
+    ]
     assert sum(answer.finish.preemptions for answer in slow) == 1
     assert max(answer.finish.stats.tau or 0 for answer in slow) > 1.2, "its drafts are kept"
 
@@ -90,13 +97,21 @@ def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LL
 def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(
     models: Models, plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server's rows change their drafter as they do in the library: chains only, so states need not branch."""
+    """A server's rows change their drafter as they do in the library: chains only, so states need
+    not branch."""
     clock = count()  # with a real one, a busy machine decides which part is worth its time
-    monkeypatch.setattr(composite_drafter, "time", SimpleNamespace(perf_counter=lambda: 0.001 * next(clock)))
+    monkeypatch.setattr(
+        composite_drafter, "time", SimpleNamespace(perf_counter=lambda: 0.001 * next(clock))
+    )
     options = Options(
-        target=str(models.target), draft=str(models.draft), drafter="composite", threads=1, runtime=plain.config["runtime"],
-        drafter_options={"parts": "draft-model,ngram", "mode": "best"}, num_draft_tokens=4,
-    )  # fmt: skip
+        target=str(models.target),
+        draft=str(models.draft),
+        drafter="composite",
+        threads=1,
+        runtime=plain.config["runtime"],
+        drafter_options={"parts": "draft-model,ngram", "mode": "best"},
+        num_draft_tokens=4,
+    )
     engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20))
     composite = engine.built.decoder.drafter._drafters["composite"]  # type: ignore[attr-defined]
     drafted = {part.name: 0 for part in composite.parts}
@@ -112,7 +127,9 @@ def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(
     engine.start()
     prompts = [prompt(40, 1), [9, 8, 7, 6] * 10]
     answers = ask(engine, *(request(tokens, max_tokens=80) for tokens in prompts))
-    assert [answer.token_ids for answer in answers] == [alone(plain, tokens, 80) for tokens in prompts]
+    assert [answer.token_ids for answer in answers] == [
+        alone(plain, tokens, 80) for tokens in prompts
+    ]
     assert all(drafted.values()), drafted
     assert engine.drain(60)
     engine.stop()
@@ -123,15 +140,23 @@ def test_trees_of_a_look_up(models: Models) -> None:
     """Rows in a batch draft trees, are preempted and go on: states that branch are taken along."""
     plain = LLM(models.target, drafter="none", threads=1)
     options = Options(
-        target=str(models.target), drafter="ngram", drafter_options={"tree": 3, "min_ngram": 1}, num_draft_tokens=6, threads=1
+        target=str(models.target),
+        drafter="ngram",
+        drafter_options={"tree": 3, "min_ngram": 1},
+        num_draft_tokens=6,
+        threads=1,
     )
     engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20))
     engine.start()
-    slow = ask(engine, *(request(prompt(9, seed) * 4, max_tokens=60, priority=1) for seed in (1, 2)))
+    slow = ask(
+        engine, *(request(prompt(9, seed) * 4, max_tokens=60, priority=1) for seed in (1, 2))
+    )
     assert all(answer.begun.wait(60) for answer in slow)
     urgent = ask(engine, request(prompt(12, 3), max_tokens=12, priority=0))[0]
     assert urgent.token_ids == alone(plain, prompt(12, 3), 12)
-    assert [answer.token_ids for answer in slow] == [alone(plain, prompt(9, seed) * 4, 60) for seed in (1, 2)]
+    assert [answer.token_ids for answer in slow] == [
+        alone(plain, prompt(9, seed) * 4, 60) for seed in (1, 2)
+    ]
     assert sum(answer.finish.preemptions for answer in slow) == 1
     assert sum(answer.finish.stats.accepted for answer in slow) > 0
     assert engine.drain(60)
@@ -140,13 +165,20 @@ def test_trees_of_a_look_up(models: Models) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "runtime", "reason"), [
+    ("options", "runtime", "reason"),
+    [
         ({"drafter": "early-exit"}, "native", "which some of its layers do not have in our cache"),
         ({"drafter": "early-exit"}, "eager", "which some of its layers do not have in our cache"),
-        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "eager", "states cannot branch in transformers' own cache"),
+        (
+            {"drafter": "ngram", "drafter_options": {"tree": 2}},
+            "eager",
+            "states cannot branch in transformers' own cache",
+        ),
     ],
-)  # fmt: skip
-def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], runtime: str, reason: str, models: Models) -> None:
+)
+def test_what_it_cannot_have_is_refused_by_name(
+    options: dict[str, Any], runtime: str, reason: str, models: Models
+) -> None:
     with pytest.raises(CapabilityError) as caught:
         LLM(models.target, threads=1, runtime=runtime, **options)
     assert reason in str(caught.value)
@@ -156,12 +188,21 @@ def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], runtime
 def test_a_hybrid_draft_model_grows_no_trees(models: Models) -> None:
     """A tree of a draft model takes a pass for each level, and states branch within one pass alone."""
     with pytest.raises(CapabilityError, match="running states branch within one pass alone"):
-        LLM(models.target, draft=models.draft, drafter="draft-model", drafter_options={"tree": "2x2"}, threads=1)
+        LLM(
+            models.target,
+            draft=models.draft,
+            drafter="draft-model",
+            drafter_options={"tree": "2x2"},
+            threads=1,
+        )
 
 
 def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "zaya", make("zaya", vocab_size=257), byte_tokenizer())
-    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native' \(torch's 'convolution'\): its layers keep"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"does not run on runtime 'native' \(torch's 'convolution'\): its layers keep",
+    ):
         LLM(folder, threads=1, runtime="native", drafter="none")
     reason = LLM(folder, threads=1, drafter="none").notes[0]
     assert "keep more than keys and values of each token" in reason
@@ -170,7 +211,9 @@ def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Pa
 
 def test_it_is_reported_once(models: Models) -> None:
     llm = LLM(Path(models.target), drafter="ngram", threads=1, runtime="eager")
-    assert [note for note in llm.notes if "runs on transformers' own cache, which is slower" in note] == llm.notes[:1]
+    assert [
+        note for note in llm.notes if "runs on transformers' own cache, which is slower" in note
+    ] == llm.notes[:1]
     assert llm.config["exact"] is False
 
 

@@ -1,4 +1,5 @@
-"""The engine's small parts by themselves: queue, KV budget, drafters side by side, calibration, requests."""
+"""The engine's small parts by themselves: queue, KV budget, drafters side by side, calibration,
+requests."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def cache() -> KVCache:
 
 def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
     """A cache that grew for many short rows gives way to one long row."""
-    batch, prompts = cache(), cache()
+    batch = cache()
+    prompts = cache()
     budget = KVBudget(8 * BLOCK, batch, prompts)
     for _ in range(4):
         assert budget.has_row(100, 0)
@@ -71,12 +73,16 @@ def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
     batch.add_row()
     batch.reserve(1, budget.longest)
     prompts.reserve(1, budget.longest)
-    assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= budget.positions
+    assert (
+        batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= budget.positions
+    )
 
 
 def test_a_second_prompt_needs_a_slot_of_its_own() -> None:
-    """It takes as much as the one that is read: catches a budget that counts the prompts there are, not the one that comes."""
-    batch, prompts = cache(), cache()
+    """It takes as much as the one that is read: catches a budget that counts the prompts there are,
+    not the one that comes."""
+    batch = cache()
+    prompts = cache()
     budget = KVBudget(8 * BLOCK, batch, prompts)
     prompts.add_row()
     assert budget.has_row(100, 3 * BLOCK), "two rows of a block, and two prompts of three"
@@ -97,14 +103,17 @@ def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
 @pytest.mark.parametrize("wanted", [None, 1])
 @torch.inference_mode()
 def test_a_prompt_in_chunks_leaves_the_hidden_state_of_every_token(wanted: int | None) -> None:
-    """To the last one of each chunk, padded passes or not: catches a drafter that starts with a gap."""
+    """To the last one of each chunk, padded passes or not: catches a drafter that starts with a
+    gap."""
     lm = build_lm(tiny_llama(50), "tiny", torch.float32, torch.device("cpu"))
     lm.limits = replace(lm.limits, granularity=8)
     text = [(7 * index + index // 3) % 49 + 1 for index in range(2 * PREFILL_CHUNK + 12)]
     prefiller = Prefiller(lm, make_pool(lm, 0), DraftPages([], 0), (0, 1))
     asked = request(text, prompt_logprobs=wanted)
     row = make_row(text, asked.params)
-    active = ActiveRequest(asked, lambda update: None, row, 0, "draft-model", lossless=True, reproducible=True)
+    active = ActiveRequest(
+        asked, lambda update: None, row, 0, "draft-model", lossless=True, reproducible=True
+    )
     prefiller.begin(active)
     while prefiller.advance() is None:
         pass
@@ -125,7 +134,12 @@ def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:
     [
         (("eagle3",), (), "auto", "extra drafter 'eagle3' needs a trained head"),
         (("suffix", "draft-model"), (), "auto", "extra drafter 'draft-model' needs a draft model"),
-        (("recycling",), (), "token", "verifier 'token' takes chains, but extra drafter 'recycling' drafts trees"),
+        (
+            ("recycling",),
+            (),
+            "token",
+            "verifier 'token' takes chains, but extra drafter 'recycling' drafts trees",
+        ),
         ((), ("typicl",), "auto", "Did you mean 'typical'"),
         ((), ("block",), "auto", "'block' is lossless"),
     ],
@@ -133,25 +147,31 @@ def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:
 def test_what_a_server_cannot_have_is_reported_before_models_are_read(
     extra: tuple[str, ...], allow_lossy: tuple[str, ...], verifier: str, message: str
 ) -> None:
-    """Guards against minutes of loading for one line, and a verifier that is replaced without a word."""
+    """Guards against minutes of loading for one line, and a verifier that is replaced without a
+    word."""
     options = Options(target="/no/such/model", drafter="ngram", verifier=verifier)
     with pytest.raises((ConfigError, CapabilityError), match=message):
         make_engine(options, extra_drafters=extra, allow_lossy=allow_lossy)
 
 
 def test_no_drafter_is_asked_for_more_than_it_was_built_for(engine_of: MakeEngine) -> None:
-    """The server's number is about its own drafter; another one's most is what `max_draft_tokens` may be at most, too."""
+    """The server's number is about its own drafter; another one's most is what `max_draft_tokens`
+    may be at most, too."""
     asked: list[int] = []
 
     class Watching(Observer):
         def stepped(self, report: StepReport) -> None:
             asked.extend(report.asked)
 
-    engine = engine_of(drafter="ngram", draft=False, num_draft_tokens=12, extra=("suffix",), observer=Watching())
+    engine = engine_of(
+        drafter="ngram", draft=False, num_draft_tokens=12, extra=("suffix",), observer=Watching()
+    )
     text = [1, 2, 3, 4] * 12
     for drafter, max_nodes in (("suffix", SMALL_TREE), ("ngram", 12)):
         asked.clear()
-        (answer,) = ask(engine, request(text, max_tokens=40, speculation=Speculation(drafter=drafter)))
+        (answer,) = ask(
+            engine, request(text, max_tokens=40, speculation=Speculation(drafter=drafter))
+        )
         answer.wait()
         assert max(asked) == max_nodes
 
@@ -161,7 +181,9 @@ def test_a_drafter_observes_what_rows_that_are_not_its_own_emit() -> None:
     own = chain([[5, 6], [0, 0]], [2, 0])
     draft = chain([[5, 6, 0], [7, 8, 9]], [2, 3])
     lists = VerdictLists([[0, -1, -1], [0, 1, -1]], [1, 2], [3, 4], [False, False])
-    seen = verdict_for(own, [True, False], draft, Verdict.of_lists(lists, 3, torch.device("cpu"))).lists
+    seen = verdict_for(
+        own, [True, False], draft, Verdict.of_lists(lists, 3, torch.device("cpu"))
+    ).lists
     assert seen.num_accepted == [1, 0]
     assert seen.path[0] == [0, -1]
     assert seen.next_token == [3, 7], "row 1 went on with token 7, another drafter's"
@@ -170,11 +192,13 @@ def test_a_drafter_observes_what_rows_that_are_not_its_own_emit() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mode": "sometimes"}, "one of auto"), ({"mode": "fixed"}, "needs max_draft_tokens"),
-        ({"max_draft_tokens": 0}, "at least 1"), ({"mode": "off", "drafter": "ngram"}, "drafts nothing"),
+        ({"mode": "sometimes"}, "one of auto"),
+        ({"mode": "fixed"}, "needs max_draft_tokens"),
+        ({"max_draft_tokens": 0}, "at least 1"),
+        ({"mode": "off", "drafter": "ngram"}, "drafts nothing"),
         ({"lossy": "typical", "invariant": True}, "contradict"),
     ],
-)  # fmt: skip
+)
 def test_speculation_that_contradicts_itself_is_refused(fields: dict, message: str) -> None:
     """Before it reaches any engine."""
     with pytest.raises(ConfigError, match=message):
@@ -186,7 +210,9 @@ def test_seeded_requests_are_invariant_unless_they_say_otherwise() -> None:
 
     def is_invariant(seed: int | None, **fields: object) -> bool:
         speculation = Speculation(**fields)  # type: ignore[arg-type]
-        return Request(id="a", prompt=[1], params=SamplingParams(seed=seed), speculation=speculation).is_invariant
+        return Request(
+            id="a", prompt=[1], params=SamplingParams(seed=seed), speculation=speculation
+        ).is_invariant
 
     assert is_invariant(1)
     assert not is_invariant(None)
@@ -195,7 +221,9 @@ def test_seeded_requests_are_invariant_unless_they_say_otherwise() -> None:
     assert not is_invariant(1, lossy="typical")
 
 
-@pytest.mark.parametrize("fields", [{"max_num_seqs": 0}, {"kv_memory": 5}, {"prefix_share": 1.0}, {"max_queue": 0}])
+@pytest.mark.parametrize(
+    "fields", [{"max_num_seqs": 0}, {"kv_memory": 5}, {"prefix_share": 1.0}, {"max_queue": 0}]
+)
 def test_settings_that_cannot_be_are_refused(fields: dict) -> None:
     """By name."""
     with pytest.raises(ConfigError, match=next(iter(fields))):
@@ -217,25 +245,38 @@ def test_a_load_aware_control_knows_costs_before_the_first_request(
     engine.start()
 
 
-@pytest.mark.parametrize(("options", "invariant", "expected"), [
-    ({}, None, True),
-    ({}, False, False),
-    ({"verifier": "traversal"}, None, False),
-    ({"drafter_options": {"tree": "4x2x1"}}, None, False),
-    ({"drafter_options": {"tree": "best-first", "adapt": True}}, None, False),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "invariant", "expected"),
+    [
+        ({}, None, True),
+        ({}, False, False),
+        ({"verifier": "traversal"}, None, False),
+        ({"drafter_options": {"tree": "4x2x1"}}, None, False),
+        ({"drafter_options": {"tree": "best-first", "adapt": True}}, None, False),
+    ],
+    ids=str,
+)
 def test_shared_noise_verifies_rows_whose_trees_it_makes_cheaper(
     options: dict[str, Any], invariant: bool | None, expected: bool, models: Models
 ) -> None:
     """Catches an option that is ignored: a named verifier, `invariant` of a request, another tree."""
     given = {"drafter_options": {"tree": "best-first"}, "runtime": "native"} | options
     engine = make_engine(
-        Options(str(models.target), draft=str(models.draft), drafter="draft-model", num_draft_tokens=4, **given),
+        Options(
+            str(models.target),
+            draft=str(models.draft),
+            drafter="draft-model",
+            num_draft_tokens=4,
+            **given,
+        ),
         EngineSettings(kv_memory=64 << 20),
     )
     engine.start()
     speculation = Speculation(invariant=invariant)
-    asked = [request([5, 6, 7], speculation=speculation, temperature=heat, max_tokens=12) for heat in (0.0, 1.0)]
+    asked = [
+        request([5, 6, 7], speculation=speculation, temperature=heat, max_tokens=12)
+        for heat in (0.0, 1.0)
+    ]
     greedy, sampled = (one.wait() for one in ask(engine, *asked))
     engine.drain(30)
     engine.stop()

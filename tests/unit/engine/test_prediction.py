@@ -1,4 +1,5 @@
-"""Requests with a prediction, beside others, whatever drafts there usually; and predictions given to `LLM`."""
+"""Requests with a prediction, beside others, whatever drafts there usually; and predictions given
+to `LLM`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def plain_texts(models: Models) -> list[list[int]]:
     """Plain decoding's answers to four prompts."""
     llm = LLM(models.target, drafter="none")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    return [done.token_ids for done in llm.generate([prompt(20, seed) for seed in range(4)], params)]
+    return [
+        done.token_ids for done in llm.generate([prompt(20, seed) for seed in range(4)], params)
+    ]
 
 
 def edited(tokens: list[int]) -> list[int]:
@@ -27,20 +30,42 @@ def edited(tokens: list[int]) -> list[int]:
     return [*tokens[:20], tokens[20] % 256 + 1, *tokens[21:]]
 
 
-@pytest.mark.parametrize(("drafter", "extra", "length"), [
-    ("none", (), 4), ("draft-model", ("suffix",), 4), ("ngram", (), "1:5,3:2"),
-    pytest.param("draft-model", (), "auto", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("drafter", "extra", "length"),
+    [
+        ("none", (), 4),
+        ("draft-model", ("suffix",), 4),
+        ("ngram", (), "1:5,3:2"),
+        pytest.param("draft-model", (), "auto", marks=pytest.mark.slow),
+    ],
+)
 def test_predicted_rows_beside_others(
-    engine_of: MakeEngine, plain_texts: list[list[int]], drafter: str, extra: tuple[str, ...], length: object
+    engine_of: MakeEngine,
+    plain_texts: list[list[int]],
+    drafter: str,
+    extra: tuple[str, ...],
+    length: object,
 ) -> None:
-    """Right, nearly right, wrong, none, and off: five texts as if nothing was predicted, and each drafted for as it asked."""
-    engine = engine_of(drafter=drafter, extra=extra, draft=drafter == "draft-model", num_draft_tokens=length, max_num_seqs=3)
+    """Right, nearly right, wrong, none, and off: five texts as if nothing was predicted, and each
+    drafted for as it asked."""
+    engine = engine_of(
+        drafter=drafter,
+        extra=extra,
+        draft=drafter == "draft-model",
+        num_draft_tokens=length,
+        max_num_seqs=3,
+    )
     predictions = [plain_texts[0], edited(plain_texts[1]), plain_texts[1], None]
     asked = [
-        request(prompt(20, seed), max_tokens=LENGTH, prediction=prediction) for seed, prediction in enumerate(predictions)
+        request(prompt(20, seed), max_tokens=LENGTH, prediction=prediction)
+        for seed, prediction in enumerate(predictions)
     ]
-    off = request(prompt(20, 0), max_tokens=LENGTH, prediction=plain_texts[0], speculation=Speculation(mode="off"))
+    off = request(
+        prompt(20, 0),
+        max_tokens=LENGTH,
+        prediction=plain_texts[0],
+        speculation=Speculation(mode="off"),
+    )
     answers = ask(engine, *asked, off)
     assert [answer.token_ids for answer in answers] == [*plain_texts, plain_texts[0]]
     right, near, wrong, none, plain = (answer.finish for answer in answers)
@@ -54,11 +79,15 @@ def test_predicted_rows_beside_others(
         assert wrong.stats.accepted < near.stats.accepted / 2
 
 
-def test_seeded_texts_do_not_show_a_prediction(engine_of: MakeEngine, plain_texts: list[list[int]]) -> None:
+def test_seeded_texts_do_not_show_a_prediction(
+    engine_of: MakeEngine, plain_texts: list[list[int]]
+) -> None:
     """Sampled with a seed: the prediction of something else, and of itself."""
     engine = engine_of(max_num_seqs=4)
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": LENGTH}
-    plain = ask(engine, request(prompt(20, 0), speculation=Speculation(mode="off"), **sampling))[0].token_ids
+    plain = ask(engine, request(prompt(20, 0), speculation=Speculation(mode="off"), **sampling))[
+        0
+    ].token_ids
     for prediction in (plain_texts[0], plain):
         answer = ask(engine, request(prompt(20, 0), prediction=prediction, **sampling))[0]
         assert answer.token_ids == plain
@@ -68,13 +97,27 @@ def test_seeded_texts_do_not_show_a_prediction(engine_of: MakeEngine, plain_text
 def test_lengths_are_the_requests_own(engine_of: MakeEngine, plain_texts: list[list[int]]) -> None:
     """A bound, a number, more than the usual drafter's, and more than there can be."""
     engine = engine_of(max_num_seqs=1)
-    kinds = [Speculation(max_draft_tokens=2), Speculation(mode="fixed", max_draft_tokens=15), Speculation(drafter="prediction")]
-    answers = ask(engine, *(
-        request(prompt(20, 0), max_tokens=LENGTH, prediction=plain_texts[0], speculation=kind) for kind in kinds
-    ))  # fmt: skip
-    assert [answer.finish.stats.steps for answer in answers] == [LENGTH // 3, LENGTH // 16, LENGTH // 8]
+    kinds = [
+        Speculation(max_draft_tokens=2),
+        Speculation(mode="fixed", max_draft_tokens=15),
+        Speculation(drafter="prediction"),
+    ]
+    answers = ask(
+        engine,
+        *(
+            request(prompt(20, 0), max_tokens=LENGTH, prediction=plain_texts[0], speculation=kind)
+            for kind in kinds
+        ),
+    )
+    assert [answer.finish.stats.steps for answer in answers] == [
+        LENGTH // 3,
+        LENGTH // 16,
+        LENGTH // 8,
+    ]
     with pytest.raises(ConfigError, match="at most 31"):
-        ask(engine, request(prompt(5), prediction=[1], speculation=Speculation(max_draft_tokens=32)))
+        ask(
+            engine, request(prompt(5), prediction=[1], speculation=Speculation(max_draft_tokens=32))
+        )
 
 
 def test_a_preempted_row_finds_its_position_again(engine_of: MakeEngine, models: Models) -> None:
@@ -83,7 +126,11 @@ def test_a_preempted_row_finds_its_position_again(engine_of: MakeEngine, models:
     [plain] = LLM(models.target, drafter="none").generate(prompt(20, 0), params)
     engine = engine_of(drafter="none", draft=False, max_num_seqs=1)
     asked = request(
-        prompt(20, 0), max_tokens=240, priority=1, prediction=edited(plain.token_ids), speculation=Speculation(max_draft_tokens=1)
+        prompt(20, 0),
+        max_tokens=240,
+        priority=1,
+        prediction=edited(plain.token_ids),
+        speculation=Speculation(max_draft_tokens=1),
     )
     slow = ask(engine, asked)[0]
     assert slow.begun.wait(30)
@@ -94,9 +141,12 @@ def test_a_preempted_row_finds_its_position_again(engine_of: MakeEngine, models:
 
 
 @pytest.mark.parametrize(
-    ("prediction", "message"), [([1] * 3000, "prediction has 3000 tokens.*: shorten it"), ([1, 257], "token id 257")]
+    ("prediction", "message"),
+    [([1] * 3000, "prediction has 3000 tokens.*: shorten it"), ([1, 257], "token id 257")],
 )
-def test_what_cannot_come_true_is_refused(engine_of: MakeEngine, prediction: list[int], message: str) -> None:
+def test_what_cannot_come_true_is_refused(
+    engine_of: MakeEngine, prediction: list[int], message: str
+) -> None:
     engine = engine_of(drafter="ngram", draft=False)
     with pytest.raises(RequestError, match=message):
         ask(engine, request(prompt(5), prediction=prediction))
@@ -113,7 +163,9 @@ def test_another_drafter_beside_a_prediction_is_refused(engine_of: MakeEngine) -
 # ---------------------------------------------------------------- LLM
 
 
-def test_llm_takes_a_text_or_tokens_for_each_prompt(models: Models, plain_texts: list[list[int]]) -> None:
+def test_llm_takes_a_text_or_tokens_for_each_prompt(
+    models: Models, plain_texts: list[list[int]]
+) -> None:
     llm = LLM(models.target, drafter="prediction")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     prompts = [prompt(20, seed) for seed in range(4)]
@@ -144,7 +196,9 @@ def test_llm_refuses_what_would_be_ignored(models: Models) -> None:
         follower.generate([prompt(5)], prediction=[300])
 
 
-def test_a_composite_goes_on_with_another_part(models: Models, plain_texts: list[list[int]]) -> None:
+def test_a_composite_goes_on_with_another_part(
+    models: Models, plain_texts: list[list[int]]
+) -> None:
     """Half of the answer is predicted; the draft model says the rest."""
     options = {"parts": "draft-model,prediction"}
     llm = LLM(models.target, drafter="composite", draft=models.draft, drafter_options=options)

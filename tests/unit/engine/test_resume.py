@@ -1,4 +1,5 @@
-"""A request that goes on behind tokens of another engine gets the text of one engine, wherever it was cut."""
+"""A request that goes on behind tokens of another engine gets the text of one engine, wherever it
+was cut."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 def asked(name: str, committed: list[int], grammar: Any = None, **params: Any) -> Request:
     params = {"max_tokens": 24, "ignore_eos": True, **params}
     return Request(
-        id=name, prompt=TOKENS, params=SamplingParams(**params), committed=committed, constraint=grammar,
+        id=name,
+        prompt=TOKENS,
+        params=SamplingParams(**params),
+        committed=committed,
+        constraint=grammar,
         prompt_logprobs=params.get("logprobs"),
-    )  # fmt: skip
+    )
 
 
-def answered(engine: Engine, name: str, committed: list[int], grammar: Any = None, **params: Any) -> Answer:
+def answered(
+    engine: Engine, name: str, committed: list[int], grammar: Any = None, **params: Any
+) -> Answer:
     return ask(engine, asked(name, committed, grammar, **params))[0].wait()
 
 
@@ -52,15 +59,23 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3},
     "bad words": {"bad_words": ["a", "e"], **SEEDED},
     "end tokens": {"ignore_eos": False, "min_tokens": 9, "logit_bias": {EOS: 30.0}},
-    "minimum": {"ignore_eos": False, "min_tokens": 5, "max_tokens": 12, "logit_bias": {EOS: 5.0}, **SEEDED},
+    "minimum": {
+        "ignore_eos": False,
+        "min_tokens": 5,
+        "max_tokens": 12,
+        "logit_bias": {EOS: 5.0},
+        **SEEDED,
+    },
 }
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_text_may_be_cut_anywhere(engine_of: MakeEngine, case: str) -> None:
-    """Tokens, text, log-probabilities, the reason of the end and what ended it, for every cut and both engines warm or cold."""
+    """Tokens, text, log-probabilities, the reason of the end and what ended it, for every cut and
+    both engines warm or cold."""
     params = CASES[case]
-    first, second = engine_of(), engine_of(drafter="ngram", draft=False)
+    first = engine_of()
+    second = engine_of(drafter="ngram", draft=False)
     whole = answered(first, "whole", [], **params)
     tokens = whole.token_ids
     for cut in range(len(tokens) + 1):
@@ -68,13 +83,17 @@ def test_a_text_may_be_cut_anywhere(engine_of: MakeEngine, case: str) -> None:
         assert rest.token_ids == tokens[cut:], f"cut at {cut}"
         assert "".join(pieces(whole)[:cut]) + rest.text == whole.text
         assert logprobs_of(rest) == logprobs_of(whole)[cut:]
-        assert (rest.finish.reason, rest.finish.stop_reason) == (whole.finish.reason, whole.finish.stop_reason)
+        assert (rest.finish.reason, rest.finish.stop_reason) == (
+            whole.finish.reason,
+            whole.finish.stop_reason,
+        )
         assert rest.finish.stats.emitted == len(tokens) - cut
         assert rest.finish.prompt_tokens == len(TOKENS)
 
 
 def test_characters_are_split_over_the_cut(engine_of: MakeEngine) -> None:
-    """The case above is worth nothing unless some cut falls into a character: bytes are tokens here."""
+    """The case above is worth nothing unless some cut falls into a character: bytes are tokens
+    here."""
     whole = answered(engine_of(), "whole", [], **SEEDED)
     assert "" in pieces(whole)[:-1]
 
@@ -82,7 +101,8 @@ def test_characters_are_split_over_the_cut(engine_of: MakeEngine) -> None:
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_stop_strings_span_the_cut(engine_of: MakeEngine, sampling: dict[str, Any]) -> None:
     """Text that is held back on one side decides on the other."""
-    first, second = engine_of(), engine_of()
+    first = engine_of()
+    second = engine_of()
     text = answered(first, "free", [], **sampling).text
     for include in (False, True):
         params = {**sampling, "stop": [stop_spanning(text)], "include_stop_str_in_output": include}
@@ -97,13 +117,16 @@ def test_stop_strings_span_the_cut(engine_of: MakeEngine, sampling: dict[str, An
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_grammars_go_on(engine_of: MakeEngine, sampling: dict[str, Any]) -> None:
     """A pattern half matched on one side is finished on the other."""
-    first, second = engine_of(), engine_of()
+    first = engine_of()
+    second = engine_of()
     grammars = Grammars(first.tokenizer, first.vocab_size, first.eos_token_ids)
     spec = regex("[a-f]{4}-[0-9]{3}(x|yz)")
     params = {**sampling, "ignore_eos": False}
     whole = answered(first, "whole", [], grammars.constraint(spec), **params)
     for cut in range(len(whole.token_ids) + 1):
-        rest = answered(second, f"cut {cut}", whole.token_ids[:cut], grammars.constraint(spec), **params)
+        rest = answered(
+            second, f"cut {cut}", whole.token_ids[:cut], grammars.constraint(spec), **params
+        )
         assert rest.token_ids == whole.token_ids[cut:]
         assert "".join(pieces(whole)[:cut]) + rest.text == whole.text
         assert rest.finish.reason == "stop"
@@ -111,7 +134,8 @@ def test_grammars_go_on(engine_of: MakeEngine, sampling: dict[str, Any]) -> None
 
 def test_long_answers_are_read_as_they_were_written(engine_of: MakeEngine) -> None:
     """More committed tokens than one pass reads, behind a prompt of more than a chunk."""
-    first, second = engine_of(), engine_of()
+    first = engine_of()
+    second = engine_of()
     tokens = prompt(300, 5)
     params = SamplingParams(max_tokens=150, ignore_eos=True)
     whole = ask(first, Request(id="whole", prompt=tokens, params=params))[0].token_ids
@@ -126,7 +150,9 @@ def test_a_sampled_text_without_a_seed_goes_on(engine_of: MakeEngine) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=3)
     free = Speculation(invariant=False)
     whole = ask(engine, Request(id="whole", prompt=TOKENS, params=params, speculation=free))[0]
-    again = Request(id="rest", prompt=TOKENS, params=params, speculation=free, committed=whole.token_ids[:10])
+    again = Request(
+        id="rest", prompt=TOKENS, params=params, speculation=free, committed=whole.token_ids[:10]
+    )
     rest = ask(engine, again)[0]
     assert len(rest.token_ids) == 14
     assert not rest.finish.reproducible
@@ -166,7 +192,9 @@ def test_grammars_refuse_what_they_never_allowed(engine_of: MakeEngine) -> None:
     grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids)
     wrong = engine.tokenizer("zz")["input_ids"]
     with pytest.raises(RequestError, match="grammar or bans"):
-        engine.submit(asked("no", wrong, grammars.constraint(regex("[a-f]{4}")), ignore_eos=False), Answer())
+        engine.submit(
+            asked("no", wrong, grammars.constraint(regex("[a-f]{4}")), ignore_eos=False), Answer()
+        )
 
 
 def test_prompt_logprobs_are_of_the_prompt_alone(engine_of: MakeEngine) -> None:

@@ -1,4 +1,5 @@
-"""Requests that think, beside others: forms and stop strings wait, budgets are kept, and texts do not show the drafter."""
+"""Requests that think, beside others: forms and stop strings wait, budgets are kept, and texts do
+not show the drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from tests.unit.engine.conftest import MakeEngine, ask, request
 
 TOKENIZER = byte_tokenizer()
 OPEN, CLOSE, DASH = TOKENIZER("<>-")["input_ids"]
-MARKS = ThinkingMarks(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5)
+MARKS = ThinkingMarks(
+    opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5
+)
 DASHES = {DASH: 90.0}
 PROMPT = TOKENIZER("a question")["input_ids"]
 
@@ -27,7 +30,14 @@ def test_what_waits_for_the_answer(engine_of: MakeEngine, drafter: str) -> None:
 
     asked = [
         request(PROMPT, thinking=MARKS, constraint=form(), logit_bias=DASHES, ignore_eos=False),
-        request(PROMPT, thinking=MARKS, constraint=form(), temperature=1.0, seed=3, logit_bias={CLOSE: -50.0}),
+        request(
+            PROMPT,
+            thinking=MARKS,
+            constraint=form(),
+            temperature=1.0,
+            seed=3,
+            logit_bias={CLOSE: -50.0},
+        ),
         request(PROMPT, thinking=MARKS, stop=["--"], logit_bias=DASHES),
         request(PROMPT, stop=["--"], logit_bias=DASHES),
     ]

@@ -1,4 +1,5 @@
-"""What steps take, kept from one start to the next: found again, and never believed where anything is different."""
+"""What steps take, kept from one start to the next: found again, and never believed where anything
+is different."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def test_other_facts_have_another_file() -> None:
     ],
 )
 def test_a_strange_file_is_as_good_as_none(change: dict[str, Any]) -> None:
-    """Of another version, of another machine (a digest may collide, a file may be copied), or nonsense."""
+    """Of another version, of another machine (a digest may collide, a file may be copied), or
+    nonsense."""
     StepTimes(FACTS, SECONDS).save()
     keep_json(the_file(), kept_json(the_file()) | change, max_files=MAX_FILES)
     assert StepTimes.load(FACTS).seconds == {}
@@ -104,7 +106,9 @@ def test_the_oldest_files_go_first() -> None:
 
 def options_of(models: Models, drafter: str = "draft-model", **more: Any) -> Options:
     draft = str(models.draft) if drafter == "draft-model" else None
-    return Options(str(models.target), draft=draft, drafter=drafter, **{"num_draft_tokens": "auto:4", **more})
+    return Options(
+        str(models.target), draft=draft, drafter=drafter, **{"num_draft_tokens": "auto:4", **more}
+    )
 
 
 def facts_for(options: Options) -> dict[str, Any]:
@@ -118,9 +122,12 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
     own = facts_for(options_of(models))
     assert own == json.loads(json.dumps(own)) == facts_for(options_of(models))
     for other in (
-        options_of(models, num_draft_tokens="auto:5"), options_of(models, drafter="ngram"), options_of(models, verifier="token"),
-        options_of(models, dtype="float64"), options_of(models, drafter_options={"tree": "2x2"}),
-    ):  # fmt: skip
+        options_of(models, num_draft_tokens="auto:5"),
+        options_of(models, drafter="ngram"),
+        options_of(models, verifier="token"),
+        options_of(models, dtype="float64"),
+        options_of(models, drafter_options={"tree": "2x2"}),
+    ):
         assert facts_for(other) != own
 
 
@@ -135,7 +142,8 @@ def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.Monkey
 
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times every length; the second one reads the file and makes no step."""
-    monkeypatch.setattr(warmup, "BUDGET_S", 600.0)  # on a busy machine the usual one is over before all lengths were
+    # on a busy machine the usual one is over before all lengths were
+    monkeypatch.setattr(warmup, "BUDGET_S", 600.0)
     lines: list[str] = []
     arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4"}
     first = LLM(str(models.target), status=lines.append, **arguments)  # type: ignore[arg-type]
@@ -181,7 +189,9 @@ def test_a_decoder_by_hand_may_be_given_costs_too(models: Models) -> None:
     """Benchmarks build decoders of their own."""
     options, parts = choose(options_of(models))
     built = assemble(load_models(options, Needs.of(parts)), parts)
-    decoder = Decoder(built.target.lm, built.decoder.drafter, parts.make_verifier(), parts.make_control())
+    decoder = Decoder(
+        built.target.lm, built.decoder.drafter, parts.make_verifier(), parts.make_control()
+    )
     calibrate_alone(built, decoder, parts)
     control = decoder.control
     assert isinstance(control, AutoLength)
@@ -195,15 +205,24 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
     """Verdicts and lengths; what steps cost was timed for both at the start."""
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4")
     for drafter, other in (("ngram", "draft-model"), ("draft-model", "ngram")):
-        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()}
-        (answer,) = ask(engine, request([5, 6, 7, 8, 5, 6, 7], speculation=Speculation(drafter=drafter), max_tokens=12))
+        before = {
+            name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()
+        }
+        (answer,) = ask(
+            engine,
+            request([5, 6, 7, 8, 5, 6, 7], speculation=Speculation(drafter=drafter), max_tokens=12),
+        )
         assert len(answer.token_ids) == 12
-        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()}
+        after = {
+            name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()
+        }
         assert after[drafter] != before[drafter]
         assert after[other] == before[other]
 
 
-def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_drafter_of_a_server_knows_its_costs(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(warmup, "BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4", max_num_seqs=4, start=False)
     controls = engine._batch.control.drafters
@@ -213,8 +232,11 @@ def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkey
     engine.start()
 
 
-def test_what_does_not_fit_into_a_start_begins_the_next_one(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a first start that takes twice its time, because steps of many rows were begun in its last second."""
+def test_what_does_not_fit_into_a_start_begins_the_next_one(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a first start that takes twice its time, because steps of many rows were begun in its
+    last second."""
     monkeypatch.setattr(warmup, "BUDGET_S", 600.0)
     monkeypatch.setattr(warmup, "_least_s", lambda alone, count: 0.0 if count <= 2 else 601.0)
     known = []
@@ -232,7 +254,8 @@ def test_the_fewest_steps_of_many_rows_take_as_long_as_those_of_each() -> None:
 
 
 def test_what_was_timed_once_is_not_known() -> None:
-    """Catches a single step of half a second, beside another program that started, kept as the price of a length for good."""
+    """Catches a single step of half a second, beside another program that started, kept as the
+    price of a length for good."""
     sweep = Sweep([8, 0, 2], skip=1)
     row = SimpleNamespace(clamp_draft=lambda size: size)
     for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
@@ -243,8 +266,11 @@ def test_what_was_timed_once_is_not_known() -> None:
     assert sweep.choose(cast(Any, [row])) == [8]
 
 
-def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a slow model's user waiting for a hundred steps, because three lengths were to be timed and there is but one."""
+def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a slow model's user waiting for a hundred steps, because three lengths were to be
+    timed and there is but one."""
     options, parts = choose(options_of(models, "ngram"))
     built = assemble(load_models(options, Needs.of(parts)), parts)
     steps: list[int] = []

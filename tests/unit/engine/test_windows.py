@@ -1,4 +1,5 @@
-"""A target most of whose layers have windows in the engine: prefixes, preemption, a draft of its own kind, and memory.
+"""A target most of whose layers have windows in the engine: prefixes, preemption, a draft of its
+own kind, and memory.
 
 What it says is compared with plain decoding on a cache that keeps whole texts.
 """
@@ -23,14 +24,24 @@ from tests.unit.runtime.test_windows import greedy, native_lm, text_of, whole
 def windowed(noise: float = 0.0) -> Any:
     """Two layers with windows before one without; with noise, a draft that is often right."""
     config = AutoConfig.for_model(
-        "gemma3_text", **{**SIZES, "vocab_size": 257, "num_hidden_layers": 3, "max_position_embeddings": 4096},
-        head_dim=16, sliding_window=16, query_pre_attn_scalar=24, layer_types=["sliding_attention"] * 2 + ["full_attention"],
-    )  # fmt: skip
+        "gemma3_text",
+        **{**SIZES, "vocab_size": 257, "num_hidden_layers": 3, "max_position_embeddings": 4096},
+        head_dim=16,
+        sliding_window=16,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention"] * 2 + ["full_attention"],
+    )
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        module = (
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
         for parameter in module.parameters():
-            parameter += noise * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
+            parameter += (
+                noise * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
+            )
     return module
 
 
@@ -58,7 +69,8 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def test_prefixes(engine_of: MakeEngine) -> None:
-    """A prompt's pages serve at every position; an answer's where it ended. Catches zeros of layers that have forgotten."""
+    """A prompt's pages serve at every position; an answer's where it ended. Catches zeros of layers
+    that have forgotten."""
     engine = engine_of()
     first = prompt(1700, 1)
     answer = ask(engine, request(first, max_tokens=900))[0]
@@ -83,11 +95,15 @@ def test_prefixes(engine_of: MakeEngine) -> None:
 def test_preemption(engine_of: MakeEngine) -> None:
     """A row that comes back holds what its windows reach."""
     engine = engine_of(max_num_seqs=2)
-    slow = ask(engine, *(request(prompt(1300, seed), max_tokens=300, priority=1) for seed in (11, 12)))
+    slow = ask(
+        engine, *(request(prompt(1300, seed), max_tokens=300, priority=1) for seed in (11, 12))
+    )
     assert all(answer.begun.wait(60) for answer in slow)
     urgent = ask(engine, request(prompt(12, 13), max_tokens=12, priority=0))[0]
     assert urgent.token_ids == alone(prompt(12, 13), 12)
-    assert [answer.token_ids for answer in slow] == [alone(prompt(1300, seed), 300) for seed in (11, 12)]
+    assert [answer.token_ids for answer in slow] == [
+        alone(prompt(1300, seed), 300) for seed in (11, 12)
+    ]
     assert sum(answer.finish.preemptions for answer in slow) == 1
     assert max(answer.finish.stats.tau or 0 for answer in slow) > 1.2, "its drafts are kept"
 
@@ -108,7 +124,9 @@ def test_memory_is_counted_as_it_is_used() -> None:
     for one in (batch, prompts):
         one.add_row()
         one.reserve(1, budget.longest)
-    assert batch.allocated_bytes + prompts.allocated_bytes <= budget.positions * batch.bytes_per_token
+    assert (
+        batch.allocated_bytes + prompts.allocated_bytes <= budget.positions * batch.bytes_per_token
+    )
     batch.lengths[0] = 3000
     assert budget.used == -(-(3000 + 5 * 2 * BLOCK) // 6)
 
@@ -121,5 +139,7 @@ def test_both_models_memory_is_counted(engine_of: MakeEngine) -> None:
     caches = built.target.lm.kv, built.draft.lm.kv
     for capacity in (BLOCK, 2 * BLOCK, 8 * BLOCK):
         bytes_of_row = sum(cache.slot_bytes(capacity) for cache in caches)
-        assert scheduler._cost(capacity) == -(-bytes_of_row // sum(cache.bytes_per_token for cache in caches))
+        assert scheduler._cost(capacity) == -(
+            -bytes_of_row // sum(cache.bytes_per_token for cache in caches)
+        )
     assert scheduler._cost(8 * BLOCK) == 4 * BLOCK, "two of three layers have windows"

@@ -1,4 +1,5 @@
-"""From what a client asks for to masks over real vocabularies; and errors that say where a grammar is wrong."""
+"""From what a client asks for to masks over real vocabularies; and errors that say where a grammar
+is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tests.published_tokenizers import OTHERS, WITH_BYTE_FALLBACK, gpt_2, t5
 from tools.demo_models.tokenizer import as_transformers, train_tokenizer
 
 BYTES = byte_tokenizer()
-GRAMMARS = Grammars(BYTES, 300, [EOS])  # 43 rows of logits stand for no token, as in padded vocabularies
+# 43 rows of logits stand for no token, as in padded vocabularies
+GRAMMARS = Grammars(BYTES, 300, [EOS])
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
@@ -33,20 +35,46 @@ def accepts(grammars: Grammars, tokenizer: Any, spec: Spec, text: str) -> bool:
     constraint = grammars.constraint(spec)
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     masks = constraint.allowed([tokens[:at] for at in range(len(tokens) + 1)])
-    return all(masks[at, token] for at, token in enumerate(tokens)) and bool(masks[-1, tokenizer.eos_token_id])
+    return all(masks[at, token] for at, token in enumerate(tokens)) and bool(
+        masks[-1, tokenizer.eos_token_id]
+    )
 
 
 LINES = {"x-guidance": {"whitespace_pattern": "[\n]?"}}
 CASES = [
-    (json_schema(PERSON), ['{"name": "Ann", "age": 3}', '{"name":"A\\n"}'], ['{"age": 3}', '{"name": "A", "age": -1}', "[]"]),
-    (json_schema(PERSON), ['{"name":"A", "age":3}', '{ "name" : "A" }'], ['{  "name": "A"}', '{"name":  "A"}']),
-    (json_schema(PERSON), [], ['{\n"name": "A"}', '{"name":\n"A"}', '{"name": "A",  "age": 3}', '{"name": "A"}\n']),
+    (
+        json_schema(PERSON),
+        ['{"name": "Ann", "age": 3}', '{"name":"A\\n"}'],
+        ['{"age": 3}', '{"name": "A", "age": -1}', "[]"],
+    ),
+    (
+        json_schema(PERSON),
+        ['{"name":"A", "age":3}', '{ "name" : "A" }'],
+        ['{  "name": "A"}', '{"name":  "A"}'],
+    ),
+    (
+        json_schema(PERSON),
+        [],
+        ['{\n"name": "A"}', '{"name":\n"A"}', '{"name": "A",  "age": 3}', '{"name": "A"}\n'],
+    ),
     (json_schema(PERSON, whitespace=""), ['{"name":"Ann"}'], ['{"name": "Ann"}']),
-    (json_schema(PERSON, whitespace="[ \n]*"), ['{\n  "name" : "Ann"\n}', '{"name":"A"}'], ['{\t"name": "Ann"}']),
+    (
+        json_schema(PERSON, whitespace="[ \n]*"),
+        ['{\n  "name" : "Ann"\n}', '{"name":"A"}'],
+        ['{\t"name": "Ann"}'],
+    ),
     (json_schema({**PERSON, **LINES}), ['{\n"name":"A"}'], ['{"name": "A"}']),
     (json_schema({**PERSON, **LINES}, whitespace=""), ['{"name":"A"}'], ['{\n"name":"A"}']),
-    (json_schema({**PERSON, "x-guidance": {"lenient": True}}), ['{"name": "A"}'], ['{"name":  "A"}', '{\n"name": "A"}']),
-    (json_object(), ['{"a": [1, {"b": null}]}', '{"a":[1,{}]}'], ['{"a": [  1]}', '{"a": [1,\n2]}', '{"a":  1}']),
+    (
+        json_schema({**PERSON, "x-guidance": {"lenient": True}}),
+        ['{"name": "A"}'],
+        ['{"name":  "A"}', '{\n"name": "A"}'],
+    ),
+    (
+        json_object(),
+        ['{"a": [1, {"b": null}]}', '{"a":[1,{}]}'],
+        ['{"a": [  1]}', '{"a": [1,\n2]}', '{"a":  1}'],
+    ),
     (json_schema(True), ["3", "null", '{"a": [1]}'], ["nul"]),
     (json_object(), ['{"a": [1, {}]}', "{}"], ["[1]", "3"]),
     (regex(r"[0-9]{2,3}(\.[0-9])?"), ["12", "123.4"], ["1", "1234"]),
@@ -60,15 +88,21 @@ CASES = [
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema may be megabytes of descriptions, and the next one differ by a letter."""
     made: list[str] = []
-    own, grammars = Compiled, Grammars(BYTES, 257, [EOS])
-    monkeypatch.setattr("outrider.grammar.grammars.Compiled", lambda name, make: (made.append(name), own(name, make))[1])
+    own = Compiled
+    grammars = Grammars(BYTES, 257, [EOS])
+    monkeypatch.setattr(
+        "outrider.grammar.grammars.Compiled",
+        lambda name, make: (made.append(name), own(name, make))[1],
+    )
     monkeypatch.setattr("outrider.grammar.grammars.MAX_KEPT_CHARACTERS", 10)
     for pattern in ("aaaaa", "bbbbb", "aaaaa", "ccccc", "aaaaa", "c" * 11, "aaaaa"):
         grammars.constraint(regex(pattern, name=pattern))
     assert made == ["aaaaa", "bbbbb", "ccccc", "c" * 11, "aaaaa"]
 
 
-@pytest.mark.parametrize(("spec", "good", "bad"), CASES, ids=[f"{case[0].form}-{at}" for at, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("spec", "good", "bad"), CASES, ids=[f"{case[0].form}-{at}" for at, case in enumerate(CASES)]
+)
 def test_what_a_grammar_accepts(spec: Spec, good: list[str], bad: list[str]) -> None:
     assert [accepts(GRAMMARS, BYTES, spec, text) for text in good] == [True] * len(good)
     assert [accepts(GRAMMARS, BYTES, spec, text) for text in bad] == [False] * len(bad)
@@ -99,23 +133,43 @@ def test_any_of_several_end_tokens_ends() -> None:
 
 WRONG: list[tuple[Any, str]] = [
     ({"type": "objec"}, r"^schema: Invalid type: objec"),
-    ({"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "strin"}]}}}, r"^schema\.properties\.a\.anyOf\.1: .*strin"),
-    ({"$defs": {"x": {"pattern": "(?=a)"}}, "properties": {"a": {"$ref": "#/$defs/x"}}}, r"look-ahead"),
-    ({"type": "object", "properties": {"a": {"not": {"type": "null"}}}}, r"^schema\.properties\.a: .*not"),
+    (
+        {"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "strin"}]}}},
+        r"^schema\.properties\.a\.anyOf\.1: .*strin",
+    ),
+    (
+        {"$defs": {"x": {"pattern": "(?=a)"}}, "properties": {"a": {"$ref": "#/$defs/x"}}},
+        r"look-ahead",
+    ),
+    (
+        {"type": "object", "properties": {"a": {"not": {"type": "null"}}}},
+        r"^schema\.properties\.a: .*not",
+    ),
 ]
 
 
-EXACT, INT64 = 2**53 - 1, 2**63 - 1
+EXACT = 2**53 - 1
+INT64 = 2**63 - 1
 BOUNDED: list[tuple[dict[str, Any], list[int], list[int]]] = [
     ({"minimum": EXACT}, [EXACT, EXACT + 1, EXACT + 2], [EXACT - 1, -EXACT]),
     ({"maximum": -EXACT}, [-EXACT, -EXACT - 1, -EXACT - 2], [1 - EXACT, 0]),
-    ({"exclusiveMinimum": -EXACT, "exclusiveMaximum": EXACT}, [1 - EXACT, 0, EXACT - 1], [-EXACT, EXACT, EXACT + 1]),
-    ({"minimum": -EXACT, "maximum": INT64}, [-EXACT, INT64, INT64 - 1], [-EXACT - 1, INT64 + 1, 10 * INT64]),
+    (
+        {"exclusiveMinimum": -EXACT, "exclusiveMaximum": EXACT},
+        [1 - EXACT, 0, EXACT - 1],
+        [-EXACT, EXACT, EXACT + 1],
+    ),
+    (
+        {"minimum": -EXACT, "maximum": INT64},
+        [-EXACT, INT64, INT64 - 1],
+        [-EXACT - 1, INT64 + 1, 10 * INT64],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("bounds", "good", "bad"), BOUNDED)
-def test_bounds_of_large_whole_numbers(bounds: dict[str, Any], good: list[int], bad: list[int]) -> None:
+def test_bounds_of_large_whole_numbers(
+    bounds: dict[str, Any], good: list[int], bad: list[int]
+) -> None:
     spec = json_schema({"type": "integer", **bounds})
     assert [accepts(GRAMMARS, BYTES, spec, str(number)) for number in good] == [True] * len(good)
     assert [accepts(GRAMMARS, BYTES, spec, str(number)) for number in bad] == [False] * len(bad)
@@ -123,13 +177,17 @@ def test_bounds_of_large_whole_numbers(bounds: dict[str, Any], good: list[int], 
 
 ROUNDED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": EXACT + 1}, "minimum is 9007199254740992"),
-    ({"type": "integer", "minimum": -(2**63), "maximum": INT64}, "minimum is -9223372036854775808"),  # which ended the process
+    # which ended the process
+    ({"type": "integer", "minimum": -(2**63), "maximum": INT64}, "minimum is -9223372036854775808"),
     ({"type": "number", "maximum": INT64}, "maximum is 9223372036854775807"),
     ({"maximum": INT64}, "maximum is 9223372036854775807"),
     ({"type": "integer", "exclusiveMaximum": INT64 + 1}, "exclusiveMaximum is 9223372036854775808"),
     ({"type": "integer", "maximum": 1e19}, r"maximum is 1e\+19"),
     ({"const": -(2**63)}, "const is -9223372036854775808"),
-    ({"properties": {"id": {"enum": [1, [{"a": EXACT + 2}]]}}}, r"properties\.id\.enum\.1\.0\.a is 9007199254740993"),
+    (
+        {"properties": {"id": {"enum": [1, [{"a": EXACT + 2}]]}}},
+        r"properties\.id\.enum\.1\.0\.a is 9007199254740993",
+    ),
 ]
 
 
@@ -137,26 +195,43 @@ ROUNDED: list[tuple[Any, str]] = [
 def test_numbers_that_would_be_rounded_are_refused(schema: Any, match: str) -> None:
     """Catches an answer held to another bound or constant than the schema's, by one to a thousand."""
     text = json.dumps(schema)
-    for spec in (json_schema(schema), lark(f"start: %json {text}"), ebnf(f'start: "a" %json\n {text}')):
-        with pytest.raises(RequestError, match=rf"^{spec.name}\.{match}, and an answer can be held to whole numbers up to"):
+    for spec in (
+        json_schema(schema),
+        lark(f"start: %json {text}"),
+        ebnf(f'start: "a" %json\n {text}'),
+    ):
+        with pytest.raises(
+            RequestError,
+            match=rf"^{spec.name}\.{match}, and an answer can be held to whole numbers up to",
+        ):
             GRAMMARS.constraint(spec)
 
 
 @pytest.mark.parametrize(("schema", "match"), WRONG)
 def test_a_wrong_schema_is_refused_with_the_path(schema: Any, match: str) -> None:
-    """Catches a keyword that is ignored, and an error that leaves a client to search a schema of pages."""
+    """Catches a keyword that is ignored, and an error that leaves a client to search a schema of
+    pages."""
     with pytest.raises(RequestError, match=match):
         GRAMMARS.constraint(json_schema(schema))
 
 
-@pytest.mark.parametrize("make", [lambda: regex("a(b"), lambda: ebnf("root ::= item"), lambda: lark("start: item")])
+@pytest.mark.parametrize(
+    "make", [lambda: regex("a(b"), lambda: ebnf("root ::= item"), lambda: lark("start: item")]
+)
 def test_a_wrong_grammar_is_refused(make: Any) -> None:
     with pytest.raises(RequestError, match=r"regex|grammar"):
         GRAMMARS.constraint(make())
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: json_schema([1]), lambda: regex(""), lambda: choice([]), lambda: choice("ab"), lambda: ebnf(3)]  # type: ignore[arg-type,list-item]
+    "make",
+    [
+        lambda: json_schema([1]),
+        lambda: regex(""),
+        lambda: choice([]),
+        lambda: choice("ab"),
+        lambda: ebnf(3),
+    ],  # type: ignore[arg-type,list-item]
 )
 def test_what_is_no_grammar_at_all_is_refused_at_once(make: Any) -> None:
     with pytest.raises(RequestError):
@@ -171,7 +246,9 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     letters = ["▁", *'{}":,[]abcdefghijklmnopqrstuvwxyz0123456789', "▁a", "ab"]
     vocab = {"</s>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
     vocab |= {letter: 257 + index for index, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a"), ("a", "b")], byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=[("▁", "a"), ("a", "b")], byte_fallback=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -188,7 +265,9 @@ def test_other_tokenizers(make: Any) -> None:
     """SentencePiece, and the demo pair's kind (byte-level, every digit alone)."""
     tokenizer = make()
     grammars = Grammars(tokenizer, len(tokenizer), [])
-    spec = json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    spec = json_schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    )
     assert accepts(grammars, tokenizer, spec, '{"a": 12}')
     assert accepts(grammars, tokenizer, choice(["ab", "é"]), "é")
     assert not accepts(grammars, tokenizer, spec, json.dumps({"a": "x"}))
@@ -209,10 +288,12 @@ def test_a_tokenizer_without_bytes_of_tokens_is_refused(make: Any) -> None:
 def test_a_grammar_sees_the_bytes_that_the_text_gets(make: Any) -> None:
     """Catches a grammar that reads a token as other bytes than the answer will have."""
     tokenizer = make()
-    known, index = token_bytes(tokenizer), index_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    known = token_bytes(tokenizer)
+    index = index_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
     assert known is not None
     for token in set(range(len(tokenizer))) - known.special_ids:
-        if known.bytes_of(token) != b"\xff":  # which begins the names of special tokens in llguidance
+        # which begins the names of special tokens in llguidance
+        if known.bytes_of(token) != b"\xff":
             assert index.decode_bytes([token]) == known.bytes_of(token)
 
 

@@ -1,4 +1,5 @@
-"""Masks along draft paths, and the distribution they give: constrained speculative decoding is constrained plain decoding."""
+"""Masks along draft paths, and the distribution they give: constrained speculative decoding is
+constrained plain decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.oracle_trees import shape, tree_bias, tree_drafts
 from tests.unit.grammar.vocabularies import END, matcher
 
 EXACT = 1e-12
-A, B, AB = 1, 2, 3
+A = 1
+B = 2
+AB = 3
 PATTERN = "(ab)*a?b?b"  # what may follow depends on the whole path, and "ab" is one token or two
 
 
@@ -32,14 +35,36 @@ def names(mask: Tensor) -> set[int]:
 
 
 def test_masks_along_paths() -> None:
-    """Catches a matcher that stays where the last path ended, or that forgets to come back after a wrong one."""
+    """Catches a matcher that stays where the last path ended, or that forgets to come back after a
+    wrong one."""
     constraint = fresh()
-    paths = [[], [A], [A, B], [A, B, B], [A, A], [B], [AB, AB], [A, B, B, END], [END], [B, END, A], []]
+    paths = [
+        [],
+        [A],
+        [A, B],
+        [A, B, B],
+        [A, A],
+        [B],
+        [AB, AB],
+        [A, B, B, END],
+        [END],
+        [B, END, A],
+        [],
+    ]
     masks = constraint.allowed(paths)
     expected = [
-        {A, B, AB}, {B}, {A, B, AB, END}, {END, B}, {END, A, B, AB}, {END, B}, {A, B, AB, END}, {END, A, B, AB},
-        {END, A, B, AB}, {END, A, B, AB}, {A, B, AB},
-    ]  # fmt: skip
+        {A, B, AB},
+        {B},
+        {A, B, AB, END},
+        {END, B},
+        {END, A, B, AB},
+        {END, B},
+        {A, B, AB, END},
+        {END, A, B, AB},
+        {END, A, B, AB},
+        {END, A, B, AB},
+        {A, B, AB},
+    ]
     assert [names(mask) for mask in masks] == expected
     constraint.commit([A, B])
     assert names(constraint.allowed([[]])[0]) == expected[2]
@@ -67,8 +92,11 @@ def test_the_end_token_ends() -> None:
 
 
 def test_a_forbidden_token_is_refused() -> None:
-    """Catches a verifier that does not look at the mask: without this, the text would silently break its grammar."""
-    with pytest.raises(NumericalError, match="token 1 was emitted, which the grammar does not allow here"):
+    """Catches a verifier that does not look at the mask: without this, the text would silently
+    break its grammar."""
+    with pytest.raises(
+        NumericalError, match="token 1 was emitted, which the grammar does not allow here"
+    ):
         fresh().commit([A, A])
 
 
@@ -77,7 +105,8 @@ def test_a_forbidden_token_is_refused() -> None:
 
 @dataclass
 class Constrained(oracle.TableModel):
-    """A table model under the grammar; `probs` commits, `probs_on` asks along the draft, both through `distribution`."""
+    """A table model under the grammar; `probs` commits, `probs_on` asks along the draft, both
+    through `distribution`."""
 
     asked: dict[oracle.Path, Tensor] = field(default_factory=dict)
 
@@ -87,32 +116,48 @@ class Constrained(oracle.TableModel):
             constraint.commit(path)
             history = History.start([self.prompt], [list(path)], self.vocab_size)
             sampling = BatchSampling.of([self.params], self.vocab_size, constraints=[constraint])
-            self.asked[path] = distribution(self.logits[path][None, None], sampling, history, dtype=torch.float64)[0, 0]
+            self.asked[path] = distribution(
+                self.logits[path][None, None], sampling, history, dtype=torch.float64
+            )[0, 0]
         return self.asked[path]
 
     def probs_on(self, draft: Draft) -> Tensor:
-        free = super().probs_on(draft).log()  # plain logits would do; these have penalties and NaN padding as they come
-        num, soft = draft.num_rows, SamplingParams(temperature=1.0)
-        sampling = BatchSampling.of([soft] * num, self.vocab_size, constraints=[fresh() for _ in range(num)])
+        # plain logits would do; these have penalties and NaN padding as they come
+        free = super().probs_on(draft).log()
+        num = draft.num_rows
+        soft = SamplingParams(temperature=1.0)
+        sampling = BatchSampling.of(
+            [soft] * num, self.vocab_size, constraints=[fresh() for _ in range(num)]
+        )
         return distribution(free, sampling, None, draft, dtype=torch.float64)
 
 
 def pair(seed: int, gamma: int) -> tuple[Constrained, Constrained, oracle.TableModel]:
     """Target, a drafter under the same grammar, and one that knows of none."""
     generator = torch.Generator().manual_seed(seed)
-    soft, prompt = SamplingParams(temperature=1.0), [1, 2]
+    soft = SamplingParams(temperature=1.0)
+    prompt = [1, 2]
     target, drafter = (Constrained.random(generator, 4, gamma + 1, soft, prompt) for _ in range(2))
     return target, drafter, oracle.TableModel.random(generator, 4, gamma + 1, soft, prompt)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
+@pytest.mark.parametrize(
+    "verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_distribution_is_that_of_constrained_plain_decoding(verifier: str, seed: int) -> None:
-    """Catches a mask of the wrong node, one side without a mask, a distribution renormalised twice, an end that is no end."""
+    """Catches a mask of the wrong node, one side without a mask, a distribution renormalised twice,
+    an end that is no end."""
     target, drafter, free = pair(seed, 2)
     verify = VERIFIERS.load(verifier)().verify
-    assert sum(len(names(target.probs(path))) for path in [(), (A,), (A, B)]) == 8, "the grammar bites, by path"
-    for proposals in (oracle.sampled_drafts(drafter, 2), oracle.sampled_drafts(free, 2), oracle.greedy_draft(free, 2)):
+    assert sum(len(names(target.probs(path))) for path in [(), (A,), (A, B)]) == 8, (
+        "the grammar bites, by path"
+    )
+    for proposals in (
+        oracle.sampled_drafts(drafter, 2),
+        oracle.sampled_drafts(free, 2),
+        oracle.greedy_draft(free, 2),
+    ):
         assert oracle.bias(verify, target, proposals) < EXACT
 
 
@@ -125,7 +170,8 @@ def test_the_distribution_on_trees(verifier: str) -> None:
 
 
 def test_greedy_is_the_largest_allowed() -> None:
-    """Catches the fast path of greedy rows leaving the grammar aside, and the draft distribution of another node."""
+    """Catches the fast path of greedy rows leaving the grammar aside, and the draft distribution of
+    another node."""
     draft = Draft(torch.tensor([[A, B]]), torch.tensor([2]))
     logits = torch.tensor([[[9.0, 1, 2, 0], [9, 8, 1, 2], [0, 1, 9, 2]]])
     sampling = BatchSampling.of([SamplingParams()], 4, constraints=[fresh()])
@@ -133,5 +179,10 @@ def test_greedy_is_the_largest_allowed() -> None:
     assert greedy_choice(logits, sampling, None, draft) == [[B, B, B]]
     one = distribution(logits[:, 1:2], sampling, None, draft, first_node=1)
     assert one.argmax(-1).tolist() == [[B]]
-    other = distribution(logits.expand(2, -1, -1), BatchSampling.of([SamplingParams()] * 2, 4, constraints=[None, fresh()]))
-    assert other.argmax(-1).tolist() == [[END, END, B], [B, A, B]], "a neighbour without a grammar is left alone"
+    other = distribution(
+        logits.expand(2, -1, -1),
+        BatchSampling.of([SamplingParams()] * 2, 4, constraints=[None, fresh()]),
+    )
+    assert other.argmax(-1).tolist() == [[END, END, B], [B, A, B]], (
+        "a neighbour without a grammar is left alone"
+    )

@@ -1,4 +1,5 @@
-"""A form is about text: every spelling in ordinary tokens is allowed, and none in a token that is no text."""
+"""A form is about text: every spelling in ordinary tokens is allowed, and none in a token that is
+no text."""
 
 from __future__ import annotations
 
@@ -40,8 +41,13 @@ def spelled(path: Path) -> str:
 
 
 def expected(texts: set[str], path: Path) -> set[int]:
-    """The definition: tokens after which the text may still become one of `texts`, and the end where it is one."""
-    begun = [token for token in range(1, 1 + len(TEXTS)) if any(text.startswith(spelled((*path, token))) for text in texts)]
+    """The definition: tokens after which the text may still become one of `texts`, and the end
+    where it is one."""
+    begun = [
+        token
+        for token in range(1, 1 + len(TEXTS))
+        if any(text.startswith(spelled((*path, token))) for text in texts)
+    ]
     return {*begun, *([END] if spelled(path) in texts else [])}
 
 
@@ -53,7 +59,9 @@ def law(constraint: Matcher | None, texts: set[str], seed: int) -> dict[Path, fl
         generator = torch.Generator().manual_seed(hash((seed, path)))
         logits = torch.randn(1 + len(TEXTS), generator=generator, dtype=torch.float64) * 2
         if constraint is None:
-            barred = [token for token in range(1 + len(TEXTS)) if token not in expected(texts, path)]
+            barred = [
+                token for token in range(1 + len(TEXTS)) if token not in expected(texts, path)
+            ]
             return logits.index_fill(0, torch.tensor(barred), -torch.inf).softmax(-1)
         logits[~constraint.allowed([path])[0]] = -torch.inf
         sampling = BatchSampling.of([params], 1 + len(TEXTS))
@@ -69,10 +77,13 @@ def law(constraint: Matcher | None, texts: set[str], seed: int) -> dict[Path, fl
     return dict(answers((), 1.0))
 
 
-@pytest.mark.parametrize(("spec", "texts"), ALLOWED, ids=[f"{spec.form}-{spec.text[:20]}" for spec, _ in ALLOWED])
+@pytest.mark.parametrize(
+    ("spec", "texts"), ALLOWED, ids=[f"{spec.form}-{spec.text[:20]}" for spec, _ in ALLOWED]
+)
 def test_the_law_is_the_targets_over_all_spellings(spec: Spec, texts: set[str]) -> None:
-    """Catches one spelling taken for the only one where a text is forced: step by step, the target's own law must be cut down to
-    the tokens after which the text can still have the form, and to nothing less."""
+    """Catches one spelling taken for the only one where a text is forced: step by step, the
+    target's own law must be cut down to the tokens after which the text can still have the form,
+    and to nothing less."""
     wanted = law(None, texts, 7)
     answers = law(grammars_over(*TEXTS).constraint(spec), texts, 7)
     assert {spelled(path) for path in wanted} == texts
@@ -83,22 +94,27 @@ def test_the_law_is_the_targets_over_all_spellings(spec: Spec, texts: set[str]) 
 
 # ---------------------------------------------------------------- tokens that are no text
 
-SPECIAL, ADDED, BRACKETS = "<s>", "<think>", "[X]"
+SPECIAL = "<s>"
+ADDED = "<think>"
+BRACKETS = "[X]"
 
 
 def tokenizer_with_marks() -> Any:
-    """Bytes, a special token, one that is added and not special, and one such that is not written <...>."""
+    """Bytes, a special token, one that is added and not special, and one such that is not written
+    <...>."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(
         [
-            AddedToken(SPECIAL, special=True, normalized=False), AddedToken(ADDED, special=False, normalized=False),
+            AddedToken(SPECIAL, special=True, normalized=False),
+            AddedToken(ADDED, special=False, normalized=False),
             AddedToken(BRACKETS, special=True, normalized=False),
         ]
-    )  # fmt: skip
+    )
     return tokenizer
 
 
-BYTES, MARKED = byte_tokenizer(), tokenizer_with_marks()
+BYTES = byte_tokenizer()
+MARKED = tokenizer_with_marks()
 LITERAL: list[tuple[Spec, str]] = [
     (regex(f"{SPECIAL}x"), f"{SPECIAL}x"),
     (regex(f"{ADDED}x"), f"{ADDED}x"),
@@ -107,10 +123,16 @@ LITERAL: list[tuple[Spec, str]] = [
     (regex("<.end.>"), "<|end|>"),
     (choice([f"{SPECIAL}no", "yes"]), f"{SPECIAL}no"),
     (choice([ADDED]), ADDED),
-    (json_schema({"const": {"a": ADDED}}, whitespace=""), json.dumps({"a": ADDED}, separators=(",", ":"))),
+    (
+        json_schema({"const": {"a": ADDED}}, whitespace=""),
+        json.dumps({"a": ADDED}, separators=(",", ":")),
+    ),
     (json_schema({"enum": [f"x{SPECIAL}", f"x{BRACKETS}"]}), json.dumps(f"x{SPECIAL}")),
     (
-        json_schema({"type": "object", "properties": {ADDED: {"type": "null"}}, "required": [ADDED]}, whitespace=""),
+        json_schema(
+            {"type": "object", "properties": {ADDED: {"type": "null"}}, "required": [ADDED]},
+            whitespace="",
+        ),
         json.dumps({ADDED: None}, separators=(",", ":")),
     ),
     (lark(f'start: "{ADDED}" "y" | "{SPECIAL}"'), f"{ADDED}y"),
@@ -118,9 +140,12 @@ LITERAL: list[tuple[Spec, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "text"), LITERAL, ids=[f"{spec.form}-{text}" for spec, text in LITERAL])
+@pytest.mark.parametrize(
+    ("spec", "text"), LITERAL, ids=[f"{spec.form}-{text}" for spec, text in LITERAL]
+)
 def test_the_text_of_a_token_that_is_no_text_is_written_in_others(spec: Spec, text: str) -> None:
-    """Catches a special token forced, which then breaks the form or ends the answer in the middle of it."""
+    """Catches a special token forced, which then breaks the form or ends the answer in the middle
+    of it."""
     constraint = Grammars(MARKED, len(MARKED), [EOS]).constraint(spec)
     marks = [token for token in MARKED.added_tokens_decoder if token != EOS]
     for letter in text:
@@ -139,7 +164,9 @@ def test_a_grammar_may_ask_for_such_a_token_by_name() -> None:
 
 def test_a_tokenizer_that_llguidance_cannot_read_has_the_same_rule() -> None:
     tokenizer = t5()
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<sep>", "a<", "sep>")])
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in ("<sep>", "a<", "sep>")]
+    )
     grammars = Grammars(tokenizer, len(tokenizer), [])
     number, *letters = tokenizer.convert_tokens_to_ids(["<sep>", "a<", "sep>"])
     masks = grammars.constraint(regex("a?(a<sep>)*")).allowed([[], letters[:1], letters])
@@ -154,7 +181,10 @@ def test_a_tokenizer_that_llguidance_cannot_read_has_the_same_rule() -> None:
 
 @pytest.mark.parametrize("spec", [regex("xyz|Q"), choice(["x", "{"]), json_schema({"const": 1})])
 def test_a_text_that_no_token_can_begin_is_refused_at_once(spec: Spec) -> None:
-    with pytest.raises(RequestError, match=f"^{spec.name} asks for a text that the tokens of this model cannot spell: use other"):
+    with pytest.raises(
+        RequestError,
+        match=f"^{spec.name} asks for a text that the tokens of this model cannot spell: use other",
+    ):
         grammars_over("a", "b").constraint(spec)
 
 
@@ -167,5 +197,7 @@ def test_a_text_that_no_token_can_continue_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("make", [lark, ebnf])
 def test_llguidances_own_json_is_no_grammar(make: Any) -> None:
-    with pytest.raises(RequestError, match=r"grammar must be a grammar .* got JSON: use the field for schemas"):
+    with pytest.raises(
+        RequestError, match=r"grammar must be a grammar .* got JSON: use the field for schemas"
+    ):
         grammars_over("a").constraint(make('{"grammars": [{"json_schema": {}}]}'))

@@ -1,4 +1,5 @@
-"""Grammars that were written to harm: they are refused, cost no more than the limits say, and hold nobody else up."""
+"""Grammars that were written to harm: they are refused, cost no more than the limits say, and hold
+nobody else up."""
 
 from __future__ import annotations
 
@@ -28,8 +29,16 @@ from tests.helpers import EOS, byte_tokenizer
 TOKENIZER = byte_tokenizer()
 A, B = TOKENIZER("ab")["input_ids"]
 NUM_RULES = 4000
-CHAIN = "start: x0\n" + "\n".join(f'x{at}: x{at + 1} "a" | "b"' for at in range(NUM_RULES)) + f'\nx{NUM_RULES}: "c"'
-PATTERNS = {"allOf": [{"type": "string", "pattern": f"[a-z]*{chr(97 + at)}[a-z]{{{20 + at}}}"} for at in range(26)]}
+CHAIN = (
+    "start: x0\n"
+    + "\n".join(f'x{at}: x{at + 1} "a" | "b"' for at in range(NUM_RULES))
+    + f'\nx{NUM_RULES}: "c"'
+)
+PATTERNS = {
+    "allOf": [
+        {"type": "string", "pattern": f"[a-z]*{chr(97 + at)}[a-z]{{{20 + at}}}"} for at in range(26)
+    ]
+}
 
 
 def of_strangers() -> Grammars:
@@ -43,7 +52,10 @@ def of_strangers() -> Grammars:
         (json_schema(PATTERNS), r"schema takes more than 0\.3 s to compile"),
         (regex("a" * 600_000), "regex has 600,000 characters as a grammar; at most 524,288"),
         (choice([f"{number:x}" for number in range(60_000)]), "choice is not usable: .*too big"),
-        (json_schema({"type": "object", "properties": {"a": {"type": "strin"}}}), r"schema\.properties\.a: Invalid type: strin"),
+        (
+            json_schema({"type": "object", "properties": {"a": {"type": "strin"}}}),
+            r"schema\.properties\.a: Invalid type: strin",
+        ),
     ],
     ids=["stack", "time", "text", "lexer", "wrong"],
 )
@@ -56,12 +68,15 @@ def test_a_grammar_that_takes_too_much_is_refused_with_the_limit(
     for _ in range(2):
         with pytest.raises(RequestError, match=match):
             grammars.constraint(spec)
-    assert grammars.constraint(regex("ab")).allowed([[]])[0, A]  # in a new process, where the other one ended
+    # in a new process, where the other one ended
+    assert grammars.constraint(regex("ab")).allowed([[]])[0, A]
 
 
 def test_tokens_that_a_grammar_names_are_those_of_the_vocabulary() -> None:
     grammars = of_strangers()
-    assert grammars.constraint(lark("start: <[65]> <[66-70]>")).allowed([[]])[0].nonzero().tolist() == [[65]]
+    assert grammars.constraint(lark("start: <[65]> <[66-70]>")).allowed([[]])[
+        0
+    ].nonzero().tolist() == [[65]]
     with pytest.raises(RequestError, match="unknown special token"):
         grammars.constraint(lark("start: <|nobody|>"))
 
@@ -72,17 +87,22 @@ def test_a_million_letters_take_no_memory() -> None:
     grammars.constraint(regex("a"))
     before = psutil.Process().memory_info().rss
     for letter in "bcdefghijklm":
-        for form in (regex(f"({letter}{{1000}}){{1000}}"), json_schema({"type": "string", "pattern": f"^{letter}{{1000000}}$"})):
+        for form in (
+            regex(f"({letter}{{1000}}){{1000}}"),
+            json_schema({"type": "string", "pattern": f"^{letter}{{1000000}}$"}),
+        ):
             grammars.constraint(form).allowed([[]])
     assert psutil.Process().memory_info().rss - before < 50 << 20
 
 
 def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the lexers of rows that are gone, and of texts; the grammar that was used longest ago goes first."""
+    """Of the lexers of rows that are gone, and of texts; the grammar that was used longest ago goes
+    first."""
     compiled: list[str] = []
     original = Compiled
     monkeypatch.setattr(
-        "outrider.grammar.grammars.Compiled", lambda name, make: (compiled.append(name), original(name, make))[1]
+        "outrider.grammar.grammars.Compiled",
+        lambda name, make: (compiled.append(name), original(name, make))[1],
     )
     monkeypatch.setattr("outrider.grammar.grammars.MAX_KEPT", 2)
     grammars = of_strangers()
@@ -100,7 +120,8 @@ def test_a_grammar_that_takes_long_holds_no_other_up(monkeypatch: pytest.MonkeyP
     """Who asks for the same one waits for it, and gets it, or its error."""
     grammars = of_strangers()
     slow = regex("b+", name="slow")
-    begun, may_end = threading.Event(), threading.Event()
+    begun = threading.Event()
+    may_end = threading.Event()
     problem = trials.Trial.problem
     calls: list[str] = []
     asked = threading.Event()
@@ -138,15 +159,22 @@ def test_memory_that_compiling_may_take(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trials, "COMPILE_MIB", 16)
     grammars = of_strangers()
     with pytest.raises(RequestError, match="schema takes more than 16 MiB to compile"):
-        grammars.constraint(json_schema({"enum": [f"value number {number}" for number in range(20_000)]}))
+        grammars.constraint(
+            json_schema({"enum": [f"value number {number}" for number in range(20_000)]})
+        )
     grammars.constraint(json_schema({"enum": ["value number 1"]}))
 
 
-def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a system that cannot count its time, or where it gets no processor; and no more of them run at once than may."""
+def test_a_process_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a system that cannot count its time, or where it gets no processor; and no more of them
+    run at once than may."""
     running = tmp_path / "running"
     running.mkdir()
-    (tmp_path / "silent.py").write_text(f"import os, time; open(f'{running}/{{os.getpid()}}', 'w'); time.sleep(60)")
+    (tmp_path / "silent.py").write_text(
+        f"import os, time; open(f'{running}/{{os.getpid()}}', 'w'); time.sleep(60)"
+    )
     monkeypatch.setattr(trials, "SCRIPT", tmp_path / "silent.py")
     monkeypatch.setattr(trials, "PATIENCE", 1.0)
     grammars = of_strangers()
@@ -162,10 +190,14 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
             future.result()
 
 
-def test_a_process_that_ends_by_itself_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_by_itself_is_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.py").write_text("raise SystemExit(3)")
     monkeypatch.setattr(trials, "SCRIPT", tmp_path / "broken.py")
-    with pytest.raises(RequestError, match="regex cannot be compiled: the process that tried ended with status 3"):
+    with pytest.raises(
+        RequestError, match="regex cannot be compiled: the process that tried ended with status 3"
+    ):
         of_strangers().constraint(regex("a"))
 
 
@@ -181,14 +213,16 @@ def pattern(drawn: random.Random, depth: int) -> str:
 
 
 def test_what_a_mask_allows_may_be_committed() -> None:
-    """Or the row ends with the error that its grammar takes too much. A lexer that is used up within a token says no to the token
-    and nothing else; taken for an answer, that was an error of the engine's, and a node of a draft was free of the grammar."""
+    """Or the row ends with the error that its grammar takes too much. A lexer that is used up
+    within a token says no to the token and nothing else; taken for an answer, that was an error of
+    the engine's, and a node of a draft was free of the grammar."""
     drawn = random.Random(5)
     index = index_vocabulary(TOKENIZER, 257, [EOS])
     outcomes: Counter[str] = Counter()
     for _ in range(150):
         limits = llguidance.LLParserLimits(
-            max_lexer_states=drawn.choice([60, 300, 250_000]), step_lexer_fuel=drawn.choice([100, 500, 3000, 200_000])
+            max_lexer_states=drawn.choice([60, 300, 250_000]),
+            step_lexer_fuel=drawn.choice([100, 500, 3000, 200_000]),
         )
         text = f"start: /{pattern(drawn, 4)}/{ALL_SPELLINGS}"
         make = partial(llguidance.LLMatcher, index, text, log_level=0, limits=limits)
@@ -201,22 +235,31 @@ def test_what_a_mask_allows_may_be_committed() -> None:
 
 
 def answer(drawn: random.Random, compiled: Compiled) -> None:
-    """A random text of at most 100 tokens, with masks of random drafts on the way. Raises NumericalError for a mask that lied."""
+    """A random text of at most 100 tokens, with masks of random drafts on the way. Raises
+    NumericalError for a mask that lied."""
     constraint = Matcher(compiled, frozenset([EOS]), 257)
     for _ in range(100):
-        drafts = [[drawn.choice([A, B, B + 1]) for _ in range(drawn.randint(1, 5))] for _ in range(drawn.choice([0, 4]))]
+        drafts = [
+            [drawn.choice([A, B, B + 1]) for _ in range(drawn.randint(1, 5))]
+            for _ in range(drawn.choice([0, 4]))
+        ]
         allowed = constraint.allowed([[], *drafts])[0].nonzero().flatten().tolist()
         constraint.commit([drawn.choice([token for token in allowed if token != EOS] or allowed)])
         if constraint.is_over:
             return
 
 
-def test_new_lexers_of_a_row_may_take_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_lexers_of_a_row_may_take_so_long_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They are built in the engine's thread, where all rows wait."""
     drawn = random.Random(1)
     index = index_vocabulary(TOKENIZER, 257, [EOS])
     limits = llguidance.LLParserLimits(max_lexer_states=200)
-    compiled = Compiled("regex", lambda: llguidance.LLMatcher(index, "start: /[ab]*a[ab]{12}c/", log_level=0, limits=limits))
+    compiled = Compiled(
+        "regex",
+        lambda: llguidance.LLMatcher(index, "start: /[ab]*a[ab]{12}c/", log_level=0, limits=limits),
+    )
     tokens = [drawn.choice([A, B]) for _ in range(150)]
 
     def read() -> None:

@@ -26,7 +26,9 @@ def grammars_over(*texts: str) -> Grammars:
     """Grammars over the tokens END and `texts`."""
     words = llguidance.TokenizerWrapper(Letters([b"<end>", *(text.encode() for text in texts)]))
     grammars = Grammars(None, 1 + len(texts), [END])
-    grammars._index = llguidance.LLTokenizer(words, n_vocab=1 + len(texts), eos_token=[END], slices=[])
+    grammars._index = llguidance.LLTokenizer(
+        words, n_vocab=1 + len(texts), eos_token=[END], slices=[]
+    )
     return grammars
 
 

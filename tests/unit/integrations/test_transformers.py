@@ -1,4 +1,5 @@
-"""The `custom_generate` bridge: tokens of transformers' own loop, modules left alone, refusals by name."""
+"""The `custom_generate` bridge: tokens of transformers' own loop, modules left alone, refusals by
+name."""
 
 from __future__ import annotations
 
@@ -118,7 +119,9 @@ def test_every_verifier(verifier: str, target: LlamaForCausalLM, draft: LlamaFor
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_left_padded_batch_equals_single_rows(penalty: float, target: LlamaForCausalLM, loop: Speculative) -> None:
+def test_left_padded_batch_equals_single_rows(
+    penalty: float, target: LlamaForCausalLM, loop: Speculative
+) -> None:
     """Padding that is attended to, counted as a position, or punished by the repetition penalty."""
     rows = [[5, 6, 7], PROMPT, [9]]
     width = max(map(len, rows))
@@ -149,7 +152,9 @@ def test_end_tokens_stop_rows_and_pad_the_rest(target: LlamaForCausalLM, loop: S
 def test_sampling_follows_torch_seed(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     """A hidden source of randomness, rows that share one, or a greedy call that uses up torch's."""
     mine = speculative(draft=draft)
-    call = without_end(inputs=ids(PROMPT), max_new_tokens=20, do_sample=True, temperature=1.5, top_k=0)
+    call = without_end(
+        inputs=ids(PROMPT), max_new_tokens=20, do_sample=True, temperature=1.5, top_k=0
+    )
 
     def run(seed: int, **more: Any) -> Tensor:
         torch.manual_seed(seed)
@@ -176,8 +181,11 @@ def test_sampling_follows_torch_seed(target: LlamaForCausalLM, draft: LlamaForCa
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.4},
     ],
 )
-def test_sampling_options_reach_the_distribution(options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
-    """A sampling option dropped on the way: first tokens counted against transformers' own processors."""
+def test_sampling_options_reach_the_distribution(
+    options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative
+) -> None:
+    """A sampling option dropped on the way: first tokens counted against transformers' own
+    processors."""
     num = 200
     prompt = ids(PROMPT)
     call = without_end(inputs=prompt, max_new_tokens=1, do_sample=True, **options)
@@ -188,7 +196,8 @@ def test_sampling_options_reach_the_distribution(options: dict[str, Any], target
     counts = torch.bincount(drawn, minlength=V)
     assert not counts[probs == 0].any()
     spread = (num * probs * (1 - probs)).sqrt()
-    assert ((counts - num * probs).abs() <= 5 * spread + 1).all()  # 24 tokens: false alarm below 2e-5
+    # 24 tokens: false alarm below 2e-5
+    assert ((counts - num * probs).abs() <= 5 * spread + 1).all()
 
 
 def test_custom_processors_that_have_an_equal(target: LlamaForCausalLM, loop: Speculative) -> None:
@@ -196,13 +205,17 @@ def test_custom_processors_that_have_an_equal(target: LlamaForCausalLM, loop: Sp
     call = without_end(inputs=ids(PROMPT), max_new_tokens=8, do_sample=True, top_k=0)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(1.4), TopKLogitsWarper(1)])
     greedy = target.generate(ids(PROMPT), **without_end(max_new_tokens=8))
-    assert torch.equal(target.generate(**call, logits_processor=warpers, custom_generate=loop), greedy)
+    assert torch.equal(
+        target.generate(**call, logits_processor=warpers, custom_generate=loop), greedy
+    )
 
 
 def test_streamer_gets_prompt_tokens_and_end(target: LlamaForCausalLM, loop: Speculative) -> None:
-    """transformers drops the streamer of a callable: without the bridge's care it would wait for ever."""
+    """transformers drops the streamer of a callable: without the bridge's care it would wait for
+    ever."""
     call = without_end(inputs=ids(PROMPT), max_new_tokens=9)
-    mine, plain = Recorder(), Recorder()
+    mine = Recorder()
+    plain = Recorder()
     target.generate(**call, streamer=mine, custom_generate=loop)
     target.generate(**call, streamer=plain)
     assert mine.puts == plain.puts
@@ -214,7 +227,9 @@ def test_text_iterator_streamer_ends(target: LlamaForCausalLM, loop: Speculative
     tokenizer = word_tokenizer(V)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
     call = without_end(inputs=ids(PROMPT), max_new_tokens=9)
-    thread = Thread(target=target.generate, kwargs={**call, "streamer": streamer, "custom_generate": loop})
+    thread = Thread(
+        target=target.generate, kwargs={**call, "streamer": streamer, "custom_generate": loop}
+    )
     thread.start()
     text = "".join(streamer)
     thread.join()
@@ -236,7 +251,8 @@ def test_modules_are_left_as_they_were(
     implementation: str, fails: bool, target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our attention left behind, packed or moved weights, frozen parameters, another mode."""
-    model, small = copy.deepcopy(target), disturbed(target, 0.1)
+    model = copy.deepcopy(target)
+    small = disturbed(target, 0.1)
     for module in (model, small):
         module.set_attn_implementation(implementation)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -275,12 +291,15 @@ def test_a_refused_model_is_restored(loop: Speculative) -> None:
     assert broken.config._attn_implementation == "sdpa"
 
 
-def test_probes_run_once_and_again_after_a_change(target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_run_once_and_again_after_a_change(
+    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Probes on every call (slow), or stale ones after the model changed its dtype."""
     calls: list[str] = []
     original = bridge.build_lm
     monkeypatch.setattr(bridge, "build_lm", lambda *args: calls.append("") or original(*args))
-    model, mine = copy.deepcopy(target), speculative()
+    model = copy.deepcopy(target)
+    mine = speculative()
     for _ in range(3):
         model.generate(ids(PROMPT), max_new_tokens=3, custom_generate=mine)
     assert len(calls) == 1
@@ -293,7 +312,9 @@ def test_probes_run_once_and_again_after_a_change(target: LlamaForCausalLM, monk
 def test_a_model_of_another_family(loop: Speculative) -> None:
     """Something Llama-only in the bridge."""
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=V, n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4)
+    config = GPT2Config(
+        vocab_size=V, n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4
+    )
     model = GPT2LMHeadModel(config).eval()
     call = without_end(inputs=ids(PROMPT), max_new_tokens=10)
     assert torch.equal(model.generate(**call, custom_generate=loop), model.generate(**call))
@@ -347,7 +368,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("named", "options"), REFUSED, ids=[named for named, _ in REFUSED])
-def test_refused_by_name(named: str, options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
+def test_refused_by_name(
+    named: str, options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative
+) -> None:
     """Something accepted and ignored."""
     call = without_end(inputs=ids(PROMPT), max_new_tokens=4)
     with pytest.raises(CapabilityError) as refusal:
@@ -359,7 +382,9 @@ def test_refused_by_name(named: str, options: dict[str, Any], target: LlamaForCa
 def test_assistant_model_is_refused(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     """transformers drops it before a callable is called."""
     with pytest.raises(CapabilityError, match="assistant_model"):
-        target.generate(ids(PROMPT), max_new_tokens=4, assistant_model=draft, custom_generate=speculative())
+        target.generate(
+            ids(PROMPT), max_new_tokens=4, assistant_model=draft, custom_generate=speculative()
+        )
 
 
 def test_inputs_embeds_are_refused(target: LlamaForCausalLM, loop: Speculative) -> None:
@@ -372,14 +397,21 @@ def test_inputs_embeds_are_refused(target: LlamaForCausalLM, loop: Speculative) 
 def test_streaming_a_batch_is_refused(target: LlamaForCausalLM, loop: Speculative) -> None:
     """Rows run ahead of one another, a streamer wants them in step."""
     with pytest.raises(CapabilityError, match="streamer"):
-        target.generate(ids(PROMPT, PROMPT), max_new_tokens=4, streamer=Recorder(), custom_generate=loop)
+        target.generate(
+            ids(PROMPT, PROMPT), max_new_tokens=4, streamer=Recorder(), custom_generate=loop
+        )
 
 
-def test_empty_rows_and_foreign_tokens_are_refused(target: LlamaForCausalLM, loop: Speculative) -> None:
+def test_empty_rows_and_foreign_tokens_are_refused(
+    target: LlamaForCausalLM, loop: Speculative
+) -> None:
     """Errors from deep inside the model instead of a sentence."""
     with pytest.raises(RequestError, match="empty"):
         target.generate(
-            ids(PROMPT, PROMPT), attention_mask=ids([1] * 7, [0] * 7), max_new_tokens=4, custom_generate=loop
+            ids(PROMPT, PROMPT),
+            attention_mask=ids([1] * 7, [0] * 7),
+            max_new_tokens=4,
+            custom_generate=loop,
         )
     with pytest.raises(RequestError, match="token 99"):
         target.generate(ids([1, 99]), max_new_tokens=4, custom_generate=loop)
@@ -413,7 +445,9 @@ def test_a_trained_head_as_the_draft(target: LlamaForCausalLM, tmp_path: Path, k
     HEADS[kind](target, tmp_path / kind)
     loop = speculative(draft=tmp_path / kind)
     plain = target.generate(ids(PROMPT), max_new_tokens=20, do_sample=False)
-    assert target.generate(ids(PROMPT), max_new_tokens=20, do_sample=False, custom_generate=loop).equal(plain)
+    assert target.generate(
+        ids(PROMPT), max_new_tokens=20, do_sample=False, custom_generate=loop
+    ).equal(plain)
     assert loop.stats is not None
     assert loop.stats.drafted > 0
     with pytest.raises(ConfigError, match=f"is a trained head, not a draft model: .*{kind}"):

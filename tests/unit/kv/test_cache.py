@@ -1,7 +1,7 @@
 """The cache against a model a child could check: a list of numbers per row, under random histories.
 
-Every position ever written gets a number of its own, so a lost, moved or overwritten position shows up as a wrong number
-and not as a wrong shape.
+Every position ever written gets a number of its own, so a lost, moved or overwritten position shows
+up as a wrong number and not as a wrong shape.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ def make_cache(dtype: torch.dtype = torch.float64) -> KVCache:
 
 
 def write(cache: KVCache, row: int, numbers: list[float]) -> None:
-    """What a pass does: put one number per position behind the row's committed ones, in every layer."""
+    """What a pass does: put one number per position behind the row's committed ones, in every
+    layer."""
     start = cache.lengths[row]
     cache.reserve(cache.num_rows, start + len(numbers))
     for layer, store in enumerate((*cache.keys, *cache.values)):
         values = torch.tensor(numbers, dtype=store.dtype) + layer / 16
-        store[row, start : start + len(numbers)] = values[:, None, None].expand(-1, *store.shape[2:])
+        store[row, start : start + len(numbers)] = values[:, None, None].expand(
+            -1, *store.shape[2:]
+        )
 
 
 def read(cache: KVCache, row: int) -> list[float]:
@@ -65,7 +68,8 @@ class CacheHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), count=st.integers(1, 400))
     def prefill(self, data: st.DataObject, count: int) -> None:
-        row, numbers = self.any_row(data), self.fresh(count)
+        row = self.any_row(data)
+        numbers = self.fresh(count)
         write(self.cache, row, numbers)
         kept = data.draw(st.integers(0, count))
         self.cache.advance(row, kept)
@@ -74,7 +78,8 @@ class CacheHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), path=st.sets(st.integers(0, 11)).map(sorted))
     def keep_path(self, data: st.DataObject, path: list[int]) -> None:
-        row, numbers = self.any_row(data), self.fresh(12)
+        row = self.any_row(data)
+        numbers = self.fresh(12)
         write(self.cache, row, numbers)
         self.cache.keep(row, path)
         self.rows[row] += [numbers[offset] for offset in path]
@@ -115,11 +120,14 @@ TestCacheHistory = CacheHistory.TestCase
 TestCacheHistory.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestCacheHistory.__doc__ = "Catches positions lost by growth, by a departing neighbour, or by an overlapping move."
+TestCacheHistory.__doc__ = (
+    "Catches positions lost by growth, by a departing neighbour, or by an overlapping move."
+)
 
 
 def test_overlapping_keep() -> None:
-    """Catches a move in place that reads a node after overwriting it: the kept path is shifted by one onto itself."""
+    """Catches a move in place that reads a node after overwriting it: the kept path is shifted by
+    one onto itself."""
     cache = make_cache()
     cache.add_row()
     write(cache, 0, [float(n) for n in range(40)])
@@ -128,7 +136,8 @@ def test_overlapping_keep() -> None:
 
 
 def test_growth_keeps_contents_and_whole_blocks() -> None:
-    """Catches a capacity that is no whole number of key blocks: then bits depend on how much room lies behind a row."""
+    """Catches a capacity that is no whole number of key blocks: then bits depend on how much room
+    lies behind a row."""
     cache = make_cache()
     cache.add_row()
     write(cache, 0, [float(n) for n in range(BLOCK)])
@@ -140,7 +149,8 @@ def test_growth_keeps_contents_and_whole_blocks() -> None:
 
 
 def test_rows_leave_after_growth_inside_a_pass() -> None:
-    """Catches a cache grown under inference_mode that refuses every write outside it: the first row to finish crashed."""
+    """Catches a cache grown under inference_mode that refuses every write outside it: the first row
+    to finish crashed."""
     cache = make_cache()
     with torch.inference_mode():
         for row in range(2):
@@ -152,7 +162,8 @@ def test_rows_leave_after_growth_inside_a_pass() -> None:
 
 
 def test_scrub() -> None:
-    """Catches NaN that stays where nobody looks: attention gives it weight 0, and 0 times NaN is NaN."""
+    """Catches NaN that stays where nobody looks: attention gives it weight 0, and 0 times NaN is
+    NaN."""
     cache = make_cache()
     for row in range(3):
         cache.add_row()
@@ -165,8 +176,10 @@ def test_scrub() -> None:
 
 
 def test_growth_is_geometric_then_bounded() -> None:
-    """Catches a copy per token: growing to 64 blocks one position at a time must reallocate a handful of times."""
-    cache, reallocations = make_cache(torch.bfloat16), 0
+    """Catches a copy per token: growing to 64 blocks one position at a time must reallocate a
+    handful of times."""
+    cache = make_cache(torch.bfloat16)
+    reallocations = 0
     for tokens in range(0, 64 * BLOCK, 64):
         before = cache.capacity
         cache.reserve(1, tokens)
@@ -179,7 +192,9 @@ def test_bytes() -> None:
     """Catches a memory report that forgets values, layers, or the dtype."""
     cache = make_cache(torch.bfloat16)
     assert cache.bytes_per_token == 2 * (2 * (3 + 3) + 1 * (2 + 4) + 1 * 5)
-    assert cache.allocated_bytes == sum(s.numel() * s.itemsize for s in (*cache.keys, *cache.values))
+    assert cache.allocated_bytes == sum(
+        s.numel() * s.itemsize for s in (*cache.keys, *cache.values)
+    )
 
 
 def test_integrity_check_sees_damage() -> None:

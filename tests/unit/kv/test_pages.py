@@ -1,4 +1,5 @@
-"""Pages against the texts they hold: what comes out of the pool is what was put in, for these tokens and no others."""
+"""Pages against the texts they hold: what comes out of the pool is what was put in, for these
+tokens and no others."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ def cache_of(tokens: list[int]) -> KVCache:
     """A row whose keys and values are a function of everything before them, as in a model."""
     cache = KVCache(LAYERS, torch.float64, "cpu")
     cache.add_row()
-    values = torch.tensor([hash(tuple(tokens[: index + 1])) % 9973 for index in range(len(tokens))], dtype=torch.float64)
+    values = torch.tensor(
+        [hash(tuple(tokens[: index + 1])) % 9973 for index in range(len(tokens))],
+        dtype=torch.float64,
+    )
     for store in (*cache.keys, *cache.values):
         store[0, : len(tokens)] = values[:, None, None]
     cache.advance(0, len(tokens))
@@ -66,7 +70,8 @@ def test_only_committed_positions_are_kept() -> None:
 def test_the_least_recently_used_leaf_goes_first() -> None:
     """A beginning outlives its continuations, and a text that is used stays."""
     pool = pool_of(3)
-    first, second = [1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9, 9]
+    first = [1, 2, 3, 4, 5, 6, 7, 8]
+    second = [9, 9, 9, 9]
     pool.save(first, cache_of(first), 0, 8)
     pool.save(second, cache_of(second), 0, 4)
     assert loaded(pool, first[:4]) == 4  # the page of 5..8 is the oldest leaf now
@@ -78,7 +83,8 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 def test_a_text_that_grows_takes_the_pages_of_others() -> None:
     """Its beginning was kept longest ago: catches a full pool that then keeps nothing more of it."""
     pool = pool_of(3)
-    text, other = list(range(8)), [9] * 8
+    text = list(range(8))
+    other = [9] * 8
     pool.save(text, cache_of(text), 0, 4)
     pool.save(other, cache_of(other), 0, 8)
     pool.save(text, cache_of(text), 0, 8)
@@ -98,8 +104,10 @@ def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
 
 
 def test_a_text_longer_than_the_pool_that_is_saved_by_chunks() -> None:
-    """A text's own last page is the oldest leaf when its next chunk wants room: prompts are saved so."""
-    pool, text = pool_of(2), list(range(20))
+    """A text's own last page is the oldest leaf when its next chunk wants room: prompts are saved
+    so."""
+    pool = pool_of(2)
+    text = list(range(20))
     for length in (4, 8, 12, 20):
         pool.save(text, cache_of(text), 0, length)
         pool.check_integrity()
@@ -108,7 +116,8 @@ def test_a_text_longer_than_the_pool_that_is_saved_by_chunks() -> None:
 
 def test_a_text_longer_than_the_pool_takes_the_room_of_others_first() -> None:
     """Another text that shares its first page loses the second one, which hangs below it."""
-    pool, text = pool_of(4), list(range(20))
+    pool = pool_of(4)
+    text = list(range(20))
     others = [[9] * 4, [*text[:4], 50, 51, 52, 53]]
     for other in others:
         pool.save(other, cache_of(other), 0, len(other))
@@ -120,7 +129,8 @@ def test_a_text_longer_than_the_pool_takes_the_room_of_others_first() -> None:
 
 def test_a_shared_beginning_is_dropped_with_nobody_below_it() -> None:
     """Both continuations of a page go before it, the one used longest ago first."""
-    pool, begin = pool_of(3), [1, 2, 3, 4]
+    pool = pool_of(3)
+    begin = [1, 2, 3, 4]
     texts = [[*begin, 5, 5, 5, 5], [*begin, 6, 6, 6, 6]]
     for text in texts:
         pool.save(text, cache_of(text), 0, 8)
@@ -142,7 +152,8 @@ def test_a_pool_without_pages_knows_nothing() -> None:
 
 def test_random_histories() -> None:
     """Thousands of texts over few tokens, so that they share and evict one another all the time."""
-    rng, pool = random.Random(1), pool_of(12)
+    rng = random.Random(1)
+    pool = pool_of(12)
     hits = 0
     for _ in range(1500):
         text = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
@@ -156,7 +167,8 @@ def test_random_histories() -> None:
 
 def test_a_copy_is_what_load_fills_in() -> None:
     """A copy serves caches whose row does not exist yet; `load` stops at the given length."""
-    pool, text = pool_of(8), list(range(14))
+    pool = pool_of(8)
+    text = list(range(14))
     pool.save(text, cache_of(text), 0, 14)
     parts = pool.copy([*text[:9], 99])
     for mine, real in zip(parts, cache_of(text).read(0, 0, 8), strict=True):

@@ -1,4 +1,5 @@
-"""Rows of states against the texts they saw: whatever is rejected or moved, a pass goes on from the committed tokens."""
+"""Rows of states against the texts they saw: whatever is rejected or moved, a pass goes on from the
+committed tokens."""
 
 from __future__ import annotations
 
@@ -56,17 +57,22 @@ Step = tuple[str, int, int, int]  # what, which row, two numbers
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["pass", "pass", "pass", "add", "remove", "move", "truncate", "scrub"]),
-        st.integers(0, 3), st.integers(1, 9), st.integers(0, 9),
+        st.integers(0, 3),
+        st.integers(1, 9),
+        st.integers(0, 9),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_every_pass_goes_on_from_what_is_committed(steps: list[Step]) -> None:
-    """Catches a state that is stale, short of a token, shared between rows or left behind by a move."""
-    cache, texts, fresh = new_cache(), [list[int]()], iter(range(10**6))
+    """Catches a state that is stale, short of a token, shared between rows or left behind by a
+    move."""
+    cache = new_cache()
+    texts = [list[int]()]
+    fresh = iter(range(10**6))
     cache.add_row()
     for what, which, count, kept in steps:
         row = which % max(1, len(texts))
@@ -96,7 +102,8 @@ def test_every_pass_goes_on_from_what_is_committed(steps: list[Step]) -> None:
 
 
 def test_snapshots_stay_few_and_reach_back() -> None:
-    """A draft model goes back over several passes of one token: what is fed again must not be the whole text."""
+    """A draft model goes back over several passes of one token: what is fed again must not be the
+    whole text."""
     cache = new_cache()
     cache.add_row()
     for token in range(5 * SPACING):
@@ -144,10 +151,13 @@ def loaded(pool: StatePool, text: list[int]) -> int:
 
 
 def test_a_state_serves_whole_beginnings_alone() -> None:
-    pool, text = StatePool(page=4, num_pages=10**4), list(range(12))
+    pool = StatePool(page=4, num_pages=10**4)
+    text = list(range(12))
     pool.save(text, row_of(text), 0, 12)
     assert loaded(pool, [*text, 5]) == 12
-    assert loaded(pool, [*text, 6]) == 12, "a state that was loaded is not changed by who goes on from it"
+    assert loaded(pool, [*text, 6]) == 12, (
+        "a state that was loaded is not changed by who goes on from it"
+    )
     assert loaded(pool, text[:11]) == 0
     assert loaded(pool, [*text[:11], 50, 51]) == 0
     assert pool.known([*text, 5]) == 12
@@ -156,7 +166,8 @@ def test_a_state_serves_whole_beginnings_alone() -> None:
 
 
 def test_only_boundaries_that_are_committed_are_kept() -> None:
-    pool, text = StatePool(page=4, num_pages=10**4), list(range(11))
+    pool = StatePool(page=4, num_pages=10**4)
+    text = list(range(11))
     pool.save(text, row_of(text), 0, 11)
     assert loaded(pool, text) == 0, "11 is no multiple of a page"
     pool.save(text, row_of(text[:8]), 0, 7)
@@ -167,7 +178,8 @@ def test_only_boundaries_that_are_committed_are_kept() -> None:
 
 def test_a_long_prompt_leaves_few_states() -> None:
     """Boundaries within a prompt stay only if they are powers of two."""
-    pool, text = StatePool(page=4, num_pages=10**4), list(range(40))
+    pool = StatePool(page=4, num_pages=10**4)
+    text = list(range(40))
     for end in range(4, 41, 4):
         pool.save(text, row_of(text[:end]), 0, end)
     assert [loaded(pool, text[:end]) for end in (7, 15, 31, 36, 40)] == [4, 8, 16, 32, 40]
@@ -190,12 +202,16 @@ def test_the_least_recently_used_state_goes_first() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_records_of_a_kept_path_move_together(device: str) -> None:
-    """Catches records that stay among those of the tree, that another row's overwrite, or that wrap around wrongly."""
+    """Catches records that stay among those of the tree, that another row's overwrite, or that wrap
+    around wrongly."""
     with SimulatedCuda(), torch.inference_mode():
-        slots = StateSlots([LayerShape(1, 2, 2)], [StateShape(4, 8), StateShape(6, 4)], torch.float32, device)
+        slots = StateSlots(
+            [LayerShape(1, 2, 2)], [StateShape(4, 8), StateShape(6, 4)], torch.float32, device
+        )
         for _ in range(2):
             slots.add_row()
-        for committed in (0, NUM_RECORDS - 2):  # the tree's records go on at the beginning of the slot
+        # the tree's records go on at the beginning of the slot
+        for committed in (0, NUM_RECORDS - 2):
             for chunk in [committed // 2] * 2 if committed else []:
                 slots.begin(1, 1, chunk, reads=True)
                 slots.advance(1, chunk)

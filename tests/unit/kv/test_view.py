@@ -46,7 +46,12 @@ def test_growth_of_the_parent_is_seen_and_asked_for(parent: KVCache) -> None:
     assert view.capacity == parent.capacity == 2 * BLOCK
     parent.reserve(9, 0)
     assert view.num_slots == parent.num_slots >= 9
-    assert all(mine is theirs for mine, theirs in zip((*view.keys, *view.values), (*parent.keys, *parent.values), strict=True))
+    assert all(
+        mine is theirs
+        for mine, theirs in zip(
+            (*view.keys, *view.values), (*parent.keys, *parent.values), strict=True
+        )
+    )
     assert view.allocated_bytes == 0
 
 
@@ -64,7 +69,8 @@ def test_rows_leave_without_moving_twice(parent: KVCache) -> None:
 
 
 def test_scrub_keeps_what_is_committed(parent: KVCache) -> None:
-    """Catches the view's own lengths, or its absent rows, deciding what is zeroed in the parent's memory."""
+    """Catches the view's own lengths, or its absent rows, deciding what is zeroed in the parent's
+    memory."""
     view = KVView(parent)
     view.add_row()
     for store in parent.keys:

@@ -1,4 +1,5 @@
-"""Layers with windows beside layers without: under random histories they hold the last positions, and no more memory than these.
+"""Layers with windows beside layers without: under random histories they hold the last positions,
+and no more memory than these.
 
 The cache is compared with lists, as in `test_cache.py`; pages with what a model would have written.
 """
@@ -19,9 +20,11 @@ from outrider.kv.pages import PagePool
 from outrider.kv.view import KVView
 from outrider.remote.draft.model_host import KVWindow
 
-WINDOW, PAGE = 100, 32
+WINDOW = 100
+PAGE = 32
 ROOM = 2 * BLOCK  # of a slot in layers with windows: what is held, a block before it, and passes
-WHOLE, WINDOWED = LayerShape(2, 3, 3), LayerShape(1, 2, 4, window=WINDOW)
+WHOLE = LayerShape(2, 3, 3)
+WINDOWED = LayerShape(1, 2, 4, window=WINDOW)
 LAYERS = (WINDOWED, WHOLE, WINDOWED)
 
 
@@ -31,16 +34,21 @@ def make_cache(layers: tuple[LayerShape, ...] = LAYERS) -> KVCache:
 
 def put_in(cache: KVCache, row: int, numbers: list[float]) -> None:
     """What a pass does: one number per position behind the committed ones, in every layer."""
-    start, count = cache.lengths[row], len(numbers)
+    start = cache.lengths[row]
+    count = len(numbers)
     cache.reserve(cache.num_rows, start + count)
     cache.make_room(row, 1, count)
     for store, begin in zip((*cache.keys, *cache.values), cache.begins(row), strict=True):
-        store[row, start - begin : start - begin + count] = torch.tensor(numbers, dtype=store.dtype)[:, None, None]
+        store[row, start - begin : start - begin + count] = torch.tensor(
+            numbers, dtype=store.dtype
+        )[:, None, None]
 
 
 def parts_of(numbers: list[float]) -> list[torch.Tensor]:
     """What `KVCache.read` gives for positions that hold these numbers."""
-    sizes = [(s.num_kv_heads, s.key_size) for s in LAYERS] + [(s.num_kv_heads, s.value_size) for s in LAYERS]
+    sizes = [(s.num_kv_heads, s.key_size) for s in LAYERS] + [
+        (s.num_kv_heads, s.value_size) for s in LAYERS
+    ]
     column = torch.tensor(numbers, dtype=torch.float64)[:, None, None]
     return [column.expand(-1, *size) for size in sizes]
 
@@ -84,7 +92,8 @@ class WindowHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), count=st.integers(1, 700), rejected=st.integers(0, 80))
     def make_pass(self, data: st.DataObject, count: int, rejected: int) -> None:
-        row, numbers = self.any_row(data), self.fresh(count)
+        row = self.any_row(data)
+        numbers = self.fresh(count)
         put_in(self.cache, row, numbers)
         kept = max(0, count - rejected)
         self.cache.advance(row, kept)
@@ -102,7 +111,8 @@ class WindowHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), path=st.sets(st.integers(0, 11)).map(sorted))
     def keep_path(self, data: st.DataObject, path: list[int]) -> None:
-        row, numbers = self.any_row(data), self.fresh(12)
+        row = self.any_row(data)
+        numbers = self.fresh(12)
         put_in(self.cache, row, numbers)
         self.cache.keep(row, path)
         self.rows[row] += [numbers[offset] for offset in path]
@@ -160,7 +170,9 @@ TestWindowHistory = WindowHistory.TestCase
 TestWindowHistory.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestWindowHistory.__doc__ = "Catches positions lost or shifted where a row moves to the front of its slot."
+TestWindowHistory.__doc__ = (
+    "Catches positions lost or shifted where a row moves to the front of its slot."
+)
 
 
 def grown(length: int, cache: KVCache | None = None, first_chunk: int = 256) -> KVCache:
@@ -177,17 +189,26 @@ def grown(length: int, cache: KVCache | None = None, first_chunk: int = 256) -> 
 
 
 def test_memory_does_not_grow_beyond_the_window() -> None:
-    """Catches layers with windows that keep whole texts, and a report of memory that does not say so."""
-    cache, sizes = make_cache(), []
+    """Catches layers with windows that keep whole texts, and a report of memory that does not say
+    so."""
+    cache = make_cache()
+    sizes = []
     for length in (2 * BLOCK, 8 * BLOCK, 40 * BLOCK):
         grown(length, cache)
         stores = [*cache.keys, *cache.values]
-        sizes.append([sum(store.numel() for store in stores[layer :: len(LAYERS)]) for layer in range(len(LAYERS))])
+        sizes.append(
+            [
+                sum(store.numel() for store in stores[layer :: len(LAYERS)])
+                for layer in range(len(LAYERS))
+            ]
+        )
         assert cache.allocated_bytes == sum(store.numel() * store.itemsize for store in stores)
         assert cache.slot_bytes(cache.capacity) == cache.allocated_bytes
     assert [size[0] for size in sizes] == [size[2] for size in sizes] == [ROOM * (2 + 4)] * 3
     assert sizes[-1][1] > 10 * sizes[0][1]
-    assert cache.bytes_per_token == 8 * (2 * (2 + 4) + 2 * (3 + 3)), "of a token that all layers hold"
+    assert cache.bytes_per_token == 8 * (2 * (2 + 4) + 2 * (3 + 3)), (
+        "of a token that all layers hold"
+    )
 
 
 def test_a_cache_without_whole_layers() -> None:
@@ -200,7 +221,8 @@ def test_a_cache_without_whole_layers() -> None:
 
 @pytest.mark.parametrize("window", [192, 193, 256, 448])
 def test_slots_have_room_for_chunks(window: int) -> None:
-    """Catches slots that a prompt's chunk enlarges for good, because what is held lies badly in its blocks."""
+    """Catches slots that a prompt's chunk enlarges for good, because what is held lies badly in its
+    blocks."""
     sizes = set()
     for start in range(1, BLOCK, 21):
         cache = make_cache((LayerShape(1, 1, 1, window=window),))
@@ -228,7 +250,10 @@ def test_a_pass_wider_than_a_slot() -> None:
     cache.advance(0, 6 * BLOCK)
     cache.check_integrity()
     assert cache.window_capacity > 6 * BLOCK
-    assert held(cache, 0, 0)[-7 * BLOCK :] == [float(n) for n in range(9 * BLOCK)][-len(held(cache, 0, 0)) :]
+    assert (
+        held(cache, 0, 0)[-7 * BLOCK :]
+        == [float(n) for n in range(9 * BLOCK)][-len(held(cache, 0, 0)) :]
+    )
 
 
 def test_what_was_cut_too_far_is_forgotten() -> None:
@@ -243,7 +268,8 @@ def test_what_was_cut_too_far_is_forgotten() -> None:
 
 
 LONG = [float(n) for n in range(5 * BLOCK + 300)]
-FIRST = len(LONG) - WINDOW - KEPT_BACK  # that layers with windows hold of a row that was loaded; its base is 5 * BLOCK
+# that layers with windows hold of a row that was loaded; its base is 5 * BLOCK
+FIRST = len(LONG) - WINDOW - KEPT_BACK
 
 
 def loaded_row(cache: KVCache) -> None:
@@ -280,7 +306,8 @@ def test_a_row_that_holds_less_than_its_slot_takes_the_place_of_another() -> Non
 
 
 def test_a_view_moves_its_parents_rows() -> None:
-    """A draft that needs the room keeps what the parent's windows reach, and its own tokens, which lie behind that."""
+    """A draft that needs the room keeps what the parent's windows reach, and its own tokens, which
+    lie behind that."""
     parent = grown(2 * BLOCK - 50)
     view = KVView(parent)
     view.add_row()
@@ -308,7 +335,8 @@ def test_some_rows_move_alone() -> None:
 
 
 def test_a_long_draft_on_a_view_costs_its_parent_nothing() -> None:
-    """Catches a parent that forgets what windows reach from its own last token, not from the draft's."""
+    """Catches a parent that forgets what windows reach from its own last token, not from the
+    draft's."""
     parent = grown(WINDOW + KEPT_BACK + BLOCK - 6)
     view = KVView(parent)
     view.add_row()
@@ -320,12 +348,15 @@ def test_a_long_draft_on_a_view_costs_its_parent_nothing() -> None:
 
 
 def test_kept_nodes_are_found_once_for_all_layers() -> None:
-    """Catches a small operation for every store, on a device where each costs a launch; `meta` stands for one."""
+    """Catches a small operation for every store, on a device where each costs a launch; `meta`
+    stands for one."""
 
     class Differences(TorchDispatchMode):
         count = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             self.count += func is torch.ops.aten.sub.Tensor
             return func(*args, **(kwargs or {}))
 
@@ -357,7 +388,8 @@ TEXT = list(range(3000))
 
 
 def loaded(pages: PagePool, tokens: list[int]) -> int:
-    """How much of `tokens`, a beginning of `TEXT`, is known; what windows reach from there must be what was saved."""
+    """How much of `tokens`, a beginning of `TEXT`, is known; what windows reach from there must be
+    what was saved."""
     cache = make_cache()
     cache.add_row()
     count = pages.load(tokens, cache, 0)
@@ -367,7 +399,8 @@ def loaded(pages: PagePool, tokens: list[int]) -> int:
     reached = held(cache, 0, 0)
     assert reached == TEXT[count - len(reached) : count]
     assert len(reached) >= min(count, WINDOW)
-    copied, parts = make_cache(), pages.copy(tokens)
+    copied = make_cache()
+    parts = pages.copy(tokens)
     copied.add_row()
     copied.put(0, 0, parts)
     assert held(copied, 0, 0)[-WINDOW:] == reached[-WINDOW:]
@@ -375,7 +408,8 @@ def loaded(pages: PagePool, tokens: list[int]) -> int:
 
 
 def test_a_prompt_saved_by_chunks_serves_at_every_page() -> None:
-    pages, cache = pool(), make_cache()
+    pages = pool()
+    cache = make_cache()
     for length in range(256, 3000, 256):
         grown(length, cache)
         pages.save(TEXT, cache, 0, length)
@@ -390,7 +424,8 @@ def test_a_row_saved_at_its_end_serves_there_alone() -> None:
     pages.save(TEXT, grown(3000), 0, 3000)
     assert loaded(pages, TEXT) == 2976
     assert loaded(pages, TEXT[:1500]) == 0
-    enough = grown(3000).firsts[0] + (WINDOW + KEPT_BACK) // PAGE * PAGE + PAGE  # the first page that ends as many as are held
+    # the first page that ends as many as are held
+    enough = grown(3000).firsts[0] + (WINDOW + KEPT_BACK) // PAGE * PAGE + PAGE
     assert [loaded(pages, TEXT[:length]) for length in (enough - PAGE, enough)] == [0, enough]
     pages.save(TEXT, grown(1500), 0, 1500)
     assert loaded(pages, TEXT[:1500]) == 1472

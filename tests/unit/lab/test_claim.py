@@ -42,7 +42,10 @@ def locks_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_process_is_refused_until_the_first_one_dies(tmp_path: Path) -> None:
     with another_process_with(tmp_path / "out"):
-        with pytest.raises(ConfigError, match=r"another run writes .*out"), claimed(tmp_path / "out"):
+        with (
+            pytest.raises(ConfigError, match=r"another run writes .*out"),
+            claimed(tmp_path / "out"),
+        ):
             pass
         with claimed(tmp_path / "other"):
             pass
@@ -70,7 +73,9 @@ def test_a_measurement_beside_another_one_is_refused_before_anything_is_loaded(
     assert (tmp_path / "x.unfinished.jsonl").read_text() == "found so far\n"
 
 
-def test_a_machine_that_keeps_no_locks_works_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_keeps_no_locks_works_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
     with claimed(tmp_path / "out"):

@@ -56,7 +56,9 @@ def within(value: float, width: float, level: float = 0.95) -> Interval:
 
 
 def sample(*numbers: Any, **fields: Any) -> Sample:
-    return Sample(**({"numbers": list(numbers), "machine": MACHINE, "versions": {"outrider": "1"}} | fields))
+    return Sample(
+        **({"numbers": list(numbers), "machine": MACHINE, "versions": {"outrider": "1"}} | fields)
+    )
 
 
 def verdicts(comparison: Comparison) -> dict[str, str]:
@@ -85,7 +87,9 @@ def test_a_ratio_is_the_difference_of_logarithms() -> None:
 
 def test_the_interval_covers_as_often_as_it_says() -> None:
     """Two simulated benches of 40 prompts, many times: 95 % of the intervals hold the true ratio."""
-    rng, z, covered = np.random.default_rng(7), norm.ppf(0.975), 0
+    rng = np.random.default_rng(7)
+    z = norm.ppf(0.975)
+    covered = 0
     for _ in range(2000):
         runs = [rng.normal(mean, 0.2, 40) for mean in (1.5, 1.2)]
         old, new = (within(float(r.mean()), z * float(r.std(ddof=1)) / 40**0.5) for r in runs)
@@ -94,7 +98,9 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.935 < covered / 2000 < 0.965
 
 
-def parts_of(rng: np.random.Generator, spread: np.ndarray, speed: float) -> dict[str, tuple[float, float]]:
+def parts_of(
+    rng: np.random.Generator, spread: np.ndarray, speed: float
+) -> dict[str, tuple[float, float]]:
     """Tokens and seconds of each prompt: prompts differ by `spread`, runs by 2 %."""
     tokens = 100.0
     seconds = tokens / (50.0 * speed * spread) * np.exp(rng.normal(0, 0.02, len(spread)))
@@ -102,11 +108,15 @@ def parts_of(rng: np.random.Generator, spread: np.ndarray, speed: float) -> dict
 
 
 def test_pairs_tell_small_changes_and_cover() -> None:
-    """Prompts that differ by 40 %, a version that is 4 % slower: 8 prompts find it, independent intervals cannot."""
-    rng, covered, found_slower = np.random.default_rng(3), 0, 0
+    """Prompts that differ by 40 %, a version that is 4 % slower: 8 prompts find it, independent
+    intervals cannot."""
+    rng = np.random.default_rng(3)
+    covered = 0
+    found_slower = 0
     for _ in range(1000):
         spread = np.exp(rng.normal(0, 0.4, 8))
-        old, new = parts_of(rng, spread, 1.0), parts_of(rng, spread, 0.96)
+        old = parts_of(rng, spread, 1.0)
+        new = parts_of(rng, spread, 0.96)
         paired = paired_ratio(old, new)
         assert paired is not None
         interval, pairs = paired
@@ -120,15 +130,21 @@ def test_pairs_tell_small_changes_and_cover() -> None:
 def test_pairs_are_used_where_both_results_have_them() -> None:
     spread = np.exp(np.random.default_rng(0).normal(0, 0.4, 8))
     rng = np.random.default_rng(1)
-    old_parts, new_parts = parts_of(rng, spread, 1.0), parts_of(rng, spread, 0.9)
+    old_parts = parts_of(rng, spread, 1.0)
+    new_parts = parts_of(rng, spread, 0.9)
     wide = within(50.0, 15.0)
-    old, new = Comparable("s", wide, True, parts=old_parts), Comparable("s", wide, True, parts=new_parts)
+    old = Comparable("s", wide, True, parts=old_parts)
+    new = Comparable("s", wide, True, parts=new_parts)
     assert verdicts(compare(sample(old), sample(new))) == {"s": "worse"}
     change = compare(sample(old), sample(new)).changes[0]
     assert change.num_pairs == 8
     assert change.change.value == pytest.approx(0.9, rel=0.05)
     few = Comparable("s", wide, True, parts=dict(list(new_parts.items())[:3]))
-    for other in (Comparable("s", wide, True), few, Comparable("s", wide, True, parts={"else": (1.0, 1.0)})):
+    for other in (
+        Comparable("s", wide, True),
+        few,
+        Comparable("s", wide, True, parts={"else": (1.0, 1.0)}),
+    ):
         alone = compare(sample(old), sample(other)).changes[0]
         assert (alone.num_pairs, alone.verdict) == (0, "no evidence")
 
@@ -153,7 +169,8 @@ def test_open_intervals_stay_open() -> None:
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 0.09), st.floats(0, 0.09))
 def test_swapping_old_and_new_turns_the_ratio(a: float, b: float, wa: float, wb: float) -> None:
-    there, back = ratio(within(a, wa), within(b, wb)), ratio(within(b, wb), within(a, wa))
+    there = ratio(within(a, wa), within(b, wb))
+    back = ratio(within(b, wb), within(a, wa))
     assert there.value == pytest.approx(1 / back.value)
     assert there.low == pytest.approx(1 / back.high)
     assert there.low <= there.value <= there.high
@@ -161,20 +178,39 @@ def test_swapping_old_and_new_turns_the_ratio(a: float, b: float, wa: float, wb:
 
 def test_verdicts() -> None:
     old = sample(
-        ("speed", within(1.0, 0.02), True), ("slow", within(1.0, 0.02), True), ("noise", within(1.0, 0.2), True),
-        ("seconds", within(1.0, 0.02), False), ("neither", within(1.0, 0.02), None), ("count", 3.0, True), ("size", 3.0, False),
-        ("share", within(0.0, 0.02), True, "", "difference"), ("gain", within(-0.1, 0.02), True),
-    )  # fmt: skip
+        ("speed", within(1.0, 0.02), True),
+        ("slow", within(1.0, 0.02), True),
+        ("noise", within(1.0, 0.2), True),
+        ("seconds", within(1.0, 0.02), False),
+        ("neither", within(1.0, 0.02), None),
+        ("count", 3.0, True),
+        ("size", 3.0, False),
+        ("share", within(0.0, 0.02), True, "", "difference"),
+        ("gain", within(-0.1, 0.02), True),
+    )
     new = sample(
-        ("speed", within(1.2, 0.02), True), ("slow", within(0.8, 0.02), True), ("noise", within(1.1, 0.2), True),
-        ("seconds", within(1.2, 0.02), False), ("neither", within(1.2, 0.02), None), ("count", 3.0, True), ("size", 3.1, False),
-        ("share", within(0.1, 0.02), True, "", "difference"), ("gain", within(-0.2, 0.02), True),
-    )  # fmt: skip
+        ("speed", within(1.2, 0.02), True),
+        ("slow", within(0.8, 0.02), True),
+        ("noise", within(1.1, 0.2), True),
+        ("seconds", within(1.2, 0.02), False),
+        ("neither", within(1.2, 0.02), None),
+        ("count", 3.0, True),
+        ("size", 3.1, False),
+        ("share", within(0.1, 0.02), True, "", "difference"),
+        ("gain", within(-0.2, 0.02), True),
+    )
     found = compare(old, new)
     assert verdicts(found) == {
-        "speed": "better", "slow": "worse", "noise": "no evidence", "seconds": "worse", "neither": "higher", "count": "same",
-        "size": "worse", "share": "better", "gain": "worse",
-    }  # fmt: skip
+        "speed": "better",
+        "slow": "worse",
+        "noise": "no evidence",
+        "seconds": "worse",
+        "neither": "higher",
+        "count": "same",
+        "size": "worse",
+        "share": "better",
+        "gain": "worse",
+    }
     by_label = {change.label: change for change in found.changes}
     assert by_label["share"].change.value == pytest.approx(0.1)
     assert by_label["gain"].scale == "difference"  # a ratio of negative numbers says nothing
@@ -184,11 +220,19 @@ def test_what_differs_between_runs() -> None:
     one = ("a", within(1, 0.1), True)
     old = sample(one, settings={"temperature": 0.0, "tasks": ["x"]}, command="c1")
     new = sample(
-        one, settings={"temperature": 0.7, "tasks": ["x", "y"]}, command="c2", seconds=2.0, target="big",
-        machine=MACHINE | {"threads": 4, "memory_bytes": 1010, "cores": {"usable": 4}}, versions={"outrider": "2"},
-    )  # fmt: skip
+        one,
+        settings={"temperature": 0.7, "tasks": ["x", "y"]},
+        command="c2",
+        seconds=2.0,
+        target="big",
+        machine=MACHINE | {"threads": 4, "memory_bytes": 1010, "cores": {"usable": 4}},
+        versions={"outrider": "2"},
+    )
     found = compare(old, new)
-    assert {d.what: (d.old, d.new) for d in found.machines} == {"threads": ("2", "4"), "cores": ("usable 2", "usable 4")}
+    assert {d.what: (d.old, d.new) for d in found.machines} == {
+        "threads": ("2", "4"),
+        "cores": ("usable 2", "usable 4"),
+    }
     assert found.others[0].what == "outrider"
     assert (found.others[0].old, found.others[0].new) == ("1", "2")
     assert {d.what for d in found.others} == {"outrider", "temperature", "tasks", "command"}
@@ -202,7 +246,9 @@ def test_kinds_and_cells_must_match() -> None:
         compare(one, Plain())
     with pytest.raises(ConfigError, match="no number to compare"):
         compare(one, sample())
-    with pytest.raises(ConfigError, match="no number in common: the old one has 'a', the new one 'b'"):
+    with pytest.raises(
+        ConfigError, match="no number in common: the old one has 'a', the new one 'b'"
+    ):
         compare(one, sample(("b", within(1, 0.1))))
     found = compare(sample(("a", 1.0), ("gone", 1.0)), sample(("new", 1.0), ("a", 1.0)))
     assert (found.only_old, found.only_new) == (("gone",), ("new",))
@@ -215,15 +261,20 @@ def test_one_label_for_two_numbers_is_a_bug() -> None:
 
 def test_the_report_says_machines_first_and_counts_verdicts() -> None:
     numbers = [("a", within(1, 0.01), True, "x"), ("b", within(1, 0.01), True)]
-    old, new = sample(*numbers), sample(("a", within(0.9, 0.01), True, "x"), numbers[1], machine=MACHINE | {"cpu": "B"})
+    old = sample(*numbers)
+    new = sample(("a", within(0.9, 0.01), True, "x"), numbers[1], machine=MACHINE | {"cpu": "B"})
     blocks = document(compare(old, new)).blocks
     assert isinstance(blocks[0], Paragraph)
     assert blocks[0].tone == "bad"
     assert "Different machines" in blocks[0].text
     tables = {block.title: block for block in blocks if isinstance(block, Table)}
     assert tables["All numbers"].rows[0] == [
-        "a, x ↑", "✗ worse", "x 0.900 [0.887, 0.914]", "1.00 [0.99, 1.01]", "0.900 [0.890, 0.910]",
-    ]  # fmt: skip
+        "a, x ↑",
+        "✗ worse",
+        "x 0.900 [0.887, 0.914]",
+        "1.00 [0.99, 1.01]",
+        "0.900 [0.890, 0.910]",
+    ]
     assert tables["All numbers"].marked == {0}
     texts = [block.text for block in blocks if isinstance(block, Paragraph)]
     assert "Of 2 numbers: 1 worse, 1 without evidence of a change." in texts

@@ -1,4 +1,5 @@
-"""Repeating disturbed runs: by a clock and shares of our own, bounded in number, in time and by success."""
+"""Repeating disturbed runs: by a clock and shares of our own, bounded in number, in time and by
+success."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from outrider.lab.disturbance import GIVE_UP, SILENCE_S, Repeats
 
 @dataclass
 class Machine:
-    """Runs take ten seconds each; `shares` are what others use during the next ones, the last one for ever."""
+    """Runs take ten seconds each; `shares` are what others use during the next ones, the last one
+    for ever."""
 
     shares: list[float]
     now: float = 0.0
@@ -86,7 +88,9 @@ def test_the_user_gets_a_note_at_once_and_then_seldom(machine_of: Callable[..., 
     machine = machine_of(0.6)
     repeats = Repeats(0.1, machine.notes.append)
     machine.take(repeats, limit=1)
-    assert machine.notes == ["other processes use 60% of the processors: disturbed runs are repeated"]
+    assert machine.notes == [
+        "other processes use 60% of the processors: disturbed runs are repeated"
+    ]
     for _ in range(50):
         machine.take(repeats, limit=1)
     assert len(machine.notes) <= 1 + machine.now / SILENCE_S

@@ -35,8 +35,11 @@ def test_a_resumed_journal_knows_what_was_done(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_crash_while_writing_costs_the_last_line_only(tmp_path: Path, data: st.DataObject) -> None:
-    """Wherever the file ends after its head, whole lines are kept and the next line starts at a line's beginning."""
+def test_a_crash_while_writing_costs_the_last_line_only(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    """Wherever the file ends after its head, whole lines are kept and the next line starts at a
+    line's beginning."""
     path = tmp_path / "j"
     filled(path)
     whole = path.read_bytes()
@@ -61,7 +64,14 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "nonsense\n", '{"no plan": 1}\n', "[]\n", '{"plan": {"prompts": 3, "sizes": [1, 2]}}\nrubbish\n']
+    "content",
+    [
+        "",
+        "nonsense\n",
+        '{"no plan": 1}\n',
+        "[]\n",
+        '{"plan": {"prompts": 3, "sizes": [1, 2]}}\nrubbish\n',
+    ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "j").write_text(content)
@@ -79,7 +89,9 @@ def test_without_resume_it_begins_anew_and_close_removes_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("finished", [0, 1])
-def test_a_failure_before_anything_is_finished_leaves_no_file(tmp_path: Path, finished: int) -> None:
+def test_a_failure_before_anything_is_finished_leaves_no_file(
+    tmp_path: Path, finished: int
+) -> None:
     """Else the next run would speak of an interrupted one that there is nothing of."""
     journal = Journal.open(tmp_path / "j", PLAN, resume=False)
 

@@ -1,4 +1,5 @@
-"""The one formula: against a simulated clock, Leviathan's closed form, and beyond what was measured."""
+"""The one formula: against a simulated clock, Leviathan's closed form, and beyond what was
+measured."""
 
 from __future__ import annotations
 
@@ -40,13 +41,16 @@ def test_after_the_points_the_last_line_continues_and_says_so() -> None:
 
 
 def test_below_the_points_a_token_never_costs_more_than_its_share() -> None:
-    """The line through (4, 1) and (8, 3) is negative at 1; a pass over 4 tokens is no worse than four passes over 1."""
+    """The line through (4, 1) and (8, 3) is negative at 1; a pass over 4 tokens is no worse than
+    four passes over 1."""
     assert CostPoints.of({4: 1.0, 8: 3.0}).seconds(1) == (pytest.approx(0.25), True)
 
 
 def test_the_clock_may_fall_the_curve_does_not() -> None:
     noisy = CostPoints.of({1: 0.020, 2: 0.024, 3: 0.022, 4: 0.030})
-    assert [noisy.seconds(count)[0] for count in (1, 2, 3, 4)] == pytest.approx([0.020, 0.023, 0.023, 0.030])
+    assert [noisy.seconds(count)[0] for count in (1, 2, 3, 4)] == pytest.approx(
+        [0.020, 0.023, 0.023, 0.030]
+    )
 
 
 @given(curve=curves, count=st.integers(1, 60))
@@ -62,7 +66,9 @@ def test_points_survive_a_file(curve: CostPoints) -> None:
     curve.seconds(5)
     again = CostPoints.model_validate_json(curve.model_dump_json())
     assert again.points == curve.points
-    assert [point.num_tokens for point in curve.points] == sorted(point.num_tokens for point in curve.points)
+    assert [point.num_tokens for point in curve.points] == sorted(
+        point.num_tokens for point in curve.points
+    )
 
 
 def test_points_are_checked() -> None:
@@ -96,7 +102,8 @@ def test_at_break_even_nothing_is_gained(k: int, c: float) -> None:
 
 def test_nothing_breaks_even_without_a_draft() -> None:
     assert break_even(StepCosts(target=BENT), 0) is None
-    assert break_even(StepCosts(target=FLAT, draft_s_per_token=0.006), 1) == pytest.approx(0.3)  # Corollary 3.9
+    # Corollary 3.9
+    assert break_even(StepCosts(target=FLAT, draft_s_per_token=0.006), 1) == pytest.approx(0.3)
 
 
 def test_every_cost_counts_once() -> None:
@@ -117,7 +124,9 @@ def test_a_simulated_clock_agrees() -> None:
     steps = 20_000
     tokens = 0
     for _ in range(steps):
-        tokens += 1 + next((i for i, probability in enumerate(acceptance) if rng.random() >= probability), 4)
+        tokens += 1 + next(
+            (i for i, probability in enumerate(acceptance) if rng.random() >= probability), 4
+        )
     costs = StepCosts(target=BENT, draft_s_per_token=0.003)
     seconds = steps * (0.025 + 4 * 0.003)  # 0.025: between the points of 4 and 8 tokens
     prediction = predict(survival_of(acceptance, 4), costs, 4)
@@ -142,7 +151,8 @@ def test_survival_continues_like_its_last_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("survival", "k"), [([0.5, 0.6], 2), ([1.1], 1), ([-0.1], 1), ([], 1), ([0.5], -1), ([float("nan")], 1)]
+    ("survival", "k"),
+    [([0.5, 0.6], 2), ([1.1], 1), ([-0.1], 1), ([], 1), ([0.5], -1), ([float("nan")], 1)],
 )
 def test_what_is_no_survival_curve_is_refused(survival: list[float], k: int) -> None:
     with pytest.raises(ConfigError):

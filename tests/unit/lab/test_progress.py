@@ -41,10 +41,15 @@ def test_no_more_time_is_left_than_the_stage_may_take(monkeypatch: pytest.Monkey
     lines.stage("round 1", 100, 120.0)
     now = 60.0
     lines.advance(10)
-    assert written == ["round 1: 0 of 100, at most 2:00", "round 1: 10 of 100, 1:00 so far, about 1:00 left"]
+    assert written == [
+        "round 1: 0 of 100, at most 2:00",
+        "round 1: 10 of 100, 1:00 so far, about 1:00 left",
+    ]
 
 
-def test_what_an_earlier_run_finished_tells_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_run_finished_tells_nothing_of_the_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches a resumed run of an hour that announces a minute."""
     now = 0.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
@@ -60,7 +65,9 @@ def test_what_an_earlier_run_finished_tells_nothing_of_the_pace(monkeypatch: pyt
 def test_a_bar_begins_its_clock_behind_what_is_skipped() -> None:
     """Catches the same on a terminal: rich takes a jump for speed."""
     now = 0.0
-    with Bars(console=Console(file=io.StringIO()), get_time=lambda: now, auto_refresh=False) as bars:
+    with Bars(
+        console=Console(file=io.StringIO()), get_time=lambda: now, auto_refresh=False
+    ) as bars:
         bar = Bar(bars)
         bar.stage("training", 1000, 1e6)
         bar.skip(400)
@@ -86,6 +93,8 @@ def test_a_new_stage_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 505.0
     lines.advance()
     assert written == [
-        "one: 0 of 2", "one: 2 of 2, 8:20 so far, about 0:00 left",
-        "two: 0 of 8", "two: 2 of 8, 0:05 so far, about 0:15 left",
-    ]  # fmt: skip
+        "one: 0 of 2",
+        "one: 2 of 2, 8:20 so far, about 0:00 left",
+        "two: 0 of 8",
+        "two: 2 of 8, 0:05 so far, about 0:15 left",
+    ]

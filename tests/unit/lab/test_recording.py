@@ -1,4 +1,5 @@
-"""The recorder: its notes are the generation, step by step, and the real control does not notice it."""
+"""The recorder: its notes are the generation, step by step, and the real control does not notice
+it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 
 WORDS = 24
 PROMPTS = [[3, 5, 7], [4, 4, 9, 2], [11]]
-CHAIN, TREE = Configuration.parse("draft-model k=4"), Configuration.parse("draft-model k=6 tree=2x2")
-COPIES, AUTO, PLAIN = Configuration.parse("ngram k=3"), Configuration.parse("draft-model k=auto:5"), Configuration()
+CHAIN = Configuration.parse("draft-model k=4")
+TREE = Configuration.parse("draft-model k=6 tree=2x2")
+COPIES = Configuration.parse("ngram k=3")
+AUTO = Configuration.parse("draft-model k=auto:5")
+PLAIN = Configuration()
 ALL = [PLAIN, CHAIN, TREE, COPIES, AUTO]
 
 
@@ -27,12 +31,18 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     target = tiny_llama(WORDS, sharpness=4.0)
     for name, model in (("target", target), ("draft", disturbed(target, 0.3))):
         save_checkpoint(folder / name, model, word_tokenizer(WORDS))
-    options = Options(str(folder / "target"), draft=str(folder / "draft"), dtype="float32", threads=1)
+    options = Options(
+        str(folder / "target"), draft=str(folder / "draft"), dtype="float32", threads=1
+    )
     return Runner(options, ALL)
 
 
-def traces(runner: Runner, configuration: Configuration, batch_size: int = 2, **params: Any) -> list[Trace]:
-    settings = [SamplingParams(max_tokens=20, seed=number, **params) for number in range(len(PROMPTS))]
+def traces(
+    runner: Runner, configuration: Configuration, batch_size: int = 2, **params: Any
+) -> list[Trace]:
+    settings = [
+        SamplingParams(max_tokens=20, seed=number, **params) for number in range(len(PROMPTS))
+    ]
     return runner.open(configuration).run(PROMPTS, settings, batch_size)
 
 
@@ -43,7 +53,9 @@ def depth_of(step: Step, node: int) -> int:
 
 @pytest.mark.parametrize("configuration", ALL, ids=lambda one: one.label)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_notes_spell_out_the_text(runner: Runner, configuration: Configuration, temperature: float) -> None:
+def test_notes_spell_out_the_text(
+    runner: Runner, configuration: Configuration, temperature: float
+) -> None:
     """Kept nodes and the added token of all steps, cut where the row ended, are the output."""
     for trace in traces(runner, configuration, temperature=temperature):
         text: list[int] = []
@@ -59,7 +71,8 @@ def test_notes_spell_out_the_text(runner: Runner, configuration: Configuration, 
 @pytest.mark.parametrize("configuration", ALL, ids=lambda one: one.label)
 def test_notes_add_up_to_the_counters(runner: Runner, configuration: Configuration) -> None:
     for trace in traces(runner, configuration):
-        stats, steps = trace.stats, trace.steps
+        stats = trace.stats
+        steps = trace.steps
         assert stats.steps == len(steps)
         assert stats.emitted == sum(step.taken for step in steps)
         assert stats.drafted == sum(len(step.tokens) for step in steps)
@@ -82,7 +95,12 @@ def test_a_path_follows_its_parents(runner: Runner) -> None:
 
 
 def test_chains_have_no_parents_and_drawn_nodes_are_marked(runner: Runner) -> None:
-    sampled = [step for trace in traces(runner, CHAIN, temperature=1.0) for step in trace.steps if step.tokens]
+    sampled = [
+        step
+        for trace in traces(runner, CHAIN, temperature=1.0)
+        for step in trace.steps
+        if step.tokens
+    ]
     copied = [step for trace in traces(runner, COPIES) for step in trace.steps]
     assert all(step.parents is None for step in [*sampled, *copied])
     assert all(step.sampled == [True] * len(step.tokens) for step in sampled)
@@ -95,7 +113,8 @@ def test_times_run_forward_and_rows_share_steps(runner: Runner) -> None:
     for trace in found:
         ends = [trace.began_s, *(step.at_s for step in trace.steps)]
         assert all(
-            after - before >= step.seconds > 0 for before, after, step in zip(ends, ends[1:], trace.steps, strict=False)
+            after - before >= step.seconds > 0
+            for before, after, step in zip(ends, ends[1:], trace.steps, strict=False)
         )
     by_end: dict[float, list[Step]] = {}
     for trace in found:

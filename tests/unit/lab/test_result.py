@@ -72,13 +72,22 @@ def test_infinity_is_read_again(one: ProbeResult, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "prob"}, "unknown kind 'prob'. Did you mean 'probe'"), ({"kind": []}, "unknown kind"),
+        ({"kind": "prob"}, "unknown kind 'prob'. Did you mean 'probe'"),
+        ({"kind": []}, "unknown kind"),
         ({"schema_version": 1}, "schema version 1"),
-        ({"speedup": {"value": 1, "low": "x", "high": 2}}, r"damaged: speedup.low: .* \(1 problem in all\)$"),
-        ({"answer": "x", "extra": 1}, r"has the field 'extra', which this outrider does not know: .* outrider that wrote it"),
+        (
+            {"speedup": {"value": 1, "low": "x", "high": 2}},
+            r"damaged: speedup.low: .* \(1 problem in all\)$",
+        ),
+        (
+            {"answer": "x", "extra": 1},
+            r"has the field 'extra', which this outrider does not know: .* outrider that wrote it",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_named(one: ProbeResult, tmp_path: Path, change: dict[str, object], words: str) -> None:
+)
+def test_what_is_wrong_is_named(
+    one: ProbeResult, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     path = tmp_path / "r.json"
     one.write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -90,15 +99,26 @@ def test_a_kind_whose_fields_changed_has_a_version_of_its_own(tmp_path: Path) ->
     """Catches a certificate of before the change that is called damaged."""
     path = tmp_path / "r.json"
     certificate().write(path)
-    assert read_result(path) == certificate().model_copy(update={"created": read_result(path).created})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2, "exact_distribution": {}}))
-    with pytest.raises(ConfigError, match="schema version 2; this outrider reads version 3: render it with the outrider that"):
+    assert read_result(path) == certificate().model_copy(
+        update={"created": read_result(path).created}
+    )
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"schema_version": 2, "exact_distribution": {}})
+    )
+    with pytest.raises(
+        ConfigError,
+        match="schema version 2; this outrider reads version 3: render it with the outrider that",
+    ):
         read_result(path)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "is not JSON.*--out FILE.json"), ("[1]", "is no result.*--out FILE.json"), ('{"a": 1}', "is no result")],
+    [
+        ("{", "is not JSON.*--out FILE.json"),
+        ("[1]", "is no result.*--out FILE.json"),
+        ('{"a": 1}', "is no result"),
+    ],
 )
 def test_files_that_are_no_results(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "r.json").write_text(content)

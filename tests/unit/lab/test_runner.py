@@ -1,4 +1,5 @@
-"""The runner: configurations that take turns on the same models do not disturb one another; traces measure what they say."""
+"""The runner: configurations that take turns on the same models do not disturb one another; traces
+measure what they say."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ WORDS = 24
 PROMPT = [3, 5, 7]
 GREEDY = SamplingParams(max_tokens=24)
 MANY = parse_configurations(
-    ["none, draft-model k=4, draft-model k=6 tree=2x2, ngram, suffix, draft-model k=auto, quantised bits=8"]
+    [
+        "none, draft-model k=4, draft-model k=6 tree=2x2, ngram, suffix, draft-model k=auto, quantised bits=8"
+    ]
 )
 
 
@@ -46,9 +49,12 @@ def options(folders: tuple[Path, Path], *, draft: bool = True, lossy: bool = Fal
 
 
 def test_all_configurations_share_models_and_say_the_same(runner: Runner) -> None:
-    """In turn, twice over: whatever one leaves behind in a cache would change another's greedy text."""
+    """In turn, twice over: whatever one leaves behind in a cache would change another's greedy
+    text."""
     contenders = [runner.open(one) for one in MANY]
-    texts = [one.run([PROMPT], GREEDY)[0].completion.token_ids for _ in range(2) for one in contenders]
+    texts = [
+        one.run([PROMPT], GREEDY)[0].completion.token_ids for _ in range(2) for one in contenders
+    ]
     assert all(text == texts[0] for text in texts)
     assert len(texts[0]) == 24
     assert all(one.built.target is runner.models.target for one in contenders)
@@ -56,7 +62,9 @@ def test_all_configurations_share_models_and_say_the_same(runner: Runner) -> Non
 
 def test_a_contender_is_what_llm_would_be(runner: Runner, folders: tuple[Path, Path]) -> None:
     one = Configuration.parse("draft-model k=4 verifier=token")
-    llm = LLM(folders[0], draft=folders[1], dtype="float32", threads=1, max_num_seqs=1, **one.as_dict())
+    llm = LLM(
+        folders[0], draft=folders[1], dtype="float32", threads=1, max_num_seqs=1, **one.as_dict()
+    )
     contender = runner.open(one)
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=5)
     (trace,) = contender.run([PROMPT], params)
@@ -69,7 +77,9 @@ def test_results_stand_in_the_order_given_whatever_the_batch(runner: Runner) -> 
     """Rows that end at different times, more prompts than rows."""
     contender = runner.open(Configuration.parse("draft-model k=3"))
     prompts = [[word] for word in (3, 9, 5, 7, 2)]
-    params = [SamplingParams(max_tokens=3 + 5 * (number % 3), ignore_eos=True) for number in range(5)]
+    params = [
+        SamplingParams(max_tokens=3 + 5 * (number % 3), ignore_eos=True) for number in range(5)
+    ]
     found = contender.run(prompts, params, batch_size=2)
     assert [trace.completion.prompt_token_ids for trace in found] == prompts
     assert [len(trace.completion.token_ids) for trace in found] == [3, 8, 13, 3, 8]
@@ -80,11 +90,15 @@ def test_results_stand_in_the_order_given_whatever_the_batch(runner: Runner) -> 
 
 def test_who_keeps_learning(runner: Runner) -> None:
     learning = {one.label: runner.open(one).keeps_learning for one in MANY}
-    assert [label for label, learns in learning.items() if learns] == ["suffix", "draft-model k=auto"]
+    assert [label for label, learns in learning.items() if learns] == [
+        "suffix",
+        "draft-model k=auto",
+    ]
 
 
 def test_open_is_a_fresh_start(runner: Runner) -> None:
-    """What a suffix drafter has seen makes it draft more the second time; a newly opened one knows nothing of it."""
+    """What a suffix drafter has seen makes it draft more the second time; a newly opened one knows
+    nothing of it."""
     one = Configuration.parse("suffix")
     first = runner.open(one)
     drafted = [first.run([PROMPT], GREEDY)[0].stats.accepted for _ in range(2)]
@@ -95,17 +109,30 @@ def test_open_is_a_fresh_start(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("text", "draft", "lossy", "words"),
     [
-        ("draft-model, ngram, draft-model k=2", False, False, r"need a draft model: draft-model, draft-model; give --draft"),
+        (
+            "draft-model, ngram, draft-model k=2",
+            False,
+            False,
+            r"need a draft model: draft-model, draft-model; give --draft",
+        ),
         ("ngram, suffix", True, False, "none of these configurations uses a draft model"),
         ("ngran", False, False, "Did you mean 'ngram'"),
         ("ngram verifier=typical", False, False, "Allow it with --lossy"),
-        ("ngram", False, True, "are lossless"), ("ngram verifier=typicall", False, True, "Did you mean 'typical'"),
+        ("ngram", False, True, "are lossless"),
+        ("ngram verifier=typicall", False, True, "Did you mean 'typical'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_before_a_model_is_read(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, text: str, draft: bool, lossy: bool, words: str
+    folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    draft: bool,
+    lossy: bool,
+    words: str,
 ) -> None:
-    monkeypatch.setattr("outrider.lab.runner.load_models", lambda *arguments: pytest.fail("a model was read"))
+    monkeypatch.setattr(
+        "outrider.lab.runner.load_models", lambda *arguments: pytest.fail("a model was read")
+    )
     with pytest.raises(ConfigError, match=words):
         Runner(options(folders, draft=draft, lossy=lossy), parse_configurations([text]))
 
@@ -129,7 +156,9 @@ def test_a_drafter_that_cannot_be_built_fails_alone(runner: Runner) -> None:
 def test_seconds_to_counts_from_the_first_steps_end() -> None:
     trace = trace_of([3, 2, 4], [0.5, 0.1, 0.2])
     assert trace.ttft_s == pytest.approx(0.5)
-    assert [trace.seconds_to(n) for n in (1, 3, 4, 5, 6, 9)] == pytest.approx([0, 0, 0.05, 0.1, 0.15, 0.3])
+    assert [trace.seconds_to(n) for n in (1, 3, 4, 5, 6, 9)] == pytest.approx(
+        [0, 0, 0.05, 0.1, 0.15, 0.3]
+    )
     assert trace.decode_tokens() == 6
 
 

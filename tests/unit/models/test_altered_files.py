@@ -1,4 +1,5 @@
-"""Files of strangers: each is read, or refused in one line, whatever is in it. Never a traceback, nor a process that ends."""
+"""Files of strangers: each is read, or refused in one line, whatever is in it. Never a traceback,
+nor a process that ends."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ from outrider.models.loading.weight_files import safetensors_header, weight_file
 from outrider.serve.config_file import read_config
 from outrider.settings_file import read_settings
 from outrider.train.train_result import ExportResult
-from outrider.wellformed import FLAT, MAX_DEPTH, _is_flat, load_json, parsed_json, read_json, read_toml
+from outrider.wellformed import (
+    FLAT,
+    MAX_DEPTH,
+    _is_flat,
+    load_json,
+    parsed_json,
+    read_json,
+    read_toml,
+)
 from tests.fuzz import altered, altered_bytes
 from tests.heads import block_head, eagle_head, medusa_heads
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
@@ -87,7 +96,9 @@ def runs(model: Path) -> None:
 
 
 @pytest.mark.parametrize("numbers", seeds(12, 300))
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]
+)
 def test_json_of_a_checkpoint(name: str, numbers: range, folder: Path) -> None:
     """One value is another, or not there."""
     content = json.loads((folder / name).read_text())
@@ -101,7 +112,8 @@ def test_json_of_a_checkpoint(name: str, numbers: range, folder: Path) -> None:
 
 @pytest.mark.parametrize("numbers", seeds(300, 3000))
 def test_headers_and_indexes(numbers: range, folder: Path) -> None:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     blob = single.read_bytes()
     (length,) = struct.unpack("<Q", blob[:8])
     header = json.loads(blob[8 : 8 + length])
@@ -119,7 +131,10 @@ def test_headers_and_indexes(numbers: range, folder: Path) -> None:
     weights = load_file(single)
     single.unlink()
     save_file(weights, folder / "model-00001-of-00001.safetensors")
-    whole = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
+    whole = {
+        "metadata": {"total_size": 1},
+        "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors"),
+    }
     for seed in numbers:
         index.write_text(json.dumps(altered(whole, random.Random(seed))[0]))
         read += is_fine(lambda: [safetensors_header(file) for file in weight_files(folder)])
@@ -130,14 +145,18 @@ def test_headers_and_indexes(numbers: range, folder: Path) -> None:
 def test_a_gguf_file(numbers: range, tmp_path: Path) -> None:
     """Sizes of tensors that are others, and bytes of the header."""
     file = a_gguf(tmp_path)
-    blob, tensors = file.read_bytes(), read_gguf(file).tensors
+    blob = file.read_bytes()
+    tensors = read_gguf(file).tensors
     end = min(tensor.start for tensor in tensors)
     for seed in numbers:
-        chance, tensor = random.Random(seed), random.Random(seed).choice(tensors)
+        chance = random.Random(seed)
+        tensor = random.Random(seed).choice(tensors)
         new = altered_bytes(blob, chance, end)[0]
         if seed % 2:
             name = tensor.name.encode()
-            place = blob.rindex(name, 0, end) + len(name) + 4 + 8 * chance.randrange(len(tensor.shape))
+            place = (
+                blob.rindex(name, 0, end) + len(name) + 4 + 8 * chance.randrange(len(tensor.shape))
+            )
             size = chance.choice((0, 1, 8, 32, 64, 96, 577, 2**31, 2**63))
             new = blob[:place] + size.to_bytes(8, "little") + blob[place + 8 :]
         file.unlink()  # or what is mapped would change
@@ -152,7 +171,9 @@ def test_a_projection_of_another_size_in_a_gguf_file(size: int, tmp_path: Path) 
     place = blob.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4
     for number in (0, 8):
         file.unlink()
-        file.write_bytes(blob[: place + number] + size.to_bytes(8, "little") + blob[place + number + 8 :])
+        file.write_bytes(
+            blob[: place + number] + size.to_bytes(8, "little") + blob[place + number + 8 :]
+        )
         with pytest.raises(CheckpointError, match="damaged"):
             runs(file)
 
@@ -176,7 +197,12 @@ def test_configs_of_heads(numbers: range, tmp_path: Path) -> None:
             (head / "config.json").write_text(json.dumps(altered(content, random.Random(seed))[0]))
             read += is_fine(lambda load=load, head=head: load(head))  # type: ignore[misc]
         assert read
-        for wrong in ({"rope_scaling": 1}, {"rope_parameters": [1]}, {"outrider": 3}, {"speculators_config": []}):
+        for wrong in (
+            {"rope_scaling": 1},
+            {"rope_parameters": [1]},
+            {"outrider": 3},
+            {"speculators_config": []},
+        ):
             (head / "config.json").write_text(json.dumps({**content, **wrong}))
             is_fine(lambda load=load, head=head: load(head))  # type: ignore[misc]
 
@@ -239,7 +265,9 @@ def test_files_that_are_nested_deep(depth: int, folder: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         before = (folder / name).read_text()
         (folder / name).write_text(deep)
-        with pytest.raises(CheckpointError, match=f"{name}' is damaged: it is nested deeper than {MAX_DEPTH}"):
+        with pytest.raises(
+            CheckpointError, match=f"{name}' is damaged: it is nested deeper than {MAX_DEPTH}"
+        ):
             runs(folder)
         (folder / name).write_text(before)
     assert (folder / "config.json").read_text() == config
@@ -259,7 +287,9 @@ def nested(drawn: random.Random, depth: int) -> Any:
 
 
 def depth_of(value: Any) -> int:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    parts = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
     return 0 if parts is None else 1 + max(map(depth_of, parts), default=0)
 
 
@@ -267,7 +297,9 @@ def test_flat_texts_are_told_from_deep_ones() -> None:
     """Whatever brackets, quotes and backslashes stand in their strings."""
     drawn = random.Random(0)
     values = [nested(drawn, drawn.randint(0, FLAT + 4)) for _ in range(2000)]
-    assert [_is_flat(json.dumps(value)) for value in values] == [depth_of(value) <= FLAT for value in values]
+    assert [_is_flat(json.dumps(value)) for value in values] == [
+        depth_of(value) <= FLAT for value in values
+    ]
     assert {depth_of(value) <= FLAT for value in values} == {True, False}
 
 
@@ -276,10 +308,13 @@ def test_toml_that_is_nested_deep(depth: int, tmp_path: Path) -> None:
     """Of long keys the parser would take memory as the square of their length."""
     file = tmp_path / "server.toml"
     key = ".".join(["a"] * depth)
-    lists, tables = f"a = {'[' * depth}{']' * depth}", f"a = {'{b = ' * depth}1{'}' * depth}"
+    lists = f"a = {'[' * depth}{']' * depth}"
+    tables = f"a = {'{b = ' * depth}1{'}' * depth}"
     for text in (lists, tables, f"{key} = 1", f"[{key}]\nb = 1"):
         file.write_text(text)
-        with pytest.raises(ConfigError, match=r"is not TOML: it (is nested deeper|has more than 1 MiB)"):
+        with pytest.raises(
+            ConfigError, match=r"is not TOML: it (is nested deeper|has more than 1 MiB)"
+        ):
             read_toml(file, "it")
 
 
@@ -294,14 +329,19 @@ def test_toml_that_is_nested_deep(depth: int, tmp_path: Path) -> None:
         ("tokenizer_config.json", {"model_max_length": {"a": 1}}, "model_max_length"),
     ],
 )
-def test_values_of_another_type(name: str, change: dict[str, Any], message: str, folder: Path) -> None:
+def test_values_of_another_type(
+    name: str, change: dict[str, Any], message: str, folder: Path
+) -> None:
     content = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps({**content, **change}))
     with pytest.raises(CheckpointError, match=message):
         runs(folder)
 
 
-@pytest.mark.parametrize("names", [["a", "b"], 3, None, {"a": 1}, {"a": ["b"]}, {"a": "../../etc/passwd"}, {"a": "/etc/passwd"}])
+@pytest.mark.parametrize(
+    "names",
+    [["a", "b"], 3, None, {"a": 1}, {"a": ["b"]}, {"a": "../../etc/passwd"}, {"a": "/etc/passwd"}],
+)
 def test_an_index_that_is_none(names: Any, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
@@ -323,7 +363,9 @@ def test_an_id_far_beyond_the_tokens(place: str, folder: Path) -> None:
         runs(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
+)
 @pytest.mark.parametrize("kind", ["pipe", "zero"])
 def test_what_is_no_file(name: str, kind: str, folder: Path) -> None:
     """A pipe that nobody writes to never begins, and /dev/zero never ends."""
@@ -339,7 +381,9 @@ def test_what_is_no_file(name: str, kind: str, folder: Path) -> None:
 def test_torchs_advice_is_not_passed_on(folder: Path) -> None:
     """It would have the user run a stranger's code."""
     (folder / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": torch.ones(3), "more": random.Random(1)}, folder / "pytorch_model.bin")
+    torch.save(
+        {"model.norm.weight": torch.ones(3), "more": random.Random(1)}, folder / "pytorch_model.bin"
+    )
     with pytest.raises(CheckpointError, match="could run code and is not read") as caught:
         runs(folder)
     assert "weights_only" not in str(caught.value)
@@ -362,7 +406,18 @@ def test_files_are_read_by_one_reader() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called in ("json.loads", "json.JSONDecoder") and name in IN_MEMORY:
-                assert not any(word in ast.unparse(node) for word in ("read_text", "read_bytes", ".read(", "line)")), name
-            elif called in ("json.load", "json.loads", "json.JSONDecoder", "tomllib.load", "tomllib.loads"):
-                found += [name] if READERS.get(name, "") not in called or name not in READERS else []
+                assert not any(
+                    word in ast.unparse(node)
+                    for word in ("read_text", "read_bytes", ".read(", "line)")
+                ), name
+            elif called in (
+                "json.load",
+                "json.loads",
+                "json.JSONDecoder",
+                "tomllib.load",
+                "tomllib.loads",
+            ):
+                found += (
+                    [name] if READERS.get(name, "") not in called or name not in READERS else []
+                )
     assert not found, "use outrider/wellformed.py"

@@ -30,8 +30,8 @@ PROMPTS = [[3, 4, 5], [7] * 20, [9, 8]]
 
 @pytest.mark.parametrize("later_width", [1, WIDTH])
 def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: int) -> None:
-    """The loop's own arithmetic, uncompiled: catches wrong positions, slots or masks after the first token, a distribution that
-    is not the one drawn from, a row that catches up two tokens."""
+    """The loop's own arithmetic, uncompiled: catches wrong positions, slots or masks after the
+    first token, a distribution that is not the one drawn from, a row that catches up two tokens."""
     draft = _pair(tmp_path)[1]
     module = tiny_llama(VOCAB, sharpness=3.0)
     lm = build_lm(module, str(draft), torch.float32, torch.device("cpu"))
@@ -58,13 +58,15 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
                 expected = torch.softmax(scores / 0.7, -1)
                 torch.testing.assert_close(probs[0, :4], expected, rtol=1e-3, atol=1e-4)
                 cumulative = probs[0, :4].double().cumsum(-1)
-                chosen = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
+                chosen = torch.searchsorted(
+                    cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True
+                )[:, 0]
                 assert tokens[row].tolist() == chosen.tolist()
 
 
 def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> None:
-    """A compiled program reads its inputs by the strides of the example: a column cut out of (B, n) would give row 1 the numbers
-    of row 0."""
+    """A compiled program reads its inputs by the strides of the example: a column cut out of (B, n)
+    would give row 1 the numbers of row 0."""
     draft = _pair(tmp_path)[1]
     lm = build_lm(tiny_llama(VOCAB), str(draft), torch.float32, torch.device("cpu"))
     seen: list[torch.Tensor] = []
@@ -78,14 +80,27 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     uniforms = torch.arange(6, dtype=torch.float64).view(2, 3)
     with torch.inference_mode():
         DraftLoop(lm, {1: program})([[3], [4]], drawn([0, 1], [1.0, 1.0], uniforms, VOCAB), 3)
-    assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
+    assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]
 
 
 @pytest.mark.parametrize(
     ("lengths", "wanted", "calls"),
-    [((5,), 3, [5]), ((5,), 5, [5]), ((5, 1), 3, [1, 1, 1]), ((1, 5), 6, [5, 1]), ((5, 1), 7, [5, 1, 1]), ((5, 3, 1), 6, [3, 3])],
+    [
+        ((5,), 3, [5]),
+        ((5,), 5, [5]),
+        ((5, 1), 3, [1, 1, 1]),
+        ((1, 5), 6, [5, 1]),
+        ((5, 1), 7, [5, 1, 1]),
+        ((5, 3, 1), 6, [3, 3]),
+    ],
 )
-def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wanted: int, calls: list[int]) -> None:
+def test_programs_make_up_a_length(
+    tmp_path: Path, lengths: tuple[int, ...], wanted: int, calls: list[int]
+) -> None:
     """Calls go on from each other's state, and the caller gets every token made."""
     lm = build_lm(tiny_llama(VOCAB), "tiny", torch.float32, torch.device("cpu"))
     asked: list[int] = []

@@ -1,4 +1,5 @@
-"""Sparse attention on our cache: what an indexer chooses, beside transformers' code, and what every mistake would show."""
+"""Sparse attention on our cache: what an indexer chooses, beside transformers' code, and what every
+mistake would show."""
 
 from __future__ import annotations
 
@@ -37,19 +38,29 @@ from tests.unit.runtime.families import FAMILIES, SIZES
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = 1e-4  # of the logits' range, in fp32
-COUNT, HEADS, SIZE = 6, 3, 16  # of the choice that is made by itself
+# of the choice that is made by itself
+COUNT = 6
+HEADS = 3
+SIZE = 16
 PARENTS = [-1, -1, 0, 1, 2, 1, 4]
-PATHS = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5], [0, 2, 6], [0, 1, 3, 5, 7]]  # to each column of that tree
+# to each column of that tree
+PATHS = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5], [0, 2, 6], [0, 1, 3, 5, 7]]
 
 
 def model(family: str = "deepseek_v32", **changes: Any) -> Any:
     """transformers' own, without anything of ours."""
-    config = AutoConfig.for_model(family, **{**SIZES, **copy.deepcopy(FAMILIES[family]), "index_topk": COUNT, **changes})
+    config = AutoConfig.for_model(
+        family, **{**SIZES, **copy.deepcopy(FAMILIES[family]), "index_topk": COUNT, **changes}
+    )
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    return (
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    )
 
 
-def on_our_cache(module: Any, path: Path | None, change: Callable[[Program], None] = lambda program: None) -> LM:
+def on_our_cache(
+    module: Any, path: Path | None, change: Callable[[Program], None] = lambda program: None
+) -> LM:
     """On the executor at `path`, its program changed; None: on torch's modules."""
     with torch.inference_mode(False):
         lm = build_lm(module, "tiny", torch.float32, CPU)
@@ -73,22 +84,29 @@ def worst(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("family", ["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"])
 @torch.inference_mode()
 def test_logits_are_those_of_transformers(family: str, runtime: str, library_path: Path) -> None:
-    """Catches a head's weight that is lost, keys rotated otherwise, and a row that reads its neighbour's choice or keys."""
+    """Catches a head's weight that is lost, keys rotated otherwise, and a row that reads its
+    neighbour's choice or keys."""
     tokens = probe_tokens(SIZES["vocab_size"], 700, CPU)[0].tolist()
-    texts, drafts = [tokens[:3], tokens[5:45], tokens[45:645]], [tokens[640:646], tokens[650:656], tokens[660:666]]
+    texts = [tokens[:3], tokens[5:45], tokens[45:645]]
+    drafts = [tokens[640:646], tokens[650:656], tokens[660:666]]
     with torch.inference_mode(False):
-        plain, dense = model(family), model(family, index_topk=2048)
+        plain = model(family)
+        dense = model(family, index_topk=2048)
         lm = on_our_cache(model(family), library_path if runtime == "native" else None)
     for _ in texts:
         lm.kv.add_row()
     lm.catch_up(texts)
-    ours = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])).logits
+    ours = lm.forward(
+        torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
+    ).logits
     for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
         ids = torch.tensor([text + draft])
         theirs = plain(ids, use_cache=False).logits[0, -7:]
         assert worst(ours[row], theirs) < TOLERANCE
         if row:
-            assert worst(dense(ids, use_cache=False).logits[0, -7:], theirs) > 100 * TOLERANCE, "the choice hides nothing"
+            assert worst(dense(ids, use_cache=False).logits[0, -7:], theirs) > 100 * TOLERANCE, (
+                "the choice hides nothing"
+            )
 
 
 @torch.inference_mode()
@@ -115,7 +133,9 @@ def test_where_nothing_is_left_out_it_is_dense_attention(library_path: Path) -> 
 # ---------------------------------------------------------------- the choice by itself
 
 
-def expected_choice(query: Tensor, keys: Tensor, weights: Tensor, paths: list[list[int]], prefix: int) -> list[list[int]]:
+def expected_choice(
+    query: Tensor, keys: Tensor, weights: Tensor, paths: list[list[int]], prefix: int
+) -> list[list[int]]:
     """Places that each token chooses, in fp64: of equal scores the first on its path."""
     found = []
     for token, path in enumerate(paths):
@@ -127,22 +147,32 @@ def expected_choice(query: Tensor, keys: Tensor, weights: Tensor, paths: list[li
     return found
 
 
-def native_choice(kv: KVCache, query: Tensor, key: Tensor, weights: Tensor, parents: Tensor | None, path: Path) -> Tensor:
+def native_choice(
+    kv: KVCache, query: Tensor, key: Tensor, weights: Tensor, parents: Tensor | None, path: Path
+) -> Tensor:
     """(tokens, COUNT) positions that the executor chooses in one pass behind what the cache holds."""
-    sizes, dtypes = (HEADS * SIZE, SIZE, HEADS, COUNT, COUNT), (kv.dtype, kv.dtype, *[torch.float32] * 3)
+    sizes = (HEADS * SIZE, SIZE, HEADS, COUNT, COUNT)
+    dtypes = (kv.dtype, kv.dtype, *[torch.float32] * 3)
     flat = [View(number, 1, size, 0, size) for number, size in enumerate(sizes)]
     program = Program(
         values=[Value(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True)],
         body=[
             *(Op(Code.EMBED, (), flat[number], weight=name) for number, name in enumerate("qkw")),
             Op(Code.STORE, (flat[1],), None),
-            Op(Code.CHOICE, (View(0, HEADS, SIZE, 0, SIZE), flat[2]), flat[3], heads=HEADS, scale=0.25),
+            Op(
+                Code.CHOICE,
+                (View(0, HEADS, SIZE, 0, SIZE), flat[2]),
+                flat[3],
+                heads=HEADS,
+                scale=0.25,
+            ),
         ],
         head=[Op(Code.GATHER, (flat[3],), flat[4])],
         logits=flat[4],
     )
     tables = {"q": query.flatten(1), "k": key, "w": weights}
-    executor, width = Executor(program, tables, kv.layers, kv.dtype, path), len(query)
+    executor = Executor(program, tables, kv.layers, kv.dtype, path)
+    width = len(query)
     plan, positions = plan_pass(kv, 1, width, parents, last_position=1 << 20)
     return executor.run(torch.arange(width)[None], positions, plan, torch.arange(width))[0][0]
 
@@ -151,9 +181,11 @@ def native_choice(kv: KVCache, query: Tensor, key: Tensor, weights: Tensor, pare
 @pytest.mark.parametrize("runtime", ["eager", "native"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_the_best_are_chosen(dtype: torch.dtype, runtime: str, values: str, library_path: Path) -> None:
-    """Catches a position that is left out at the end of a range, span or path, and another rule among equals, which most scores
-    of whole numbers are."""
+def test_the_best_are_chosen(
+    dtype: torch.dtype, runtime: str, values: str, library_path: Path
+) -> None:
+    """Catches a position that is left out at the end of a range, span or path, and another rule
+    among equals, which most scores of whole numbers are."""
     shape = LayerShape(1, SIZE, 0, is_indexer=True)
     dice = torch.Generator().manual_seed(0)
 
@@ -168,13 +200,17 @@ def test_the_best_are_chosen(dtype: torch.dtype, runtime: str, values: str, libr
         kv.reserve(1, prefix + width)
         kv.lengths[0] = prefix
         kv.keys[0][0, :prefix, 0] = some(prefix, SIZE)
-        query, key, weights = some(width, HEADS, SIZE), some(width, SIZE), some(width, HEADS).float()
+        query = some(width, HEADS, SIZE)
+        key = some(width, SIZE)
+        weights = some(width, HEADS).float()
         keys = torch.cat([kv.keys[0][0, :prefix, 0], key])
         for parents in (None, *([torch.tensor([PARENTS])] if width == len(PATHS) else [])):
             paths = [[*range(token + 1)] for token in range(width)] if parents is None else PATHS
             expected = expected_choice(query, keys, weights, paths, prefix)
             if runtime == "native":
-                positions = native_choice(kv, query, key, weights, parents, library_path).long().tolist()
+                positions = (
+                    native_choice(kv, query, key, weights, parents, library_path).long().tolist()
+                )
                 found = []
                 for path, own in zip(paths, positions, strict=True):
                     places = [*range(prefix), *(prefix + column for column in path)]
@@ -182,17 +218,26 @@ def test_the_best_are_chosen(dtype: torch.dtype, runtime: str, values: str, libr
             else:
                 plan, _ = plan_pass(kv, 1, width, parents, last_position=1 << 20)
                 with following(plan):
-                    chosen = attention.choose(0, Scores(query[None], key[None], weights[None], 0.25, COUNT))[0]
-                found = [sorted(own[: prefix + len(path)].tolist()) for path, own in zip(paths, chosen, strict=True)]
+                    chosen = attention.choose(
+                        0, Scores(query[None], key[None], weights[None], 0.25, COUNT)
+                    )[0]
+                found = [
+                    sorted(own[: prefix + len(path)].tolist())
+                    for path, own in zip(paths, chosen, strict=True)
+                ]
             assert found == expected
 
 
 # ---------------------------------------------------------------- mistakes
 
 
-def keep_and_leave(kv: KVCache, row: int, path: list[int], plain: Callable[[KVCache, int, list[int]], None]) -> None:
+def keep_and_leave(
+    kv: KVCache, row: int, path: list[int], plain: Callable[[KVCache, int, list[int]], None]
+) -> None:
     """A tree's path is kept, the keys of indexers as they lay."""
-    before = [store.clone() for store, shape in zip(kv.keys, kv.layers, strict=True) if shape.is_indexer]
+    before = [
+        store.clone() for store, shape in zip(kv.keys, kv.layers, strict=True) if shape.is_indexer
+    ]
     plain(kv, row, path)
     for store, shape in zip(kv.keys, kv.layers, strict=True):
         if shape.is_indexer:
@@ -200,7 +245,8 @@ def keep_and_leave(kv: KVCache, row: int, path: list[int], plain: Callable[[KVCa
 
 
 def behind_a_tree(lm: LM, reference: Any) -> float:
-    """How far the logits behind a kept path of a tree are from transformers' own, in a row that takes another one's place."""
+    """How far the logits behind a kept path of a tree are from transformers' own, in a row that
+    takes another one's place."""
     tokens = probe_tokens(SIZES["vocab_size"], 60, CPU)[0].tolist()
     texts = [tokens[:9], tokens[10:41]]
     for _ in texts:
@@ -244,13 +290,17 @@ def keys_that_stay(program: Program) -> None:
 @pytest.mark.parametrize(
     ("change", "is_found"),
     [
-        (lambda program: None, False), (another_score, True), (choice_of_the_first_layer, True),
+        (lambda program: None, False),
+        (another_score, True),
+        (choice_of_the_first_layer, True),
         (keys_that_stay, True),
     ],
     ids=["none", "another score", "another layer's", "keys that stay"],
 )
 @torch.inference_mode()
-def test_a_wrong_position_is_found(change: Callable[[Program], None], is_found: bool, library_path: Path) -> None:
+def test_a_wrong_position_is_found(
+    change: Callable[[Program], None], is_found: bool, library_path: Path
+) -> None:
     """The mutations of the native way, and the comparison that finds them."""
     apart = behind_a_tree(on_our_cache(model(), library_path, change), model())
     assert apart > 100 * TOLERANCE if is_found else apart < TOLERANCE
@@ -264,8 +314,11 @@ def test_attention_to_positions_that_nothing_chose_is_refused(library_path: Path
 
 @pytest.mark.parametrize("runtime", ["eager", "native"])
 @torch.inference_mode()
-def test_a_stale_key_is_found(runtime: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, plain = library_path if runtime == "native" else None, KVCache.keep
+def test_a_stale_key_is_found(
+    runtime: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = library_path if runtime == "native" else None
+    plain = KVCache.keep
     assert behind_a_tree(on_our_cache(model(), path), model()) < TOLERANCE
     monkeypatch.setattr(KVCache, "keep", lambda kv, row, kept: keep_and_leave(kv, row, kept, plain))
     assert behind_a_tree(on_our_cache(model(), path), model()) > 100 * TOLERANCE
@@ -291,22 +344,31 @@ def test_an_indexer_is_one_more_layer(family: str) -> None:
     lm = on_our_cache(model(family), None)
     num_layers = lm.shape.num_layers
     assert num_layers == FAMILIES[family].get("num_hidden_layers", SIZES["num_hidden_layers"])
-    assert lm.shape.layers[num_layers:] == (LayerShape(1, FAMILIES[family]["index_head_dim"], 0, is_indexer=True),) * 2
+    assert (
+        lm.shape.layers[num_layers:]
+        == (LayerShape(1, FAMILIES[family]["index_head_dim"], 0, is_indexer=True),) * 2
+    )
 
 
 def test_a_gpu_takes_transformers_cache() -> None:
     module = model()
     hand_over(module)
     assert indexer_layers(module)
-    with pytest.raises(OwnCacheNeededError, match="its layers keep more than keys and values of each token"):
+    with pytest.raises(
+        OwnCacheNeededError, match="its layers keep more than keys and values of each token"
+    ):
         refuse_other_caches(module, torch.device("cuda"))
     with pytest.raises(NotLoweredError, match="an indexer's choice of positions"):
         device_run._refuse_program(lower(module))
 
 
-def test_an_indexer_that_scores_otherwise_takes_transformers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_indexer_that_scores_otherwise_takes_transformers_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches scores that are taken for rectified ones."""
-    monkeypatch.setattr(modeling_deepseek_v32, "F", SimpleNamespace(relu=F.softplus, linear=F.linear))
+    monkeypatch.setattr(
+        modeling_deepseek_v32, "F", SimpleNamespace(relu=F.softplus, linear=F.linear)
+    )
     lm = build_lm(model(), "tiny", torch.float32, CPU)
     assert isinstance(lm, StateLM)
     assert "an indexer that scores in another way" in (lm.why_own_cache or "")

@@ -1,4 +1,5 @@
-"""Latent attention from the compressed cache, beside transformers' code, which expands it to keys and values of each head."""
+"""Latent attention from the compressed cache, beside transformers' code, which expands it to keys
+and values of each head."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def plain_model(**changes: Any) -> Any:
     """transformers' own, without anything of ours."""
     config = AutoConfig.for_model("minicpm3", **{**SIZES, **LATENT, **changes})
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    return (
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    )
 
 
 def products(module: nn.Module) -> list[LatentProduct]:
@@ -49,13 +52,18 @@ def test_a_token_costs_its_latent(family: str) -> None:
     module = make(family)
     lm = build_lm(module, family, torch.float32, CPU)
     num_layers = len(lm.shape.layers)
-    assert lm.kv.bytes_per_token == num_layers * KEPT * 4 == kv_bytes_per_token(module.config, torch.float32)
+    assert (
+        lm.kv.bytes_per_token
+        == num_layers * KEPT * 4
+        == kv_bytes_per_token(module.config, torch.float32)
+    )
     assert sum(store.nbytes for store in (*lm.kv.keys, *lm.kv.values)) == lm.kv.allocated_bytes
 
 
 @pytest.mark.parametrize("family", ["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"])
 def test_a_token_beside_an_indexer_costs_its_key_too(family: str) -> None:
-    """Catches a key that is not counted, and one that is counted in layers that share another's choice."""
+    """Catches a key that is not counted, and one that is counted in layers that share another's
+    choice."""
     module = make(family)
     lm = build_lm(module, family, torch.float32, CPU)
     assert lm.kv.bytes_per_token == kv_bytes_per_token(module.config, torch.float32)
@@ -65,14 +73,26 @@ def test_a_token_beside_an_indexer_costs_its_key_too(family: str) -> None:
 def test_heads_are_counted_where_they_are_kept() -> None:
     """By a checkpoint's own code, and by layers that stay quantised in transformers' code."""
     config = plain_model().config
-    own = type("OwnConfig", (type(config),), {"__module__": "transformers_modules.mine.configuration"})
-    heads = SIZES["num_attention_heads"] * (LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"] + LATENT["v_head_dim"])
+    own = type(
+        "OwnConfig", (type(config),), {"__module__": "transformers_modules.mine.configuration"}
+    )
+    heads = SIZES["num_attention_heads"] * (
+        LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"] + LATENT["v_head_dim"]
+    )
     expected = SIZES["num_hidden_layers"] * heads * 4
     assert kv_bytes_per_token(own(**config.to_dict()), torch.float32) == expected
     config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     assert kv_bytes_per_token(config, torch.float32) == expected
-    config.quantization_config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
-    assert kv_bytes_per_token(config, torch.float32) == SIZES["num_hidden_layers"] * KEPT * 4, "read into blocks of ours"
+    config.quantization_config = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "desc_act": False,
+        "sym": True,
+    }
+    assert kv_bytes_per_token(config, torch.float32) == SIZES["num_hidden_layers"] * KEPT * 4, (
+        "read into blocks of ours"
+    )
 
 
 def rows_behind(lm: LM, texts: list[list[int]], drafts: Tensor) -> Tensor:
@@ -87,10 +107,14 @@ def rows_behind(lm: LM, texts: list[list[int]], drafts: Tensor) -> Tensor:
 @pytest.mark.parametrize("runtime", ["eager", "native"])
 @pytest.mark.parametrize("family", FEW)
 @torch.inference_mode()
-def test_logits_are_those_of_the_expanded_cache(family: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a query that lost its rotated part, values of another width, and a row that reads its neighbour's."""
+def test_logits_are_those_of_the_expanded_cache(
+    family: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a query that lost its rotated part, values of another width, and a row that reads its
+    neighbour's."""
     tokens = probe_tokens(SIZES["vocab_size"], 700, CPU)[0].tolist()
-    texts, drafts = [tokens[:5], tokens[5:45], tokens[45:645]], torch.tensor([tokens[640:646], tokens[650:656], tokens[660:666]])
+    texts = [tokens[:5], tokens[5:45], tokens[45:645]]
+    drafts = torch.tensor([tokens[640:646], tokens[650:656], tokens[660:666]])
 
     def found(*, is_native: bool) -> Tensor:
         with torch.inference_mode(False):
@@ -110,10 +134,13 @@ def test_logits_are_those_of_the_expanded_cache(family: str, runtime: str, monke
 
 @torch.inference_mode()
 def test_others_attend_over_heads_as_before() -> None:
-    """Catches a module that reads latents under attention that is not ours, or whose weights have lost their names."""
+    """Catches a module that reads latents under attention that is not ours, or whose weights have
+    lost their names."""
     register()
-    module, ids = plain_model(), probe_tokens(SIZES["vocab_size"], 9, CPU)
-    names, before = list(module.state_dict()), module(ids).logits
+    module = plain_model()
+    ids = probe_tokens(SIZES["vocab_size"], 9, CPU)
+    names = list(module.state_dict())
+    before = module(ids).logits
     keep_latents(module)
     keep_latents(module)
     assert len(products(module)) == SIZES["num_hidden_layers"]
@@ -126,8 +153,10 @@ def test_others_attend_over_heads_as_before() -> None:
 
 
 def test_weights_in_blocks_are_multiplied_from_both_sides() -> None:
-    """Catches a quantised checkpoint that keeps heads, or whose latents meet other numbers than its blocks hold."""
-    module, ids = plain_model(kv_lora_rank=32), probe_tokens(SIZES["vocab_size"], 9, CPU)
+    """Catches a quantised checkpoint that keeps heads, or whose latents meet other numbers than its
+    blocks hold."""
+    module = plain_model(kv_lora_rank=32)
+    ids = probe_tokens(SIZES["vocab_size"], 9, CPU)
     for layer in module.model.layers:
         weight = layer.self_attn.kv_b_proj.weight
         panels = pack_parts(rounded_parts(weight, Q8), Q8)
@@ -138,16 +167,21 @@ def test_weights_in_blocks_are_multiplied_from_both_sides() -> None:
     assert len(products(module)) == SIZES["num_hidden_layers"]
     assert lm.shape.layers[0].values_in_keys
     with torch.inference_mode():
-        assert (rows_behind(lm, [ids[0, :1].tolist()], ids) - before).abs().max() < 1e-4 * before.abs().max()
+        assert (
+            rows_behind(lm, [ids[0, :1].tolist()], ids) - before
+        ).abs().max() < 1e-4 * before.abs().max()
 
 
 class Quantised(nn.Linear):
-    """A stand-in for the layers of transformers' quantisers: integers, which their own forward widens by scales."""
+    """A stand-in for the layers of transformers' quantisers: integers, which their own forward
+    widens by scales."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=False)
         scales = plain.weight.abs().amax(1, keepdim=True) / 127
-        self.weight = nn.Parameter((plain.weight / scales).round().to(torch.int8), requires_grad=False)
+        self.weight = nn.Parameter(
+            (plain.weight / scales).round().to(torch.int8), requires_grad=False
+        )
         self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,9 +196,12 @@ def scaled_outside(plain: nn.Linear) -> nn.Linear:
 
 
 @pytest.mark.parametrize("quantised", [Quantised, scaled_outside])
-def test_a_matrix_that_stays_quantised_expands_heads(quantised: Callable[[nn.Linear], nn.Linear]) -> None:
+def test_a_matrix_that_stays_quantised_expands_heads(
+    quantised: Callable[[nn.Linear], nn.Linear],
+) -> None:
     """Catches integers that are multiplied without their scales."""
-    module, ids = plain_model(), probe_tokens(SIZES["vocab_size"], 9, CPU)
+    module = plain_model()
+    ids = probe_tokens(SIZES["vocab_size"], 9, CPU)
     for layer in module.model.layers:
         layer.self_attn.kv_b_proj = quantised(layer.self_attn.kv_b_proj)
     with torch.inference_mode():
@@ -173,7 +210,9 @@ def test_a_matrix_that_stays_quantised_expands_heads(quantised: Callable[[nn.Lin
     assert not products(module)
     assert not lm.shape.layers[0].values_in_keys
     with torch.inference_mode():
-        assert (rows_behind(lm, [ids[0, :1].tolist()], ids) - before).abs().max() < 1e-4 * before.abs().max()
+        assert (
+            rows_behind(lm, [ids[0, :1].tolist()], ids) - before
+        ).abs().max() < 1e-4 * before.abs().max()
 
 
 def test_rounding_on_loading_leaves_the_matrix() -> None:
@@ -188,7 +227,8 @@ def test_rounding_on_loading_leaves_the_matrix() -> None:
 def test_a_product_that_sums_otherwise_at_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches limits of passes that are found without the halves of the matrix."""
     module = make("deepseek_v3")
-    lm, plain = build_lm(module, "tiny", torch.float32, CPU), latent._by_head
+    lm = build_lm(module, "tiny", torch.float32, CPU)
+    plain = latent._by_head
 
     def halved(x: Tensor, weights: Tensor) -> Tensor:
         if x.shape[1] != 3:

@@ -13,12 +13,15 @@ from tests.helpers import tiny_llama
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16, 17])
 @torch.inference_mode()
 def test_no_pass_has_a_single_token(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches the row that is left over when a batch is one larger than passes may be: alone it would take other kernels."""
+    """Catches the row that is left over when a batch is one larger than passes may be: alone it
+    would take other kernels."""
     lm = build_lm(tiny_llama(50), "tiny", torch.float32, torch.device("cpu"))
     lm.limits = PassLimits(granularity=2, max_tokens_per_pass=8)
     shapes: list[tuple[int, ...]] = []
     run = lm.run
-    monkeypatch.setattr(lm, "run", lambda ids, *rest: shapes.append(tuple(ids.shape)) or run(ids, *rest))
+    monkeypatch.setattr(
+        lm, "run", lambda ids, *rest: shapes.append(tuple(ids.shape)) or run(ids, *rest)
+    )
     for _ in range(num_rows):
         lm.kv.add_row()
     logits = lm.forward(torch.full((num_rows, 1), 7)).logits

@@ -27,27 +27,40 @@ def _cache(lengths: list[int]) -> KVCache:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 310), min_size=1, max_size=3), st.integers(0, 2), st.integers(1, 17))
-def test_one_text_is_planned_like_a_tree_without_branches(lengths: list[int], row: int, width: int) -> None:
-    """Catches a wrong slot, position or mask; texts that end beyond the model's last position (padding) included."""
+def test_one_text_is_planned_like_a_tree_without_branches(
+    lengths: list[int], row: int, width: int
+) -> None:
+    """Catches a wrong slot, position or mask; texts that end beyond the model's last position
+    (padding) included."""
     row %= len(lengths)
     kv = _cache(lengths)
     short = plan_pass(kv, 1, width, None, row, last_position=LAST_POSITION)
     chain = torch.arange(-1, width - 2)[None]
-    _check(short, plan_pass(kv, 1, width, chain, row, last_position=LAST_POSITION, window=EVERYTHING), width)
+    _check(
+        short,
+        plan_pass(kv, 1, width, chain, row, last_position=LAST_POSITION, window=EVERYTHING),
+        width,
+    )
 
 
 @st.composite
 def _parents(draw: st.DrawFn) -> list[list[int]]:
-    num_nodes, num_rows = draw(st.integers(0, 17)), draw(st.integers(1, 3))
+    num_nodes = draw(st.integers(0, 17))
+    num_rows = draw(st.integers(1, 3))
     line = st.tuples(*(st.integers(-1, node - 1) for node in range(num_nodes)))
     return [list(draw(line)) for _ in range(num_rows)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(_parents(), st.lists(st.integers(0, 310), min_size=4, max_size=4), st.integers(0, 1))
-def test_trees_are_planned_alike(parents: list[list[int]], lengths: list[int], first_row: int) -> None:
-    """Catches a sibling that is seen, a depth that is not a position, a row that takes its neighbour's slots."""
-    kv, num_rows, width = _cache(lengths), len(parents), len(parents[0]) + 1
+def test_trees_are_planned_alike(
+    parents: list[list[int]], lengths: list[int], first_row: int
+) -> None:
+    """Catches a sibling that is seen, a depth that is not a position, a row that takes its
+    neighbour's slots."""
+    kv = _cache(lengths)
+    num_rows = len(parents)
+    width = len(parents[0]) + 1
     trees = torch.tensor(parents, dtype=torch.int64).view(num_rows, width - 1)
     short, general = (
         plan_pass(kv, num_rows, width, trees, first_row, last_position=LAST_POSITION, window=window)
@@ -56,8 +69,11 @@ def test_trees_are_planned_alike(parents: list[list[int]], lengths: list[int], f
     _check(short, general, width)
 
 
-def _check(short: tuple[PassPlan, torch.Tensor], general: tuple[PassPlan, torch.Tensor], width: int) -> None:
-    (plan, positions), (expected, expected_positions) = short, general
+def _check(
+    short: tuple[PassPlan, torch.Tensor], general: tuple[PassPlan, torch.Tensor], width: int
+) -> None:
+    (plan, positions) = short
+    (expected, expected_positions) = general
     assert torch.equal(positions, expected_positions)
     assert positions.dtype == expected_positions.dtype
     assert torch.equal(plan.indices, expected.indices)
@@ -68,4 +84,7 @@ def _check(short: tuple[PassPlan, torch.Tensor], general: tuple[PassPlan, torch.
     assert torch.equal(plan.mask[:, :, :width], expected.mask[:, :, :width])
     assert (plan.mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
     assert plan.window_mask is None
-    assert all(a.data_ptr() == b.data_ptr() and a.shape == b.shape for a, b in zip(plan.keys, expected.keys, strict=True))
+    assert all(
+        a.data_ptr() == b.data_ptr() and a.shape == b.shape
+        for a, b in zip(plan.keys, expected.keys, strict=True)
+    )

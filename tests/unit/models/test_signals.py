@@ -1,4 +1,5 @@
-"""Hidden states out of passes over our cache, against transformers' own `output_hidden_states` of the same tokens."""
+"""Hidden states out of passes over our cache, against transformers' own `output_hidden_states` of
+the same tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ def keys_of(module: nn.Module) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def own_states(module: nn.Module, tokens: list[int]) -> dict[int, Tensor]:
-    """(T, H) by key, as transformers gives them; behind the last layer it gives only the normed ones, so that is left out."""
+    """(T, H) by key, as transformers gives them; behind the last layer it gives only the normed
+    ones, so that is left out."""
     module.set_attn_implementation("eager")
-    found = module(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    found = module(
+        input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True
+    ).hidden_states
     module.set_attn_implementation("outrider")
     return {layer: states[0] for layer, states in enumerate(found[:-1])} | {-1: found[-1][0]}
 
@@ -43,13 +47,20 @@ def text_of(length: int, seed: int = 0) -> list[int]:
 def same(ours: dict[int, Tensor], expected: dict[int, Tensor], columns: list[int]) -> None:
     """`ours` (T, H) are the expected ones at these positions."""
     for key, states in expected.items():
-        torch.testing.assert_close(ours[key], states[columns], rtol=1e-4, atol=2e-4, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            ours[key],
+            states[columns],
+            rtol=1e-4,
+            atol=2e-4,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.inference_mode()
 def test_chain_ragged_batch_and_tree(name: str) -> None:
-    """Catches a hook on the wrong layer, before the scaling of embeddings, or one that hears only the last logit column."""
+    """Catches a hook on the wrong layer, before the scaling of embeddings, or one that hears only
+    the last logit column."""
     lm, module = subject(name)
     capture = keys_of(module)
     texts = [text_of(9, 1), text_of(17, 2)]
@@ -61,17 +72,26 @@ def test_chain_ragged_batch_and_tree(name: str) -> None:
     for (_, _, hidden), text in zip(heard, texts, strict=True):
         same(hidden, own_states(module, text), list(range(len(text) - 1)))
     news = text_of(5, 3)
-    parents = [-1, -1, 0, 1]  # news[1] and news[2] follow the pending token, news[3] the first, news[4] the second
+    # news[1] and news[2] follow the pending token, news[3] the first, news[4] the second
+    parents = [-1, -1, 0, 1]
     tokens = torch.tensor([[text[-1], *news[1:]] for text in texts])
     chain = lm.forward(tokens, capture=capture).hidden
     column = torch.zeros(1, dtype=torch.int64)
     tree = lm.forward(tokens, torch.tensor([parents] * 2), columns=column, capture=capture).hidden
     for row, text in enumerate(texts):
         end = len(text) - 1
-        same({key: states[row] for key, states in chain.items()}, own_states(module, text + news[1:]), list(range(end, end + 5)))
+        same(
+            {key: states[row] for key, states in chain.items()},
+            own_states(module, text + news[1:]),
+            list(range(end, end + 5)),
+        )
         for branch in ([0, 1, 3], [0, 2, 4]):
             alone = own_states(module, text + [news[node] for node in branch[1:]])
-            same({key: states[row, branch] for key, states in tree.items()}, alone, [end, end + 1, end + 2])
+            same(
+                {key: states[row, branch] for key, states in tree.items()},
+                alone,
+                [end, end + 1, end + 2],
+            )
 
 
 @torch.inference_mode()
@@ -105,9 +125,16 @@ def test_long_prompts_padded_and_split_passes() -> None:
     lm.kv.add_row()
     lm.catch_up([text, other])
     hidden = lm.forward(torch.tensor([[text[-1], 5, 6], [other[-1], 7, 8]]), capture=capture).hidden
-    assert {key: tuple(states.shape) for key, states in hidden.items()} == {0: (2, 3, 32), 2: (2, 3, 32)}
+    assert {key: tuple(states.shape) for key, states in hidden.items()} == {
+        0: (2, 3, 32),
+        2: (2, 3, 32),
+    }
     expected = own_states(module, [*other, 7, 8])
-    same({key: states[1] for key, states in hidden.items()}, {key: expected[key] for key in capture}, [5, 6, 7])
+    same(
+        {key: states[1] for key, states in hidden.items()},
+        {key: expected[key] for key in capture},
+        [5, 6, 7],
+    )
 
 
 @torch.inference_mode()
@@ -131,7 +158,8 @@ def test_keys_that_name_nothing_are_refused() -> None:
 
 
 def test_a_model_whose_layers_cannot_be_found_still_decodes() -> None:
-    """Catches an error for drafters that read no hidden states, and a wrong layer for those that do."""
+    """Catches an error for drafters that read no hidden states, and a wrong layer for those that
+    do."""
     module = tiny_llama(96, num_hidden_layers=2)
     module.model.other = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
     lm = build_lm(module, "tiny", torch.float32, CPU)

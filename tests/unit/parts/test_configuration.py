@@ -15,8 +15,12 @@ VALUES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6)
 
 
 def test_every_word_finds_its_field() -> None:
-    found = Configuration.parse(" draft-model  k=8 tree=sequoia verifier=multi-round verifier.strict=yes ")
-    assert found == Configuration("draft-model", 8, {"tree": "sequoia"}, "multi-round", {"strict": "yes"})
+    found = Configuration.parse(
+        " draft-model  k=8 tree=sequoia verifier=multi-round verifier.strict=yes "
+    )
+    assert found == Configuration(
+        "draft-model", 8, {"tree": "sequoia"}, "multi-round", {"strict": "yes"}
+    )
 
 
 def test_auto_lengths_stay_words() -> None:
@@ -30,11 +34,18 @@ def test_a_plus_stands_for_a_comma_inside_a_value() -> None:
 
 
 @given(
-    st.sampled_from(["ngram", "draft-model"]), st.none() | st.integers(1, 64) | st.sampled_from(["auto", "auto:9"]),
-    st.dictionaries(NAMES, VALUES), st.sampled_from(["auto", "block"]), st.dictionaries(NAMES, VALUES),
-)  # fmt: skip
+    st.sampled_from(["ngram", "draft-model"]),
+    st.none() | st.integers(1, 64) | st.sampled_from(["auto", "auto:9"]),
+    st.dictionaries(NAMES, VALUES),
+    st.sampled_from(["auto", "block"]),
+    st.dictionaries(NAMES, VALUES),
+)
 def test_the_label_is_read_back(
-    drafter: str, length: int | str | None, options: dict[str, str], verifier: str, more: dict[str, str]
+    drafter: str,
+    length: int | str | None,
+    options: dict[str, str],
+    verifier: str,
+    more: dict[str, str],
 ) -> None:
     """Journals and results name configurations by their labels."""
     one = Configuration(drafter, length, options, verifier, more)
@@ -50,10 +61,14 @@ def test_a_list_has_no_doubles_and_keeps_its_order() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "begins with a drafter's name"), ("k=5", "begins with a drafter's name"), ("ngram k", "not NAME=VALUE"),
-        ("ngram k=", "not NAME=VALUE"), ("ngram =5", "not NAME=VALUE"), ("none k=5", "leave k out"),
+        ("", "begins with a drafter's name"),
+        ("k=5", "begins with a drafter's name"),
+        ("ngram k", "not NAME=VALUE"),
+        ("ngram k=", "not NAME=VALUE"),
+        ("ngram =5", "not NAME=VALUE"),
+        ("none k=5", "leave k out"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Configuration.parse(text)
@@ -70,8 +85,12 @@ def test_parts_check_names_and_combinations() -> None:
 
 def test_as_dict_holds_arguments_of_llm() -> None:
     assert Configuration.parse("ngram k=3 verifier=token").as_dict() == {
-        "drafter": "ngram", "num_draft_tokens": 3, "drafter_options": {}, "verifier": "token", "verifier_options": {},
-    }  # fmt: skip
+        "drafter": "ngram",
+        "num_draft_tokens": 3,
+        "drafter_options": {},
+        "verifier": "token",
+        "verifier_options": {},
+    }
 
 
 def test_what_is_given_besides_is_added() -> None:
@@ -79,11 +98,17 @@ def test_what_is_given_besides_is_added() -> None:
     found = Configuration.parse("suffix max_depth=32").with_more(6, {"alpha": 2}, "token", {})
     assert found == Configuration("suffix", 6, {"max_depth": "32", "alpha": 2}, "token")
     for more, message in (
-        ((5, {}, "auto", {}), r"k \(num_draft_tokens\)"), ((None, {"tree": "4"}, "auto", {}), "tree"),
-        ((None, {}, "block", {}), "verifier"), ((None, {}, "auto", {"epsilon": 1}), "verifier.epsilon"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=f"given twice, .* and besides: {message}; leave one out"):
-            Configuration.parse("draft-model k=3 tree=2 verifier=typical verifier.epsilon=0.2").with_more(*more)
+        ((5, {}, "auto", {}), r"k \(num_draft_tokens\)"),
+        ((None, {"tree": "4"}, "auto", {}), "tree"),
+        ((None, {}, "block", {}), "verifier"),
+        ((None, {}, "auto", {"epsilon": 1}), "verifier.epsilon"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"given twice, .* and besides: {message}; leave one out"
+        ):
+            Configuration.parse(
+                "draft-model k=3 tree=2 verifier=typical verifier.epsilon=0.2"
+            ).with_more(*more)
 
 
 def test_a_path_keeps_its_plus_and_its_comma() -> None:
@@ -98,7 +123,10 @@ def test_values_with_spaces_are_quoted() -> None:
     found = Configuration.parse(text)
     assert found.drafter_options == {"corpus": "/my texts/a.txt"}
     assert Configuration.parse(found.label) == found
-    for wrong, message in (("suffix 'x=1", "quotes that do not close"), ("suffix k=1 k=2", "two values for 'k'")):
+    for wrong, message in (
+        ("suffix 'x=1", "quotes that do not close"),
+        ("suffix k=1 k=2", "two values for 'k'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             Configuration.parse(wrong)
 
@@ -106,7 +134,11 @@ def test_values_with_spaces_are_quoted() -> None:
 def test_options_take_the_text_form() -> None:
     """Of Python, settings files and TOML alike."""
     options = Options("demo", drafter="suffix k=auto:12 max_depth=32 verifier=token")
-    assert (options.drafter, options.num_draft_tokens, options.verifier) == ("suffix", "auto:12", "token")
+    assert (options.drafter, options.num_draft_tokens, options.verifier) == (
+        "suffix",
+        "auto:12",
+        "token",
+    )
     assert options.drafter_options == {"max_depth": "32"}
     with pytest.raises(ConfigError, match="given twice"):
         Options("demo", drafter="suffix k=4 max_depth=32", num_draft_tokens=5)

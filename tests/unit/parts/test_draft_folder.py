@@ -1,4 +1,5 @@
-"""What `--draft` names may be a draft model or a trained head: 'auto' drafts with either, and nobody takes one for the other."""
+"""What `--draft` names may be a draft model or a trained head: 'auto' drafts with either, and
+nobody takes one for the other."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 def test_auto_drafts_with_the_head_that_was_named(kind: str, tmp_path: Path) -> None:
     HEADS[kind](tiny_llama(257, num_hidden_layers=3), tmp_path)
     options, parts = choose(Options("target", draft=str(tmp_path)))
-    assert (parts.drafter_name, parts.requirements.head_folder, options.draft) == (kind, str(tmp_path), None)
+    assert (parts.drafter_name, parts.requirements.head_folder, options.draft) == (
+        kind,
+        str(tmp_path),
+        None,
+    )
 
 
 def test_embedded_heads_and_models_are_told_apart() -> None:
@@ -34,14 +39,20 @@ def test_models_and_names_on_the_hub_are_draft_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["auto", "draft-model", "universal"])
-def test_a_head_that_is_no_draft_model_is_refused_with_the_way_to_use_it(drafter: str, tmp_path: Path) -> None:
+def test_a_head_that_is_no_draft_model_is_refused_with_the_way_to_use_it(
+    drafter: str, tmp_path: Path
+) -> None:
     """Before, its missing tokenizer was."""
     acceptance_head(tiny_llama(257), tmp_path)
-    with pytest.raises(ConfigError, match=f"is a trained head, not a draft model: .*acceptance_head={tmp_path}"):
+    with pytest.raises(
+        ConfigError, match=f"is a trained head, not a draft model: .*acceptance_head={tmp_path}"
+    ):
         choose(Options("target", drafter=drafter, draft=str(tmp_path)))
 
 
 def test_the_wrong_drafter_beside_a_head(tmp_path: Path) -> None:
     HEADS["eagle3"](tiny_llama(257, num_hidden_layers=3), tmp_path)
-    with pytest.raises(ConfigError, match=f"not a draft model: --drafter eagle3 --draft {tmp_path}"):
+    with pytest.raises(
+        ConfigError, match=f"not a draft model: --drafter eagle3 --draft {tmp_path}"
+    ):
         choose(Options("target", drafter="draft-model", draft=str(tmp_path)))

@@ -1,4 +1,5 @@
-"""From names and options to parts that fit one another: what is chosen, and what is refused before any model is read."""
+"""From names and options to parts that fit one another: what is chosen, and what is refused before
+any model is read."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.parts import Parts, choose_parts
 
 
-def choose(drafter: str = "ngram", verifier: str = "auto", length: int | str | None = None, **options: Any) -> Parts:
+def choose(
+    drafter: str = "ngram", verifier: str = "auto", length: int | str | None = None, **options: Any
+) -> Parts:
     lossy = options.pop("lossy", False)
     verifier_options = options.pop("verifier_options", {})
     return choose_parts(drafter, options, verifier, verifier_options, length, lossy=lossy)
@@ -45,7 +48,9 @@ def test_a_tree_verifier_takes_chains() -> None:
 
 def test_lossy_verifiers_need_the_word() -> None:
     """Nothing may change what the model says unless it was asked for by name."""
-    with pytest.raises(ConfigError, match=r"'typical' is lossy: .* --lossy \(lossy=True in Python\)"):
+    with pytest.raises(
+        ConfigError, match=r"'typical' is lossy: .* --lossy \(lossy=True in Python\)"
+    ):
         choose(verifier="typical")
     assert not choose(verifier="typical", lossy=True).make_verifier().lossless
 
@@ -67,14 +72,20 @@ def test_unknown_names_come_with_the_nearest() -> None:
 
 
 def test_unknown_options_come_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"drafter 'ngram' has no option 'max_gram'. Did you mean 'max_ngram'"):
+    with pytest.raises(
+        ConfigError, match=r"drafter 'ngram' has no option 'max_gram'. Did you mean 'max_ngram'"
+    ):
         choose(max_gram=3)
-    with pytest.raises(ConfigError, match=r"verifier 'block' has no option 'epsilon'. It has none."):
+    with pytest.raises(
+        ConfigError, match=r"verifier 'block' has no option 'epsilon'. It has none."
+    ):
         choose(verifier_options={"epsilon": 0.1})
 
 
 def test_options_reach_both_parts() -> None:
-    parts = choose("ngram", "typical", lossy=True, max_ngram="3", verifier_options={"epsilon": "0.2"})
+    parts = choose(
+        "ngram", "typical", lossy=True, max_ngram="3", verifier_options={"epsilon": "0.2"}
+    )
     assert parts.drafter_settings.max_ngram == 3
     assert parts.verifier_settings.epsilon == 0.2
 
@@ -92,12 +103,16 @@ def test_what_a_part_needs_depends_on_its_settings() -> None:
 @pytest.mark.parametrize(
     ("asked", "default", "expected"),
     [
-        (None, 5, DraftLength(5)), (7, 5, DraftLength(7)), ("7", 5, DraftLength(7)),
-        ("auto", 5, DraftLength(AUTO_MAX_DRAFT_TOKENS, is_auto=True)), ("auto", 24, DraftLength(24, is_auto=True)),
-        ("auto:12", 5, DraftLength(12, is_auto=True)), ("auto:1", 5, DraftLength(1, is_auto=True)),
+        (None, 5, DraftLength(5)),
+        (7, 5, DraftLength(7)),
+        ("7", 5, DraftLength(7)),
+        ("auto", 5, DraftLength(AUTO_MAX_DRAFT_TOKENS, is_auto=True)),
+        ("auto", 24, DraftLength(24, is_auto=True)),
+        ("auto:12", 5, DraftLength(12, is_auto=True)),
+        ("auto:1", 5, DraftLength(1, is_auto=True)),
         (MAX_DRAFT_TOKENS, 5, DraftLength(MAX_DRAFT_TOKENS)),
     ],
-)  # fmt: skip
+)
 def test_forms_of_a_length(asked: int | str | None, default: int, expected: DraftLength) -> None:
     assert DraftLength.parse(asked, default) == expected
 
@@ -108,14 +123,17 @@ def test_anything_else_is_no_length(asked: str) -> None:
         DraftLength.parse(asked, 5)
 
 
-@pytest.mark.parametrize("asked", [0, -1, "0", MAX_DRAFT_TOKENS + 1, "auto:0", "auto:65", "auto:-3"])
+@pytest.mark.parametrize(
+    "asked", [0, -1, "0", MAX_DRAFT_TOKENS + 1, "auto:0", "auto:65", "auto:-3"]
+)
 def test_lengths_out_of_range(asked: int | str) -> None:
     with pytest.raises(ConfigError, match=f"between 1 and {MAX_DRAFT_TOKENS}"):
         DraftLength.parse(asked, 5)
 
 
 def test_a_number_fixes_and_auto_frees_the_length() -> None:
-    fixed, free = choose(length=3).make_control(), choose(length="auto:12").make_control()
+    fixed = choose(length=3).make_control()
+    free = choose(length="auto:12").make_control()
     assert (type(fixed), fixed.gamma) == (FixedLength, 3)
     assert isinstance(free, AutoLength)
     assert [one.max_nodes for one in free.drafters.values()] == [12]
@@ -127,7 +145,8 @@ def test_without_a_number_the_drafter_decides() -> None:
 
 
 def test_auto_knows_trees_from_chains() -> None:
-    """A node of a chain that was kept tells how many must be asked for to get it; a tree's does not."""
+    """A node of a chain that was kept tells how many must be asked for to get it; a tree's does
+    not."""
     assert choose("recycling", length="auto:40").make_goodput()._trees
     assert not choose("ngram", length="auto:12").make_goodput()._trees
 

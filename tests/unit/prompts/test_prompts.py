@@ -1,4 +1,5 @@
-"""Prompts in every form that callers give them: read where the meaning is clear, else refused by the number of the prompt."""
+"""Prompts in every form that callers give them: read where the meaning is clear, else refused by
+the number of the prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ PAIR = [IDS, [6, 7, 8]]
 
 def encoded(texts: str | list[str], side: str = "right", **options: Any) -> Any:
     tokenizer = word_tokenizer(9)
-    tokenizer.pad_token, tokenizer.padding_side = "<|end|>", side
+    tokenizer.pad_token = "<|end|>"
+    tokenizer.padding_side = side
     return tokenizer(texts, **options)
 
 
@@ -55,8 +57,14 @@ def encoded(texts: str | list[str], side: str = "right", **options: Any) -> Any:
         ({"prompt": "a"}, [ReadPrompt("a")]),
         ({"prompt_token_ids": IDS}, ONE),
         ({"prompt_token_ids": torch.tensor(IDS)}, ONE),
-        ({"prompt": "a", "prompt_token_ids": IDS, "multi_modal_data": None}, [ReadPrompt("a", IDS)]),
-        ([{"prompt": "a"}, {"prompt_token_ids": IDS}, "b"], [ReadPrompt("a"), *ONE, ReadPrompt("b")]),
+        (
+            {"prompt": "a", "prompt_token_ids": IDS, "multi_modal_data": None},
+            [ReadPrompt("a", IDS)],
+        ),
+        (
+            [{"prompt": "a"}, {"prompt_token_ids": IDS}, "b"],
+            [ReadPrompt("a"), *ONE, ReadPrompt("b")],
+        ),
         (MappingProxyType({"prompt": "a"}), [ReadPrompt("a")]),
         ({"input_ids": IDS}, ONE),
         ({"input_ids": PAIR, "token_type_ids": [[0] * 3] * 2}, TWO),
@@ -69,7 +77,8 @@ def encoded(texts: str | list[str], side: str = "right", **options: Any) -> Any:
     ],
 )
 def test_what_is_clear_is_read(given: Any, expected: list[ReadPrompt]) -> None:
-    """Catches keys of a dictionary taken for texts, one prompt taken for several, and numbers that are not plain ints."""
+    """Catches keys of a dictionary taken for texts, one prompt taken for several, and numbers that
+    are not plain ints."""
     found = read_prompts(given)
     assert found == expected
     assert all(type(token) is int for one in found for token in one.token_ids or [])
@@ -81,21 +90,32 @@ def test_padding_is_no_text(side: str, form: str | None) -> None:
     """Catches padding tokens fed to the model as if the caller had written them."""
     batch = encoded(["w3 w4 w5", "w6"], side, padding=True, return_tensors=form)
     assert read_prompts(batch) == [ReadPrompt(token_ids=IDS), ReadPrompt(token_ids=[6])]
-    with pytest.raises(RequestError, match="prompt 1 begins or ends with the padding token 0, and nothing says whether it is"):
+    with pytest.raises(
+        RequestError,
+        match="prompt 1 begins or ends with the padding token 0, and nothing says whether it is",
+    ):
         read_prompts(batch["input_ids"], PADDING)
 
 
 def test_equal_rows_without_padding_are_read() -> None:
-    """The check for padding must not refuse batches that have none, single prompts, or rows whose mask is given."""
+    """The check for padding must not refuse batches that have none, single prompts, or rows whose
+    mask is given."""
     assert read_prompts(torch.tensor(PAIR), PADDING) == TWO
     assert read_prompts([0, 3], PADDING) == [ReadPrompt(token_ids=[0, 3])]
-    assert len(read_prompts([{"prompt_token_ids": [0, 3]}, {"prompt_token_ids": [4, 0]}], PADDING)) == 2
-    begin = SimpleNamespace(pad_token_id=0, bos_token_id=0)  # as where a tokenizer pads with its begin token
+    assert (
+        len(read_prompts([{"prompt_token_ids": [0, 3]}, {"prompt_token_ids": [4, 0]}], PADDING))
+        == 2
+    )
+    # as where a tokenizer pads with its begin token
+    begin = SimpleNamespace(pad_token_id=0, bos_token_id=0)
     assert len(read_prompts([[0, 3], [0, 4]], begin)) == 2
     with pytest.raises(RequestError, match="prompt 1 begins or ends with the padding token"):
         read_prompts([[0, 3], [0, 0]], begin)
     masked = {"input_ids": [[0, 3], [4, 5]], "attention_mask": [[1, True], [1, 1]]}
-    assert read_prompts(masked, PADDING) == [ReadPrompt(token_ids=[0, 3]), ReadPrompt(token_ids=[4, 5])]
+    assert read_prompts(masked, PADDING) == [
+        ReadPrompt(token_ids=[0, 3]),
+        ReadPrompt(token_ids=[4, 5]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +132,20 @@ def test_equal_rows_without_padding_are_read() -> None:
         ({"attention_mask": [1]}, "without a prompt"),
         ({"promt": "a"}, "prompt 0 has an unknown key 'promt'. Did you mean 'prompt'?"),
         ({1: "a"}, "unknown key '1'"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "prompt 0 has 'multi_modal_data', which is not supported"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": 1}},
+            "prompt 0 has 'multi_modal_data', which is not supported",
+        ),
         ({"prompt": IDS}, "'prompt' of prompt 0 must be text"),
         ({"prompt_token_ids": PAIR}, "prompt_token_ids of prompt 0 holds 2 prompts"),
         ({"prompt_token_ids": "a"}, "prompt_token_ids of prompt 0 is 'a' (str)"),
         ({"prompt": "a", "input_ids": IDS}, "has both 'input_ids' and 'prompt'"),
         ({"input_ids": IDS, "attention_mask": [1, 1]}, "another shape"),
         ({"input_ids": PAIR, "attention_mask": [1, 1, 1]}, "another shape"),
-        ({"input_ids": IDS, "attention_mask": [0, -1e9, 0]}, "attention_mask of prompt 0 has -1000000000.0"),
+        (
+            {"input_ids": IDS, "attention_mask": [0, -1e9, 0]},
+            "attention_mask of prompt 0 has -1000000000.0",
+        ),
         (["a", None], "prompt 1 is None"),
         (["a", 5], "prompt 1 is 5 (int)"),
         ([b"a"], "prompt 0 is b'a' (bytes)"),
@@ -130,13 +156,19 @@ def test_equal_rows_without_padding_are_read() -> None:
         ([IDS, ["a", "b"]], "prompt 1 has 'a' (str) at position 0"),
         ([[IDS]], "prompt 0 has [3, 4, 5] (list) at position 0"),
         ([1.0, 2.0], "prompt 0 is 1.0 (float)"),
-        (torch.tensor([1.0]), "prompt 0 is a Tensor of float32 with shape (1,); token ids are whole numbers"),
+        (
+            torch.tensor([1.0]),
+            "prompt 0 is a Tensor of float32 with shape (1,); token ids are whole numbers",
+        ),
         (torch.tensor([True]), "a Tensor of bool"),
         (torch.tensor(5), "one dimension, a batch of them two"),
         (torch.ones(1, 1, 1, dtype=torch.long), "with shape (1, 1, 1)"),
         ([torch.tensor(PAIR)], "inside a list each tensor holds one prompt"),
         ({"input_ids": [torch.tensor(PAIR)]}, "inside a list each tensor holds one prompt"),
-        ({"prompt_token_ids": [torch.zeros(0, 3, dtype=torch.int64)]}, "inside a list each tensor holds one prompt"),
+        (
+            {"prompt_token_ids": [torch.zeros(0, 3, dtype=torch.int64)]},
+            "inside a list each tensor holds one prompt",
+        ),
         ([{"input_ids": PAIR}], "prompt 0 is a dictionary of 2 prompts"),
         (np.array([1.0]), "a ndarray of float64"),
     ],

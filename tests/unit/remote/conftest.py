@@ -20,7 +20,11 @@ from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
 from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
 
-PROMPTS = ("Tom has 3 apples and buys 4 more. How many", "Anna has 12 pens. She gives 5", "A box holds 6 eggs. How many")
+PROMPTS = (
+    "Tom has 3 apples and buys 4 more. How many",
+    "Anna has 12 pens. She gives 5",
+    "A box holds 6 eggs. How many",
+)
 GREEDY = SamplingParams(max_tokens=28, ignore_eos=True)
 INVARIANT = SamplingParams(max_tokens=28, ignore_eos=True, temperature=1.0, top_p=0.9, seed=5)
 
@@ -30,9 +34,12 @@ class Demo:
     """The demo target with drafters around it."""
 
     models: Models
-    plain: dict[str, list[list[int]]]  # "greedy", "invariant": whole texts in one process, without a drafter
+    # "greedy", "invariant": whole texts in one process, without a drafter
+    plain: dict[str, list[list[int]]]
 
-    def llm(self, drafter: str = "none", verifier: str = "auto", k: int | str = 4, **options: Any) -> LLM:
+    def llm(
+        self, drafter: str = "none", verifier: str = "auto", k: int | str = 4, **options: Any
+    ) -> LLM:
         """One with its own decoder; `close` it."""
         parts = choose_parts(drafter, options, verifier, {}, k, lossy=False)
         return LLM.around(assemble(self.models, parts))
@@ -43,7 +50,9 @@ class Demo:
 
     def texts(self, kind: str, llm: LLM) -> list[list[int]]:
         """Prompts and answers."""
-        done: list[Completion] = llm.generate(list(PROMPTS), GREEDY if kind == "greedy" else INVARIANT)
+        done: list[Completion] = llm.generate(
+            list(PROMPTS), GREEDY if kind == "greedy" else INVARIANT
+        )
         return [one.prompt_token_ids + one.token_ids for one in done]
 
 
@@ -69,7 +78,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step waits for its draft, up to ten seconds: what a test counts depends on no clock."""
     monkeypatch.setattr(DraftWait, "budget_s", property(lambda self: 10.0))
-    monkeypatch.setattr(DraftWait, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
+    monkeypatch.setattr(
+        DraftWait,
+        "expects",
+        lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s,
+    )
 
 
 def drafter_of(llm: LLM) -> RemoteDrafter:

@@ -24,7 +24,8 @@ READY_S = 20.0
 
 
 class Faulty:
-    """An application whose answers break off or become nonsense. `after`: pieces of a body that come right before."""
+    """An application whose answers break off or become nonsense. `after`: pieces of a body that
+    come right before."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,7 +54,9 @@ class Faulty:
         fault = self.fault if self.times[0] > 0 else None
         if self.status is not None:
             await send({"type": "http.response.start", "status": self.status, "headers": []})
-            await send({"type": "http.response.body", "body": b'{"error": {"message": "no", "code": "x"}}'})
+            await send(
+                {"type": "http.response.body", "body": b'{"error": {"message": "no", "code": "x"}}'}
+            )
             return
         count = 0
 
@@ -87,7 +90,9 @@ class Live:
     """An application on a socket."""
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator | None = None) -> None:
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, port=0, log_level="critical", lifespan="off")
+        )
         self._thread = threading.Thread(target=self._run, args=(coordinator,), daemon=True)
         self._thread.start()
         while not self._server.started:
@@ -114,8 +119,17 @@ class Live:
 class Setting:
     """Targets, their coordinator, and a client."""
 
-    def __init__(self, targets: list[Faulty], addresses: list[str], coordinator: Coordinator, client: httpx2.Client) -> None:
-        self.targets, self.addresses, self.coordinator, self.client = targets, addresses, coordinator, client
+    def __init__(
+        self,
+        targets: list[Faulty],
+        addresses: list[str],
+        coordinator: Coordinator,
+        client: httpx2.Client,
+    ) -> None:
+        self.targets = targets
+        self.addresses = addresses
+        self.coordinator = coordinator
+        self.client = client
 
     def standings(self) -> list[str]:
         return [target.standing for target in self.coordinator.fleet.targets]
@@ -128,15 +142,24 @@ class Setting:
 
     def metric(self, name: str) -> float:
         lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"outrider:{name}"))
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"outrider:{name}")
+        )
 
 
 @contextmanager
-def coordinated(*engines: FakeEngine, ready: bool = True, token: str | None = None, keys: tuple[str, ...] = (), **settings: Any
-) -> Iterator[Setting]:  # fmt: skip
-    """A coordinator before a target for each engine. `token`: of the coordinator's calls; `keys`: that targets ask for."""
+def coordinated(
+    *engines: FakeEngine,
+    ready: bool = True,
+    token: str | None = None,
+    keys: tuple[str, ...] = (),
+    **settings: Any,
+) -> Iterator[Setting]:
+    """A coordinator before a target for each engine. `token`: of the coordinator's calls; `keys`:
+    that targets ask for."""
     with ExitStack() as stack:
-        targets, addresses = [], []
+        targets = []
+        addresses = []
         for engine in engines:
             faulty = Faulty(make_app(state_of(engine, api_keys=keys)))
             live = Live(faulty)
@@ -146,10 +169,14 @@ def coordinated(*engines: FakeEngine, ready: bool = True, token: str | None = No
             addresses.append(live.address)
         given = {"stall_s": 1.0, "wait_s": 1.0, **settings}
         access = TargetAccess(token=token)
-        coordinator = Coordinator(CoordinatorSettings(targets=tuple(addresses), access=access, **given))
+        coordinator = Coordinator(
+            CoordinatorSettings(targets=tuple(addresses), access=access, **given)
+        )
         live = Live(coordinator.app, coordinator)
         stack.callback(live.stop)
-        client = stack.enter_context(httpx2.Client(base_url=live.address, timeout=30, trust_env=False))
+        client = stack.enter_context(
+            httpx2.Client(base_url=live.address, timeout=30, trust_env=False)
+        )
         setting = Setting(targets, addresses, coordinator, client)
         if ready:
             setting.until(*["ready"] * len(engines))

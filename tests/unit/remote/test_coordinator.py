@@ -1,4 +1,5 @@
-"""The coordinator over scripted targets that die, hang, lie and drain: clients see time, never another text."""
+"""The coordinator over scripted targets that die, hang, lie and drain: clients see time, never
+another text."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.unit.serve.fake_engine import FakeEngine
 REPLY = "All of this text comes once, in its order, with nothing lost."
 BODY: dict[str, Any] = {"model": "fake", "prompt": "Say", "max_tokens": 100, "temperature": 0}
 STREAM = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 
 
 def engines(count: int = 2, **fields: Any) -> list[FakeEngine]:
@@ -39,14 +41,17 @@ def check(content: str) -> None:
     assert text_of(content) == REPLY
     assert len({event["id"] for event in events(content)}) == 1
     assert events(content)[-1]["usage"]["completion_tokens"] == len(REPLY) + 1
-    assert [c["finish_reason"] for e in events(content) for c in e["choices"] if c["finish_reason"]] == ["stop"]
+    assert [
+        c["finish_reason"] for e in events(content) for c in e["choices"] if c["finish_reason"]
+    ] == ["stop"]
 
 
 def break_busy(setting: Setting, fault: str, **fields: Any) -> None:
     """Break whatever target the next request goes to, once."""
     times = [1]
     for target in setting.targets:
-        target.fault, target.times = fault, times
+        target.fault = fault
+        target.times = times
         for name, value in fields.items():
             setattr(target, name, value)
 
@@ -57,7 +62,11 @@ def test_answers_are_those_of_a_target() -> None:
         client = setting.client
         check(client.post(COMPLETIONS, json=STREAM).text)
         assert client.post(COMPLETIONS, json=BODY).json()["choices"][0]["text"] == REPLY
-        message = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}
+        message = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 100,
+        }
         assert client.post(CHAT, json=message).json()["choices"][0]["message"]["content"] == REPLY
         assert client.post("/v1/messages", json=message).json()["content"][0]["text"] == REPLY
         streamed = client.post("/v1/messages", json={**message, "stream": True})
@@ -84,13 +93,20 @@ def test_a_stream_that_breaks_off_continues_elsewhere(after: int) -> None:
 
 
 def test_a_chat_continues_with_its_thoughts_and_its_id() -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 100, "n": 2}
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": True,
+        "max_tokens": 100,
+        "n": 2,
+    }
     with coordinated(*engines()) as setting:
         break_busy(setting, "cut", after=9)
         chunks = events(setting.client.post(CHAT, json=body).text)
     assert len({chunk["id"] for chunk in chunks}) == 1
     for index in (0, 1):
-        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        choices = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        ]
         assert sum("role" in choice["delta"] for choice in choices) == 1
         assert "".join(choice["delta"].get("content") or "" for choice in choices) == REPLY
 
@@ -110,7 +126,9 @@ def test_a_target_that_hangs_is_left(stream: bool) -> None:
         break_busy(setting, "hang", after=4 if stream else 0)
         answers: list[str] = []
         body = STREAM if stream else BODY
-        thread = threading.Thread(target=lambda: answers.append(setting.client.post(COMPLETIONS, json=body).text))
+        thread = threading.Thread(
+            target=lambda: answers.append(setting.client.post(COMPLETIONS, json=body).text)
+        )
         thread.start()
         while not any(target.asked for target in setting.targets):
             time.sleep(0.01)
@@ -127,10 +145,15 @@ def test_a_target_that_hangs_is_left(stream: bool) -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"data: {half\n\n", b": resume {}x\n\n", b': resume {"choice": -1}\n\n', b"\x00\xff" * 100 + b"\n\n", b"data: 3\n\n",
-        b': resume {"choice": 0, "token_ids": ["a"]}\n\n', b"HTTP/1.1 200 OK\r\n\r\n\n\n",
+        b"data: {half\n\n",
+        b": resume {}x\n\n",
+        b': resume {"choice": -1}\n\n',
+        b"\x00\xff" * 100 + b"\n\n",
+        b"data: 3\n\n",
+        b': resume {"choice": 0, "token_ids": ["a"]}\n\n',
+        b"HTTP/1.1 200 OK\r\n\r\n\n\n",
     ],
-)  # fmt: skip
+)
 def test_a_target_that_sends_nonsense_is_left(garbage: bytes) -> None:
     with coordinated(*engines()) as setting:
         break_busy(setting, "garbage", garbage=garbage, after=6)
@@ -152,7 +175,9 @@ def test_a_request_that_breaks_every_target_ends_with_an_error(after: int) -> No
     """Before the first byte with a status, after it as an event; and it ends."""
     with coordinated(*engines(), max_retries=2) as setting:
         for target in setting.targets:
-            target.fault, target.garbage, target.after = "garbage", b'data: {"error": {"message": "NaN"}}\n\n', after
+            target.fault = "garbage"
+            target.garbage = b'data: {"error": {"message": "NaN"}}\n\n'
+            target.after = after
         answer = setting.client.post(COMPLETIONS, json=STREAM)
         assert sum(target.asked for target in setting.targets) == 3
         if after == 0:
@@ -165,7 +190,8 @@ def test_tokens_make_up_for_connections_that_broke() -> None:
     """More losses than max_retries, each with progress between."""
     with coordinated(*engines(), max_retries=1, wait_s=10.0) as setting:
         for target in setting.targets:
-            target.fault, target.after = "cut", 9
+            target.fault = "cut"
+            target.after = 9
         content = setting.client.post(COMPLETIONS, json=STREAM).text
         check(content)
         assert setting.metric("retries_total") > 2
@@ -229,7 +255,9 @@ def test_too_many_wait() -> None:
     with coordinated(*engines(1), max_queue=1, wait_s=5.0) as setting:
         setting.targets[0].stopped = True
         setting.until("away")
-        thread = threading.Thread(target=setting.client.post, args=(COMPLETIONS,), kwargs={"json": BODY})
+        thread = threading.Thread(
+            target=setting.client.post, args=(COMPLETIONS,), kwargs={"json": BODY}
+        )
         thread.start()
         while not setting.coordinator.fleet.waiting:
             time.sleep(0.01)
@@ -250,7 +278,8 @@ def test_a_target_with_other_texts_is_refused_by_name() -> None:
 
 
 def test_requests_go_where_their_model_is() -> None:
-    one, two = FakeEngine("one", reply=REPLY, context=400), FakeEngine("two", reply="Two.", context=400)
+    one = FakeEngine("one", reply=REPLY, context=400)
+    two = FakeEngine("two", reply="Two.", context=400)
     with coordinated(one, two) as setting:
         for name, text in (("one", REPLY), ("two", "Two."), ("one", REPLY), ("two", "Two.")):
             answer = setting.client.post(COMPLETIONS, json={**BODY, "model": name})
@@ -265,7 +294,8 @@ def test_the_target_with_the_least_to_do_is_asked() -> None:
             while gate.acquire(blocking=False):
                 pass
         threads = [
-            threading.Thread(target=setting.client.post, args=(COMPLETIONS,), kwargs={"json": BODY}) for _ in range(4)
+            threading.Thread(target=setting.client.post, args=(COMPLETIONS,), kwargs={"json": BODY})
+            for _ in range(4)
         ]
         for number, thread in enumerate(threads, 1):
             thread.start()
@@ -293,7 +323,10 @@ def test_a_client_that_leaves_is_not_answered_further() -> None:
 
 def test_a_stored_response_is_found_wherever_it_is() -> None:
     with coordinated(*engines()) as setting:
-        made = [setting.client.post("/v1/responses", json={"input": "Hi"}).json()["id"] for _ in range(4)]
+        made = [
+            setting.client.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+            for _ in range(4)
+        ]
         for identity in made:
             assert setting.client.get(f"/v1/responses/{identity}").json()["id"] == identity
         assert setting.client.get("/v1/responses/resp_none").status_code == 404
@@ -301,7 +334,12 @@ def test_a_stored_response_is_found_wherever_it_is() -> None:
 
 def test_a_stream_of_another_interface_ends_with_an_error_event() -> None:
     """It cannot be continued; before its first byte it is asked for again."""
-    message = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
+    message = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 100,
+        "stream": True,
+    }
     with coordinated(*engines()) as setting:
         break_busy(setting, "cut", after=5)
         content = setting.client.post("/v1/messages", json=message).text
@@ -314,7 +352,9 @@ def test_a_stream_of_another_interface_ends_with_an_error_event() -> None:
 def test_keys_of_clients_and_of_targets() -> None:
     with coordinated(*engines(1), token="inner", keys=("inner",), api_keys=("outer",)) as setting:
         assert setting.client.post(COMPLETIONS, json=BODY).status_code == 401
-        answer = setting.client.post(COMPLETIONS, json=BODY, headers={"authorization": "Bearer outer"})
+        answer = setting.client.post(
+            COMPLETIONS, json=BODY, headers={"authorization": "Bearer outer"}
+        )
         assert answer.json()["choices"][0]["text"] == REPLY
         assert setting.targets[0].headers["authorization"] == "Bearer inner"
 
@@ -339,7 +379,9 @@ def test_an_answer_takes_no_longer_than_its_limit() -> None:
             monkey.undo()
 
 
-def test_the_health_of_a_server_is_asked_like_a_services(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_health_of_a_server_is_asked_like_a_services(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """`outrider service health http://...`: ready, not ready, nobody there."""
     with coordinated(*engines(1)) as setting:
         address = setting.addresses[0]
@@ -355,15 +397,25 @@ def test_the_health_of_a_server_is_asked_like_a_services(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "name the targets"), (["a:1,a:1"], "twice"), (["grpc://a:1"], "speaks HTTP"), (["http://a"], "http://HOST:PORT"),
-        (["http://a:1/v1"], "http://HOST:PORT"), (["a:1", "--max-retries", "-1"], "max_retries"),
-        (["a:1", "--stall-timeout", "0"], "stall_timeout"), (["a:1", "--max-queue", "0"], "max_queue"),
-        (["a:1", "--tls-ca", "ca.pem"], "https://HOST:PORT"), (["a:1", "--tls-cert", "c.pem"], "--tls-key"),
-        (["a:1", "--ssl-ca-certs", "ca.pem"], "--ssl-certfile"), (["a:1", "--port", "70000"], "port"),
+        ([], "name the targets"),
+        (["a:1,a:1"], "twice"),
+        (["grpc://a:1"], "speaks HTTP"),
+        (["http://a"], "http://HOST:PORT"),
+        (["http://a:1/v1"], "http://HOST:PORT"),
+        (["a:1", "--max-retries", "-1"], "max_retries"),
+        (["a:1", "--stall-timeout", "0"], "stall_timeout"),
+        (["a:1", "--max-queue", "0"], "max_queue"),
+        (["a:1", "--tls-ca", "ca.pem"], "https://HOST:PORT"),
+        (["a:1", "--tls-cert", "c.pem"], "--tls-key"),
+        (["a:1", "--ssl-ca-certs", "ca.pem"], "--ssl-certfile"),
+        (["a:1", "--port", "70000"], "port"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_are_refused_in_one_line(
-    given: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    given: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TARGET_ENDPOINT", raising=False)
     arguments = ["--target-endpoint", *given] if given else []
@@ -373,7 +425,9 @@ def test_settings_that_cannot_be_are_refused_in_one_line(
     assert len(lines) == 1
 
 
-def test_the_variable_names_the_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_variable_names_the_targets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TARGET_ENDPOINT", "http://a:1,http://a:1")
     assert run(["service", "coordinator"]) == 2
     assert "twice" in capsys.readouterr().err
@@ -382,15 +436,45 @@ def test_the_variable_names_the_targets(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_server_reads_the_variables_of_a_deployment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS and DRAFT_ENDPOINT stand for options of `outrider serve`; an option wins."""
+    """MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS and DRAFT_ENDPOINT stand for options of `outrider serve`;
+    an option wins."""
     seen: list[Any] = []
-    monkeypatch.setattr("outrider.serve.run.run_server", lambda settings, status: seen.append(settings.models[0]))
-    for name, value in (("MODEL", "demo"), ("BATCH_SIZE", "3"), ("MAX_DRAFT_TOKENS", "2"), ("DRAFT_ENDPOINT", "grpc://d:1")):
+    monkeypatch.setattr(
+        "outrider.serve.run.run_server", lambda settings, status: seen.append(settings.models[0])
+    )
+    for name, value in (
+        ("MODEL", "demo"),
+        ("BATCH_SIZE", "3"),
+        ("MAX_DRAFT_TOKENS", "2"),
+        ("DRAFT_ENDPOINT", "grpc://d:1"),
+    ):
         monkeypatch.setenv(name, value)
     assert run(["serve"]) == 0
-    assert run(["serve", "other", "--max-num-seqs", "5", "--num-draft-tokens", "4", "--drafter", "ngram"]) == 0
+    assert (
+        run(
+            [
+                "serve",
+                "other",
+                "--max-num-seqs",
+                "5",
+                "--num-draft-tokens",
+                "4",
+                "--drafter",
+                "ngram",
+            ]
+        )
+        == 0
+    )
     first, second = seen
-    assert (first.options.target, first.engine.max_num_seqs, str(first.options.num_draft_tokens)) == ("demo", 3, "2")
+    assert (
+        first.options.target,
+        first.engine.max_num_seqs,
+        str(first.options.num_draft_tokens),
+    ) == ("demo", 3, "2")
     assert (first.options.draft_endpoint, second.options.draft_endpoint) == ("grpc://d:1", None)
-    assert (second.options.target, second.engine.max_num_seqs, str(second.options.num_draft_tokens)) == ("other", 5, "4")
+    assert (
+        second.options.target,
+        second.engine.max_num_seqs,
+        str(second.options.num_draft_tokens),
+    ) == ("other", 5, "4")
     assert "DRAFT_ENDPOINT is set, but not used" in capsys.readouterr().err

@@ -1,6 +1,8 @@
-"""Compose file and Kubernetes manifests of a deployment in parts, against the code and against one another.
+"""Compose file and Kubernetes manifests of a deployment in parts, against the code and against one
+another.
 
-A misspelt option, a port that two files write differently or a label that selects nothing is found here, not in a cluster.
+A misspelt option, a port that two files write differently or a label that selects nothing is found
+here, not in a cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ COMPOSE = yaml.safe_load((DEPLOY / "services" / "compose.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "services" / "prometheus.yaml").read_text())
 HTTP_PORT = 8000
 PORTS = {"draft": 50051, "target": HTTP_PORT, "coordinator": HTTP_PORT}
-SERVE = ["serve", "--host", "0.0.0.0", "--port", "8000"]  # what entrypoint.sh puts before other words
+# what entrypoint.sh puts before other words
+SERVE = ["serve", "--host", "0.0.0.0", "--port", "8000"]
 PARTS = ("draft", "target", "coordinator")
 COMPONENT = "app.kubernetes.io/component"
 
@@ -40,8 +43,14 @@ COMPONENT = "app.kubernetes.io/component"
 def manifests(*, with_tls: bool = False) -> tuple[dict[str, Any], ...]:
     """What is written, or, with TLS, what kustomize makes of it."""
     if not with_tls:
-        files = [file for file in sorted((DEPLOY / "k8s").glob("*.yaml")) if file.name != "kustomization.yaml"]
-        return tuple(document for file in files for document in yaml.safe_load_all(file.read_text()))
+        files = [
+            file
+            for file in sorted((DEPLOY / "k8s").glob("*.yaml"))
+            if file.name != "kustomization.yaml"
+        ]
+        return tuple(
+            document for file in files for document in yaml.safe_load_all(file.read_text())
+        )
     return tuple(yaml.safe_load_all(built(with_tls=True)))
 
 
@@ -54,8 +63,12 @@ def built(*, with_tls: bool) -> str:
         copy = Path(shutil.copytree(DEPLOY / "k8s", Path(folder) / "k8s"))
         if with_tls:
             file = copy / "kustomization.yaml"
-            file.write_text(file.read_text().replace("# components:\n#   - tls", "components:\n  - tls"))
-        done = subprocess.run(["kubectl", "kustomize", str(copy)], capture_output=True, text=True, timeout=60)
+            file.write_text(
+                file.read_text().replace("# components:\n#   - tls", "components:\n  - tls")
+            )
+        done = subprocess.run(
+            ["kubectl", "kustomize", str(copy)], capture_output=True, text=True, timeout=60
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -82,13 +95,21 @@ def commands() -> Iterator[tuple[str, list[str], dict[str, Any]]]:
             yield name.split("-")[0], _run(service["command"].split()), service["environment"]
     for with_tls in (False, True) if shutil.which("kubectl") else (False,):
         for part, workload in workloads(with_tls=with_tls).items():
-            environment = {entry["name"]: entry.get("value") for entry in container(workload)["env"]}
+            environment = {
+                entry["name"]: entry.get("value") for entry in container(workload)["env"]
+            }
             yield part, _run(container(workload)["args"]), environment
 
 
 def _run(words: list[str]) -> list[str]:
     """The words of `outrider` that entrypoint.sh makes of a command."""
-    return words[1:] if words[0] == "outrider" else words if words[0] == "service" else [*SERVE, *words]
+    return (
+        words[1:]
+        if words[0] == "outrider"
+        else words
+        if words[0] == "service"
+        else [*SERVE, *words]
+    )
 
 
 def probes() -> Iterator[list[str]]:
@@ -106,8 +127,14 @@ def probes() -> Iterator[list[str]]:
 def options_of(part: str) -> frozenset[str]:
     """What `outrider service PART --help` lists; of a target `outrider serve --help`."""
     group: Any = typer.main.get_command(build_app())
-    command = group.commands["serve"] if part == "target" else group.commands["service"].commands[part]
-    return frozenset(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
+    command = (
+        group.commands["serve"] if part == "target" else group.commands["service"].commands[part]
+    )
+    return frozenset(
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    )
 
 
 # ---------------------------------------------------------------- what is started
@@ -121,7 +148,9 @@ def test_every_part_is_started_by_both() -> None:
 
 def test_options_exist() -> None:
     for part, arguments, _ in commands():
-        assert arguments[: 1 if part == "target" else 2] == (["serve"] if part == "target" else ["service", part])
+        assert arguments[: 1 if part == "target" else 2] == (
+            ["serve"] if part == "target" else ["service", part]
+        )
         given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
         assert given <= options_of(part), part
     for probe in probes():
@@ -183,7 +212,10 @@ def test_stopping_waits_for_running_answers() -> None:
 
 def test_compose_file_is_understood_by_docker() -> None:
     docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode != 0:
+    if (
+        docker is None
+        or subprocess.run([docker, "compose", "version"], capture_output=True).returncode != 0
+    ):
         pytest.skip("needs docker with compose")
     command = [docker, "compose", "-f", str(DEPLOY / "services" / "compose.yaml"), "config", "-q"]
     environment = {**os.environ, "OUTRIDER_SERVICE_TOKEN": "secret"}
@@ -193,8 +225,15 @@ def test_compose_file_is_understood_by_docker() -> None:
 
 def test_only_the_coordinator_and_prometheus_have_a_door() -> None:
     """Ports are open towards this machine only, until BIND opens them further."""
-    doors = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
-    assert doors == {"coordinator": ["${BIND:-127.0.0.1}:8000:8000"], "prometheus": ["127.0.0.1:9090:9090"]}
+    doors = {
+        name: service["ports"]
+        for name, service in COMPOSE["services"].items()
+        if "ports" in service
+    }
+    assert doors == {
+        "coordinator": ["${BIND:-127.0.0.1}:8000:8000"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+    }
 
 
 def test_prometheus_scrapes_every_part() -> None:
@@ -229,19 +268,26 @@ def test_kustomize_puts_the_image_in() -> None:
 
 
 def test_selectors_find_what_they_should() -> None:
-    labels = {part: workload["spec"]["template"]["metadata"]["labels"] for part, workload in workloads().items()}
+    labels = {
+        part: workload["spec"]["template"]["metadata"]["labels"]
+        for part, workload in workloads().items()
+    }
     for part, workload in workloads().items():
         assert workload["spec"]["selector"]["matchLabels"] == labels[part]
     for service in of_kind("Service"):
         part = service["metadata"]["labels"][COMPONENT]
         assert service["spec"]["selector"] == labels[part]
-        ports = {port["name"]: port["containerPort"] for port in container(workloads()[part])["ports"]}
+        ports = {
+            port["name"]: port["containerPort"] for port in container(workloads()[part])["ports"]
+        }
         for port in service["spec"]["ports"]:
             assert ports[port["targetPort"]] == port["port"]
     for budget in of_kind("PodDisruptionBudget"):
         assert budget["spec"]["selector"]["matchLabels"] in labels.values()
     target = workloads()["target"]
-    assert target["spec"]["serviceName"] in {service["metadata"]["name"] for service in of_kind("Service")}
+    assert target["spec"]["serviceName"] in {
+        service["metadata"]["name"] for service in of_kind("Service")
+    }
 
 
 def test_parts_are_probed_at_their_port() -> None:
@@ -258,20 +304,31 @@ def test_with_tls_no_probe_and_no_address_stays_plain() -> None:
         assert "grpc://" not in text.replace("grpcs://", "")
         assert "http://" not in text
         if part != "coordinator":
-            assert all(set(inside[name]) & {"grpc", "httpGet"} == set() for name in inside if name.endswith("Probe"))
-            asks_callers = inside["args"].index({"draft": "--tls-client-ca", "target": "--ssl-ca-certs"}[part])
+            assert all(
+                set(inside[name]) & {"grpc", "httpGet"} == set()
+                for name in inside
+                if name.endswith("Probe")
+            )
+            asks_callers = inside["args"].index(
+                {"draft": "--tls-client-ca", "target": "--ssl-ca-certs"}[part]
+            )
             assert inside["args"][asks_callers + 1] == "/etc/outrider/tls/ca.crt"
         mounted = {mount["name"]: mount["mountPath"] for mount in inside["volumeMounts"]}
         files = [word for word in inside["args"] if "/etc/outrider/tls/" in word]
         assert files
         assert mounted["tls"] == "/etc/outrider/tls"
-        secrets = [volume["secret"] for volume in workload["spec"]["template"]["spec"]["volumes"] if "secret" in volume]
+        secrets = [
+            volume["secret"]
+            for volume in workload["spec"]["template"]["spec"]["volumes"]
+            if "secret" in volume
+        ]
         assert [secret["secretName"] for secret in secrets] == ["outrider-service-tls"]
 
 
 def test_network_lets_in_only_who_has_business_there() -> None:
     policies = {
-        policy["spec"]["podSelector"]["matchLabels"][COMPONENT]: policy["spec"] for policy in of_kind("NetworkPolicy")
+        policy["spec"]["podSelector"]["matchLabels"][COMPONENT]: policy["spec"]
+        for policy in of_kind("NetworkPolicy")
     }
     assert set(policies) == set(PARTS)
     for part, caller in (("draft", "target"), ("target", "coordinator")):
@@ -287,8 +344,12 @@ def test_network_lets_in_only_who_has_business_there() -> None:
 
 def test_as_many_targets_are_named_as_there_may_be() -> None:
     (scaler,) = of_kind("HorizontalPodAutoscaler")
-    (environment,) = [environment for part, _, environment in commands() if part == "coordinator"][1:2]
-    named = [address.split(".")[0] for address in addresses_of(environment["TARGET_ENDPOINT"], "target")]
+    (environment,) = [environment for part, _, environment in commands() if part == "coordinator"][
+        1:2
+    ]
+    named = [
+        address.split(".")[0] for address in addresses_of(environment["TARGET_ENDPOINT"], "target")
+    ]
     name = scaler["spec"]["scaleTargetRef"]["name"]
     assert name == workloads()["target"]["metadata"]["name"]
     assert named == [f"{name}-{number}" for number in range(scaler["spec"]["maxReplicas"])]
@@ -348,15 +409,25 @@ def test_the_image_runs_what_it_is_given(tmp_path: Path, given: list[str], run: 
     fake.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["sh", str(DEPLOY / "entrypoint.sh"), *given], capture_output=True, text=True, env=environment, check=True
+        ["sh", str(DEPLOY / "entrypoint.sh"), *given],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert done.stdout.splitlines() == run
 
 
 def test_what_the_image_copies_is_sent_to_the_builder() -> None:
     """Everything else is left out by Dockerfile.dockerignore."""
-    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )*(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    sent = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(
+        r"^COPY (?!--from)(?:--\S+ )*(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE
+    )
+    sent = {
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     for name in " ".join(copied).split():
         assert name in sent
         assert (ROOT / name).exists()

@@ -1,4 +1,5 @@
-"""A composite in a draft service learns from acceptance: the text that follows is the verdict on its drafts."""
+"""A composite in a draft service learns from acceptance: the text that follows is the verdict on
+its drafts."""
 
 from __future__ import annotations
 
@@ -34,22 +35,36 @@ class Steps(Drafter):
         if not max(gamma):
             return Draft.empty(len(rows), rows.device)
         tokens = torch.tensor(
-            [[(row.tokens[-1] + (index + 1) * self._width) % VOCAB for index in range(max(gamma))] for row in rows]
+            [
+                [
+                    (row.tokens[-1] + (index + 1) * self._width) % VOCAB
+                    for index in range(max(gamma))
+                ]
+                for row in rows
+            ]
         )
         return Draft(tokens, torch.tensor(gamma))
 
 
 class Hosted:
-    """Two parts in a composite, in a host; the one called `right` guesses texts of consecutive numbers."""
+    """Two parts in a composite, in a host; the one called `right` guesses texts of consecutive
+    numbers."""
 
     def __init__(self) -> None:
-        self.parts = {name: Part(name, Steps(width), is_model=False) for name, width in (("wrong", 7), ("right", 1))}
-        self.host = GeneralHost(CompositeDrafter(list(self.parts.values()), "merge"), VOCAB, torch.device("cpu"))
+        self.parts = {
+            name: Part(name, Steps(width), is_model=False)
+            for name, width in (("wrong", 7), ("right", 1))
+        }
+        self.host = GeneralHost(
+            CompositeDrafter(list(self.parts.values()), "merge"), VOCAB, torch.device("cpu")
+        )
         self.texts: dict[int, list[int]] = {}
 
     def start(self, uid: int, tokens: Sequence[int]) -> None:
         self.texts[uid] = list(tokens)
-        self.host.start(HostedText(uid, "", uid, row_options(messages.Sampling(), VOCAB, 64)), self.texts[uid])
+        self.host.start(
+            HostedText(uid, "", uid, row_options(messages.Sampling(), VOCAB, 64)), self.texts[uid]
+        )
 
     def go_on(self, uid: int, count: int) -> None:
         """The text goes on with so many consecutive numbers."""
@@ -82,8 +97,10 @@ def test_nodes_go_to_the_part_that_texts_agree_with() -> None:
 
 
 def test_only_what_the_text_has_reached_is_judged() -> None:
-    """Two of four right guesses are known when the text has grown by two; the others may be right or wrong."""
-    hosted, expected = Hosted(), Hosted()
+    """Two of four right guesses are known when the text has grown by two; the others may be right
+    or wrong."""
+    hosted = Hosted()
+    expected = Hosted()
     hosted.start(1, [10, 11])
     hosted.shares(1, nodes=8)
     hosted.go_on(1, 2)
@@ -111,7 +128,8 @@ def test_what_was_never_emitted_judges_nothing(happens: str) -> None:
 
 
 def test_a_draft_asked_for_again_is_judged_once() -> None:
-    hosted, expected = Hosted(), Hosted()
+    hosted = Hosted()
+    expected = Hosted()
     hosted.start(1, [10, 11])
     hosted.shares(1)
     hosted.shares(1)
@@ -123,13 +141,19 @@ def test_a_draft_asked_for_again_is_judged_once() -> None:
 
 
 def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
-    """From the protocol's messages to the parts: after texts that repeat, the n-gram part of a real service is rated highly."""
+    """From the protocol's messages to the parts: after texts that repeat, the n-gram part of a real
+    service is rated highly."""
     options = {"parts": "suffix,ngram"}
-    hosted = load_drafter(HostedDrafterOptions(model=str(save_draft(tmp_path)), drafter="composite", drafter_options=options))
+    hosted = load_drafter(
+        HostedDrafterOptions(
+            model=str(save_draft(tmp_path)), drafter="composite", drafter_options=options
+        )
+    )
     assert isinstance(hosted.host.drafter, CompositeDrafter)
     parts = {part.name: part for part in hosted.host.drafter.parts}
     first = sum(part.survival.expected(4) for part in parts.values())
-    bench, text = Bench(hosted), [1, 2, 3, 4, 5, 6, 7, 8] * 2
+    bench = Bench(hosted)
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 2
     reader = bench.reader("a")
     bench.ask(reader, 1, tokens=text, sampling=messages.Sampling(), num_draft_tokens=4)
     for step in range(10):
@@ -142,6 +166,18 @@ def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
 def test_the_best_of_a_model_and_others_cannot_be_chosen_elsewhere() -> None:
     """Mode `best` would weigh the model's time against a pass that the service does not see."""
     settings = {"parts": "draft-model,suffix", "mode": "best"}
-    with pytest.raises(CapabilityError, match="mode=best weighs a model's time against the target's pass"):
-        chosen_parts(HostedDrafterOptions(draft="d", model="t", drafter="composite", drafter_options=settings))
-    chosen_parts(HostedDrafterOptions(model="t", drafter="composite", drafter_options={"parts": "suffix,ngram", "mode": "best"}))
+    with pytest.raises(
+        CapabilityError, match="mode=best weighs a model's time against the target's pass"
+    ):
+        chosen_parts(
+            HostedDrafterOptions(
+                draft="d", model="t", drafter="composite", drafter_options=settings
+            )
+        )
+    chosen_parts(
+        HostedDrafterOptions(
+            model="t",
+            drafter="composite",
+            drafter_options={"parts": "suffix,ngram", "mode": "best"},
+        )
+    )

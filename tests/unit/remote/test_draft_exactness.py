@@ -1,4 +1,5 @@
-"""A draft service sends what the drafter would draft in one process, whatever was sent, lost, replaced or forgotten."""
+"""A draft service sends what the drafter would draft in one process, whatever was sent, lost,
+replaced or forgotten."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
-from tests.draft_bench import VOCAB, Bench, chain_of, fresh_chain, hosted_model, probs_of, save_draft
+from tests.draft_bench import (
+    VOCAB,
+    Bench,
+    chain_of,
+    fresh_chain,
+    hosted_model,
+    probs_of,
+    save_draft,
+)
 from tests.helpers import make_row
 
 PROMPT = [5, 17, 250, 3, 99, 31, 7]
@@ -24,9 +33,13 @@ SAMPLINGS = {
     "drawn": messages.Sampling(temperature=0.9, seed=11),
     "filtered": messages.Sampling(temperature=1.3, top_k=9, min_p=0.02, seed=12),
     "nucleus": messages.Sampling(temperature=1.0, top_p=0.8, seed=13),
-    "penalised": messages.Sampling(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.5, seed=14, num_prompt=7),
+    "penalised": messages.Sampling(
+        temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.5, seed=14, num_prompt=7
+    ),
     "greedy, penalised": messages.Sampling(presence_penalty=1.5, num_prompt=7),
-    "biased": messages.Sampling(temperature=1.0, logit_bias={4: 3.0}, allowed_token_ids=[4, 5, 6, 7, 8, 9], seed=15),
+    "biased": messages.Sampling(
+        temperature=1.0, logit_bias={4: 3.0}, allowed_token_ids=[4, 5, 6, 7, 8, 9], seed=15
+    ),
     "coupled": messages.Sampling(temperature=1.0, seed=16, coupled=True),
     "deterministic": messages.Sampling(temperature=1.0, seed=17, deterministic=True),
 }
@@ -40,10 +53,12 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> None:
-    """Guards against another order of draws, filters or noise than the drafter's own; with distributions where tokens are
-    drawn."""
+    """Guards against another order of draws, filters or noise than the drafter's own; with
+    distributions where tokens are drawn."""
     bench = Bench(hosted)
-    reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
+    reply = bench.ask(
+        bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6
+    )
     expected = fresh_chain(hosted, PROMPT, SAMPLINGS[kind], 6)
     assert chain_of(reply) == [node.token for node in expected]
     assert len(expected) == 6
@@ -57,15 +72,25 @@ def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> No
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=0.9, seed=11), SamplingParams(temperature=1.3, top_k=100, min_p=0.001, seed=11)]
+    "params",
+    [
+        SamplingParams(temperature=0.9, seed=11),
+        SamplingParams(temperature=1.3, top_k=100, min_p=0.001, seed=11),
+    ],
 )
-def test_distributions_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: SamplingParams) -> None:
-    """A distribution is the draft's own, its likeliest tokens alone, scaled to sum 1 before the token is drawn from it."""
+def test_distributions_are_the_drafters_cut_and_scaled(
+    hosted: HostedDrafter, params: SamplingParams
+) -> None:
+    """A distribution is the draft's own, its likeliest tokens alone, scaled to sum 1 before the
+    token is drawn from it."""
     max_tokens = 20
     bench = Bench(hosted, distribution_tokens=max_tokens)
-    sampling = messages.Sampling(temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11)
+    sampling = messages.Sampling(
+        temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11
+    )
     reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
-    row, rows = make_row(PROMPT, params), Rows(VOCAB, torch.device("cpu"))
+    row = make_row(PROMPT, params)
+    rows = Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter = ModelDrafter(hosted.host.lm.twin())  # type: ignore[union-attr]
     drafter.start(row)
@@ -78,7 +103,8 @@ def test_distributions_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, pa
 
 
 class Asker:
-    """The client's side of two rows of one instance: its text, and whether the service knows the row."""
+    """The client's side of two rows of one instance: its text, and whether the service knows the
+    row."""
 
     def __init__(self, bench: Bench, name: str) -> None:
         self.reader = bench.reader(name)
@@ -86,19 +112,28 @@ class Asker:
         self.chains: dict[int, list[int]] = {}
         self.seen: dict[int, list[int]] = {}  # texts that the chains are for
 
-    def commit(self, bench: Bench, row: int, base: int, tokens: list[int], sampling: messages.Sampling) -> list[int]:
+    def commit(
+        self, bench: Bench, row: int, base: int, tokens: list[int], sampling: messages.Sampling
+    ) -> list[int]:
         """Tell of tokens as a client does, answering troubles; the draft."""
         text = self.texts[row] = self.texts.get(row, [])[:base] + tokens
-        reply = bench.tell(self.reader, row=row, base_length=base, tokens=tokens, num_draft_tokens=4)
+        reply = bench.tell(
+            self.reader, row=row, base_length=base, tokens=tokens, num_draft_tokens=4
+        )
         if reply is not None and reply.trouble == messages.TROUBLE_UNKNOWN_ROW:
-            reply = bench.tell(self.reader, row=row, tokens=text, sampling=sampling, num_draft_tokens=4)
+            reply = bench.tell(
+                self.reader, row=row, tokens=text, sampling=sampling, num_draft_tokens=4
+            )
         elif reply is not None:
             assert reply.trouble == messages.TROUBLE_MISSING_TOKENS
             have = reply.have_length
-            reply = bench.tell(self.reader, row=row, base_length=have, tokens=text[have:], num_draft_tokens=4)
+            reply = bench.tell(
+                self.reader, row=row, base_length=have, tokens=text[have:], num_draft_tokens=4
+            )
         assert reply is None
         reply = bench.turns(self.reader, row)
-        if reply.nodes or self.seen.get(row) != text:  # what was sent for this text before is not sent again
+        # what was sent for this text before is not sent again
+        if reply.nodes or self.seen.get(row) != text:
             self.chains[row] = chain_of(reply)
         self.seen[row] = list(text)
         return self.chains[row]
@@ -112,21 +147,29 @@ MOVES = st.lists(
         st.integers(0, 4),  # how many of the chain are kept, or where the text is replaced
         st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3),
     ),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
 @settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(moves=MOVES, kinds=st.tuples(st.sampled_from(list(SAMPLINGS)), st.sampled_from(list(SAMPLINGS))))
-def test_drafts_equal_those_of_a_fresh_row(hosted: HostedDrafter, moves: list, kinds: tuple[str, str]) -> None:
-    """Commits, replaced texts, repeated and lost messages, evictions and restarts leave no trace in the drafts.
+@given(
+    moves=MOVES, kinds=st.tuples(st.sampled_from(list(SAMPLINGS)), st.sampled_from(list(SAMPLINGS)))
+)
+def test_drafts_equal_those_of_a_fresh_row(
+    hosted: HostedDrafter, moves: list, kinds: tuple[str, str]
+) -> None:
+    """Commits, replaced texts, repeated and lost messages, evictions and restarts leave no trace in
+    the drafts.
 
     Rows of two clients under one number are not mixed."""
     bench = Bench(hosted, batch_size=3)
     askers = [Asker(bench, "a"), Asker(bench, "b")]
     for kind, instance, row, kept, tokens in moves:
-        asker, sampling = askers[instance], SAMPLINGS[kinds[row]]
-        text, chain = asker.texts.get(row), asker.chains.get(row, [])
+        asker = askers[instance]
+        sampling = SAMPLINGS[kinds[row]]
+        text = asker.texts.get(row)
+        chain = asker.chains.get(row, [])
         base = 0 if text is None else len(text)
         if text is None or kind == "restart":
             if kind == "restart":
@@ -149,12 +192,15 @@ def test_drafts_equal_those_of_a_fresh_row(hosted: HostedDrafter, moves: list, k
             bench.texts.disconnect(asker.reader)
             asker.reader = bench.reader(asker.reader.instance)
         drafted = asker.commit(bench, row, base, tokens, sampling)
-        assert drafted == [node.token for node in fresh_chain(hosted, asker.texts[row], sampling, 4)]
+        assert drafted == [
+            node.token for node in fresh_chain(hosted, asker.texts[row], sampling, 4)
+        ]
     hosted.host.lm.kv.check_integrity()  # type: ignore[union-attr]
 
 
 def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) -> None:
-    """One call for rows of two askers, lying apart in the cache, of several lengths and ways to draw."""
+    """One call for rows of two askers, lying apart in the cache, of several lengths and ways to
+    draw."""
     bench = Bench(hosted)
     readers = [bench.reader("a"), bench.reader("b")]
     num_sent = {}
@@ -162,22 +208,38 @@ def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) 
         for reader in readers:
             text = [*PROMPT[: 3 + number % 3], number, ord(reader.instance)]
             num_sent[reader.instance, number] = text, kind
-            assert bench.tell(reader, row=number, tokens=text, sampling=sampling, num_draft_tokens=1 + number % 5) is None
+            assert (
+                bench.tell(
+                    reader,
+                    row=number,
+                    tokens=text,
+                    sampling=sampling,
+                    num_draft_tokens=1 + number % 5,
+                )
+                is None
+            )
     bench.worker.turn()
     some = [(reader, number) for reader in readers for number in range(0, len(SAMPLINGS), 2)]
     for reader, number in some:
         reader.replies.clear()
         base = len(num_sent[reader.instance, number][0])
-        assert bench.tell(reader, row=number, base_length=base, tokens=[9], num_draft_tokens=3) is None
+        assert (
+            bench.tell(reader, row=number, base_length=base, tokens=[9], num_draft_tokens=3) is None
+        )
     bench.worker.turn()
     for reader, number in some:
         text, kind = num_sent[reader.instance, number]
         (reply,) = [reply for reply in reader.replies if reply.row == number]
-        assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*text, 9], SAMPLINGS[kind], 3)]
+        assert chain_of(reply) == [
+            node.token for node in fresh_chain(hosted, [*text, 9], SAMPLINGS[kind], 3)
+        ]
 
 
-def test_what_was_drafted_and_kept_is_not_read_again(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After four tokens were kept, the next draft begins behind them: its first pass feeds two tokens, not six."""
+def test_what_was_drafted_and_kept_is_not_read_again(
+    hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After four tokens were kept, the next draft begins behind them: its first pass feeds two
+    tokens, not six."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     reply = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
@@ -192,27 +254,37 @@ def test_what_was_drafted_and_kept_is_not_read_again(hosted: HostedDrafter, monk
     bench.ask(reader, 1, base_length=len(PROMPT), tokens=[*chain_of(reply), 77], num_draft_tokens=4)
     assert widths == [2, 1, 1, 1]
     widths.clear()
-    bench.ask(reader, 1, base_length=len(PROMPT) + 5, tokens=[88], num_draft_tokens=4)  # all four drafted tokens were wrong
+    # all four drafted tokens were wrong
+    bench.ask(reader, 1, base_length=len(PROMPT) + 5, tokens=[88], num_draft_tokens=4)
     assert widths == [1, 1, 1, 1]
 
 
 def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) -> None:
-    """A long prompt is read a chunk at a time. A short text beside it gets its drafts meanwhile, and in the end both have the
-    same draft.
+    """A long prompt is read a chunk at a time. A short text beside it gets its drafts meanwhile,
+    and in the end both have the same draft.
     """
     bench = Bench(hosted)
     reader = bench.reader("a")
     long = [(7 * index) % VOCAB for index in range(1500)]
-    assert bench.tell(reader, row=1, tokens=long, sampling=messages.Sampling(), num_draft_tokens=3) is None
-    assert bench.tell(reader, row=2, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=3) is None
+    assert (
+        bench.tell(reader, row=1, tokens=long, sampling=messages.Sampling(), num_draft_tokens=3)
+        is None
+    )
+    assert (
+        bench.tell(reader, row=2, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=3)
+        is None
+    )
     bench.turns(reader, 2)
     assert not reader.replies
     reply = bench.turns(reader, 1)
-    assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, messages.Sampling(), 3)]
+    assert chain_of(reply) == [
+        node.token for node in fresh_chain(hosted, long, messages.Sampling(), 3)
+    ]
 
 
 def test_the_cache_ends_where_the_text_does(hosted: HostedDrafter, tmp_path: Path) -> None:
-    """Near the end of the context fewer tokens are drafted, at it none, and beyond it the row is refused."""
+    """Near the end of the context fewer tokens are drafted, at it none, and beyond it the row is
+    refused."""
     small = hosted_model(save_draft(tmp_path, max_position_embeddings=16))
     bench = Bench(small)
     reader = bench.reader("a")

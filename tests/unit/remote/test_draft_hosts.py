@@ -10,7 +10,12 @@ import torch
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.remote.draft.host import GeneralHost, drafted_nodes, row_of
-from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
+from outrider.remote.draft.hosted import (
+    HostedDrafter,
+    HostedDrafterOptions,
+    chosen_parts,
+    load_drafter,
+)
 from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
@@ -46,29 +51,38 @@ LOOKUPS: dict[str, dict[str, Any]] = {
     "composite": {"parts": "suffix,ngram"},
 }
 
-COMPARED = {"ngram-cache": 2, "composite": 1}  # messages, until what was learnt for all rows (of replaced texts, of drafts) shows
+# messages, until what was learnt for all rows (of replaced texts, of drafts) shows
+COMPARED = {"ngram-cache": 2, "composite": 1}
 
 
 def hosted_lookup(name: str, target: Path, **options: Any) -> HostedDrafter:
     """A service's look-up drafter for this target."""
     all_options = {**LOOKUPS[name], **options}
-    return load_drafter(HostedDrafterOptions(model=str(target), drafter=name.split(",")[0], drafter_options=all_options))
+    return load_drafter(
+        HostedDrafterOptions(
+            model=str(target), drafter=name.split(",")[0], drafter_options=all_options
+        )
+    )
 
 
 @torch.inference_mode()
 def fresh_draft(name: str, target: Path, tokens: list[int], count: int) -> list[tuple[int, int]]:
     """What a new drafter proposes for this text in one process: (parent, token)."""
     hosted = hosted_lookup(name, target)
-    drafter, rows = hosted.host.drafter, Rows(VOCAB, torch.device("cpu"))
+    drafter = hosted.host.drafter
+    rows = Rows(VOCAB, torch.device("cpu"))
     row = row_of(HostedText(0, "", 0, row_options(GREEDY, VOCAB, 64)), tokens)
     rows.add(row)
     drafter.start(row)
-    return [(node.parent, node.token) for node in drafted_nodes(drafter.propose(rows, [count]), rows)[0]]
+    return [
+        (node.parent, node.token) for node in drafted_nodes(drafter.propose(rows, [count]), rows)[0]
+    ]
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
-    """Beside another row, after commits, and after a text was replaced; no weights of the target are read."""
+    """Beside another row, after commits, and after a text was replaced; no weights of the target
+    are read."""
     bench = Bench(hosted_lookup(name, target))
     reader = bench.reader("a")
     bench.ask(reader, 2, tokens=[11, 12, 13, 11, 12], sampling=GREEDY, num_draft_tokens=3)
@@ -93,14 +107,23 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     bench.ask(reader, 1, base_length=8, tokens=[70, 71, 72, 73, 74], num_draft_tokens=2)
     assert bench.tell(reader, row=1, end=True) is None
     bench.worker.turn()
-    reply = bench.ask(reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4)
+    reply = bench.ask(
+        reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4
+    )
     assert [node.token for node in reply.nodes] == [70, 71, 72, 73]
 
 
 def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Path) -> None:
-    """Universal: beside other rows it drafts what it drafts alone, with distributions where both vocabularies have the tokens."""
+    """Universal: beside other rows it drafts what it drafts alone, with distributions where both
+    vocabularies have the tokens."""
     hosted = load_drafter(
-        HostedDrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
+        HostedDrafterOptions(
+            model=str(target),
+            draft=str(folder),
+            drafter="universal",
+            dtype="float32",
+            runtime="eager",
+        )
     )
     assert isinstance(hosted.host, GeneralHost)
     drawn = messages.Sampling(temperature=1.0, seed=5)
@@ -129,8 +152,17 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
         ({"drafter": "prediction"}, "what a request expects"),
         ({"drafter": "none"}, "drafts nothing"),
         ({"drafter": "composite", "drafter_options": {"parts": "suffix,lookahead"}}, "'lookahead'"),
-        ({"drafter": "composite", "drafter_options": {"parts": "suffix,eagle", "options": "eagle.head=x"}}, "hidden states"),
-        ({"draft": "d", "drafter_options": {"tree": "best-first"}}, "leave out the drafter's 'tree'"),
+        (
+            {
+                "drafter": "composite",
+                "drafter_options": {"parts": "suffix,eagle", "options": "eagle.head=x"},
+            },
+            "hidden states",
+        ),
+        (
+            {"draft": "d", "drafter_options": {"tree": "best-first"}},
+            "leave out the drafter's 'tree'",
+        ),
         ({}, "needs a draft model"),
         ({"drafter": "suffix", "draft": "d", "model": "t"}, "uses no draft model"),
         ({"drafter": "suffix"}, "--model TARGET"),
@@ -138,7 +170,9 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
         ({"drafter": "sufix"}, "Did you mean 'suffix'"),
     ],
 )
-def test_drafters_that_no_service_can_host_are_refused(options: dict[str, Any], reason: str) -> None:
+def test_drafters_that_no_service_can_host_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
     """Before anything is loaded, by name, with what works."""
     with pytest.raises((ConfigError, CapabilityError), match=reason) as raised:
         chosen_parts(HostedDrafterOptions(**options))
@@ -146,7 +180,9 @@ def test_drafters_that_no_service_can_host_are_refused(options: dict[str, Any], 
         assert "Use draft-model, universal, ngram" in str(raised.value)
 
 
-def test_a_draft_model_of_another_vocabulary_than_the_target_named(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_another_vocabulary_than_the_target_named(
+    folder: Path, tmp_path: Path
+) -> None:
     """With --model the two are compared at the start, not when the first asker comes."""
     other = byte_tokenizer()
     other.add_tokens(["<extra>"] * 1)
@@ -160,4 +196,8 @@ def test_a_draft_model_of_another_vocabulary_than_the_target_named(folder: Path,
     table["added_tokens"][0]["id"] = vocab["<|end|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(CapabilityError, match="another tokenizer"):
-        load_drafter(HostedDrafterOptions(model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"))
+        load_drafter(
+            HostedDrafterOptions(
+                model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"
+            )
+        )

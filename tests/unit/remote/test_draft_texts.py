@@ -1,4 +1,5 @@
-"""What askers tell a draft service: tokens that agree, differ or are missing, limits, turns, and messages that make no sense."""
+"""What askers tell a draft service: tokens that agree, differ or are missing, limits, turns, and
+messages that make no sense."""
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ class Desk:
         assert self.table.connect(name)
         return Reader(name)
 
-    def tell(self, reader: Reader, row: int, tokens: list[int], **more: Any) -> messages.RowReply | None:
+    def tell(
+        self, reader: Reader, row: int, tokens: list[int], **more: Any
+    ) -> messages.RowReply | None:
         """One message that wants a draft."""
-        return self.table.receive(reader, messages.RowRequest(row=row, tokens=tokens, **{"num_draft_tokens": 3, **more}))
+        return self.table.receive(
+            reader, messages.RowRequest(row=row, tokens=tokens, **{"num_draft_tokens": 3, **more})
+        )
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """The rows whose turn it is."""
@@ -71,9 +76,16 @@ def test_tokens_that_agree_change_nothing_and_others_replace() -> None:
     assert (job.start, job.tail) == (3, [])
 
 
-@pytest.mark.parametrize(("text", "start", "tokens", "same"), [
-    ([1, 2, 3], 0, [1, 2, 3], 3), ([1, 2, 3], 1, [2, 4], 1), ([1, 2, 3], 2, [3, 4, 5], 1), ([1], 1, [2], 0), ([1, 2], 0, [], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "start", "tokens", "same"),
+    [
+        ([1, 2, 3], 0, [1, 2, 3], 3),
+        ([1, 2, 3], 1, [2, 4], 1),
+        ([1, 2, 3], 2, [3, 4, 5], 1),
+        ([1], 1, [2], 0),
+        ([1, 2], 0, [], 0),
+    ],
+)
 def test_common_beginnings(text: list[int], start: int, tokens: list[int], same: int) -> None:
     """Counted from `start` on."""
     assert common(text, start, tokens) == same
@@ -84,7 +96,10 @@ def test_lost_messages_and_forgotten_rows_are_noticed() -> None:
     desk = Desk()
     reader = desk.reader("a")
     assert trouble_of(desk.tell(reader, 1, TEXT)) == messages.TROUBLE_UNKNOWN_ROW
-    assert trouble_of(desk.tell(reader, 1, TEXT, base_length=2, sampling=GREEDY)) == messages.TROUBLE_MISSING_TOKENS
+    assert (
+        trouble_of(desk.tell(reader, 1, TEXT, base_length=2, sampling=GREEDY))
+        == messages.TROUBLE_MISSING_TOKENS
+    )
     assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
     reply = desk.tell(reader, 1, [9], base_length=6)
     assert reply is not None
@@ -131,13 +146,18 @@ def test_a_base_beyond_everything_is_a_lost_message() -> None:
     desk = Desk()
     reader = desk.reader("a")
     assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
-    assert trouble_of(desk.tell(reader, 1, [1], base_length=2**64 - 1)) == messages.TROUBLE_MISSING_TOKENS
+    assert (
+        trouble_of(desk.tell(reader, 1, [1], base_length=2**64 - 1))
+        == messages.TROUBLE_MISSING_TOKENS
+    )
 
 
 def test_askers_have_turns() -> None:
-    """One with many rows does not keep another waiting, and the first one changes from batch to batch."""
+    """One with many rows does not keep another waiting, and the first one changes from batch to
+    batch."""
     desk = Desk()
-    many, few = desk.reader("many"), desk.reader("few")
+    many = desk.reader("many")
+    few = desk.reader("few")
     for row in range(20):
         assert desk.tell(many, row, TEXT, sampling=GREEDY) is None
     for row in range(2):
@@ -162,20 +182,24 @@ def test_the_newest_request_of_a_row_replaces_the_one_that_waits() -> None:
     desk.table.put_back(old)
     (job,) = desk.jobs()
     assert (job.start, job.tail) == (4, [4, 5, 6, 7, 8])
-    assert desk.tell(reader, 1, [1], base_length=9, num_draft_tokens=0) is None  # committed, and nothing wanted
+    # committed, and nothing wanted
+    assert desk.tell(reader, 1, [1], base_length=9, num_draft_tokens=0) is None
     desk.table.put_back(job)
     assert not desk.jobs()
 
 
 def test_floods_are_answered_that_the_service_is_busy() -> None:
-    """Rows and rate are bounded for each asker by itself; a lost message behind it is noticed later."""
+    """Rows and rate are bounded for each asker by itself; a lost message behind it is noticed
+    later."""
     desk = Desk(max_rows=2, max_requests_per_s=10)
-    reader, other = desk.reader("a"), desk.reader("b")
+    reader = desk.reader("a")
+    other = desk.reader("b")
     for row in range(2):
         assert desk.tell(reader, row, TEXT, sampling=GREEDY) is None
     assert trouble_of(desk.tell(reader, 2, TEXT, sampling=GREEDY)) == messages.TROUBLE_BUSY
     num_sent = [desk.tell(reader, 0, [4 + index], base_length=4 + index) for index in range(20)]
-    assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in num_sent) == 13  # 10 at once, 3 were used up before
+    # 10 at once, 3 were used up before
+    assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in num_sent) == 13
     assert desk.tell(other, 0, TEXT, sampling=GREEDY) is None
     desk.now += 1.0
     reply = desk.tell(reader, 0, [1], base_length=24)
@@ -187,7 +211,8 @@ def test_floods_are_answered_that_the_service_is_busy() -> None:
 def test_askers_are_bounded() -> None:
     """One without a stream makes room; connected ones stay."""
     desk = Desk(max_instances=2)
-    gone, _ = desk.reader("a"), desk.reader("b")
+    gone = desk.reader("a")
+    _ = desk.reader("b")
     with pytest.raises(ConfigError, match="--max-instances"):
         desk.table.open("c", VOCAB)
     assert desk.tell(gone, 1, TEXT, sampling=GREEDY) is None
@@ -219,14 +244,18 @@ def test_idle_rows_are_forgotten(hosted: HostedDrafter, monkeypatch: pytest.Monk
     bench.worker.turn()
     assert bench.texts.num_rows() == 1 == len(hosted.host.uids) == hosted.host.lm.kv.num_rows  # type: ignore[union-attr]
     assert bench.total("evictions") == 1
-    assert trouble_of(bench.tell(reader, row=0, base_length=4, tokens=[9])) == messages.TROUBLE_UNKNOWN_ROW
+    assert (
+        trouble_of(bench.tell(reader, row=0, base_length=4, tokens=[9]))
+        == messages.TROUBLE_UNKNOWN_ROW
+    )
 
 
 def test_windows_of_a_draft_model_save_memory() -> None:
     """Catches texts that are refused, or forgotten, for memory that they would not take."""
     kv = KVCache([LayerShape(1, 2, 2, window=16)] * 5 + [LayerShape(1, 2, 2)], torch.float32, "cpu")
     host = ModelHost(cast(ModelDrafter, SimpleNamespace(lm=SimpleNamespace(kv=kv))), VOCAB)
-    needed = (9 + 5 * 2) * BLOCK * 4 * 4  # a block behind 4,000 tokens for passes; two where windows forget
+    # a block behind 4,000 tokens for passes; two where windows forget
+    needed = (9 + 5 * 2) * BLOCK * 4 * 4
     assert not host.has_room([1], [4000], needed - 1)
     assert host.has_room([1], [4000], needed)
     kv.reserve(1, 4000 + PREFILL_CHUNK)
@@ -242,10 +271,14 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     for row in range(6):
         bench.now += 1
         reply = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
-        assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, row], GREEDY, 2)]
+        assert chain_of(reply) == [
+            node.token for node in fresh_chain(hosted, [*TEXT, row], GREEDY, 2)
+        ]
         assert kv.allocated_bytes <= bench.limits.memory_bytes
     assert bench.total("evictions") == 2
-    assert [trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)] == [1, 1, 0, 0, 0, 0]
+    assert [
+        trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)
+    ] == [1, 1, 0, 0, 0, 0]
     long = [index % VOCAB for index in range(900)]
     reply = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, GREEDY, 2)]
@@ -256,18 +289,25 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
 
 
 def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> None:
-    """Catches a text that is never drafted for again because others of its batch took all memory once."""
+    """Catches a text that is never drafted for again because others of its batch took all memory
+    once."""
     long = [index % VOCAB for index in range(900)]
     bench = Bench(hosted, memory_bytes=hosted.host.least_bytes([901]))
     hosted.host.lm.kv.shrink(1, 512)  # type: ignore[union-attr]
     reader = bench.reader("a")
     for row in range(2):
-        assert bench.tell(reader, row=row, tokens=[*long, row], sampling=GREEDY, num_draft_tokens=2) is None
+        assert (
+            bench.tell(reader, row=row, tokens=[*long, row], sampling=GREEDY, num_draft_tokens=2)
+            is None
+        )
     assert bench.turns(reader, 0).trouble == messages.TROUBLE_NONE
     reply = bench.turns(reader, 1)
     assert reply.trouble == messages.TROUBLE_BUSY
     assert reply.reason == "no room for 901 tokens beside the others (--memory)"
-    assert trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2)) == messages.TROUBLE_UNKNOWN_ROW
+    assert (
+        trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2))
+        == messages.TROUBLE_UNKNOWN_ROW
+    )
     reply = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_NONE
     reply = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
@@ -278,7 +318,8 @@ def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> No
 def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
     hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch, newer: list[int] | None, is_sent: bool
 ) -> None:
-    """A service slower than the asker's steps must answer, too. Tokens that were replaced meanwhile (None) make it useless."""
+    """A service slower than the asker's steps must answer, too. Tokens that were replaced meanwhile
+    (None) make it useless."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     propose = hosted.host.propose
@@ -287,7 +328,9 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
         found = propose(asks)
         monkeypatch.setattr(hosted.host, "propose", propose)
         base, tokens = (2, [11]) if newer is None else (4, newer)
-        assert bench.tell(reader, row=1, base_length=base, tokens=tokens, num_draft_tokens=2) is None
+        assert (
+            bench.tell(reader, row=1, base_length=base, tokens=tokens, num_draft_tokens=2) is None
+        )
         return found
 
     monkeypatch.setattr(hosted.host, "propose", slow)
@@ -306,7 +349,8 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
 
 
 def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) -> None:
-    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that restarts, all are."""
+    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that
+    restarts, all are."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     first = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
@@ -322,7 +366,9 @@ def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) ->
     assert chain_of(reply) == tokens
 
 
-def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_breaks_the_drafter_is_refused_alone(
+    hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The neighbours of a broken row still get their drafts."""
     bench = Bench(hosted)
     reader = bench.reader("a")
@@ -336,13 +382,18 @@ def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, m
 
     monkeypatch.setattr(hosted.host, "propose", breaking)
     for row, last in enumerate([9, bad, 10]):
-        assert bench.tell(reader, row=row, tokens=[*TEXT, last], sampling=GREEDY, num_draft_tokens=2) is None
+        assert (
+            bench.tell(reader, row=row, tokens=[*TEXT, last], sampling=GREEDY, num_draft_tokens=2)
+            is None
+        )
     bench.worker.turn()
     replies = {reply.row: reply for reply in reader.replies}
     assert replies[1].trouble == messages.TROUBLE_REFUSED
     assert "NaN" in replies[1].reason
     for row, last in ((0, 9), (2, 10)):
-        assert chain_of(replies[row]) == [node.token for node in fresh_chain(hosted, [*TEXT, last], GREEDY, 2)]
+        assert chain_of(replies[row]) == [
+            node.token for node in fresh_chain(hosted, [*TEXT, last], GREEDY, 2)
+        ]
     assert bench.texts.num_rows() == 2
 
 

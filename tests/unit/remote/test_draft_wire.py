@@ -1,4 +1,5 @@
-"""The draft service over gRPC: opening, streams, what a restart and a slow or wrong asker meet, and its process."""
+"""The draft service over gRPC: opening, streams, what a restart and a slow or wrong asker meet, and
+its process."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
     async def main() -> None:
         for uid in list(hosted.host.uids):
             hosted.host.stop(uid)
-        running = RunningDraftService(ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits(**limits))
+        running = RunningDraftService(
+            ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits(**limits)
+        )
         address = await running.start()
         await running.serve(hosted)
         async with aio.insecure_channel(address) as channel:
@@ -61,12 +64,22 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
 
 def hello(hosted: HostedDrafter, instance: str = "a", **changes: Any) -> messages.Hello:
     """A right opening."""
-    return messages.Hello(**{"protocol": PROTOCOL, "release": "0", "instance": instance, "model": hosted.identity, **changes})
+    return messages.Hello(
+        **{
+            "protocol": PROTOCOL,
+            "release": "0",
+            "instance": instance,
+            "model": hosted.identity,
+            **changes,
+        }
+    )
 
 
 def request(**fields: Any) -> messages.DraftRequest:
     """One row's message."""
-    return messages.DraftRequest(rows=[messages.RowRequest(**{"row": 1, "num_draft_tokens": 3, **fields})])
+    return messages.DraftRequest(
+        rows=[messages.RowRequest(**{"row": 1, "num_draft_tokens": 3, **fields})]
+    )
 
 
 async def answer(call: Any, row: int = 1) -> messages.RowReply:
@@ -78,11 +91,16 @@ async def answer(call: Any, row: int = 1) -> messages.RowReply:
 
 
 def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
-    """Terms, a first draft, the next one; two askers with the same row number are apart; end of a row."""
+    """Terms, a first draft, the next one; two askers with the same row number are apart; end of a
+    row."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         welcome = await stub.Open(hello(hosted))
-        assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (PROTOCOL, "draft-model", 2048)
+        assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (
+            PROTOCOL,
+            "draft-model",
+            2048,
+        )
         assert welcome.draft.has_distributions
         assert welcome.model == hosted.identity
         await stub.Open(hello(hosted, "b"))
@@ -91,9 +109,13 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
             await call.write(request(tokens=[*TEXT, index], sampling=GREEDY))
         for index, call in enumerate(calls.values()):
             reply = await answer(call)
-            assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, index], GREEDY, 3)]
+            assert chain_of(reply) == [
+                node.token for node in fresh_chain(hosted, [*TEXT, index], GREEDY, 3)
+            ]
         await calls["a"].write(request(base_length=5, tokens=[9]))
-        assert chain_of(await answer(calls["a"])) == [node.token for node in fresh_chain(hosted, [*TEXT, 0, 9], GREEDY, 3)]
+        assert chain_of(await answer(calls["a"])) == [
+            node.token for node in fresh_chain(hosted, [*TEXT, 0, 9], GREEDY, 3)
+        ]
         await calls["a"].write(request(end=True))
         await calls["a"].write(request(base_length=6, tokens=[9]))
         assert (await answer(calls["a"])).trouble == messages.TROUBLE_UNKNOWN_ROW
@@ -103,8 +125,11 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
     with_service(hosted, tmp_path, use)
 
 
-def test_an_asker_of_an_earlier_release_gets_the_draft_alone(hosted: HostedDrafter, tmp_path: Path) -> None:
-    """It asks for drafts after likely outcomes of its pass as well (field 6), which nobody makes any more."""
+def test_an_asker_of_an_earlier_release_gets_the_draft_alone(
+    hosted: HostedDrafter, tmp_path: Path
+) -> None:
+    """It asks for drafts after likely outcomes of its pass as well (field 6), which nobody makes
+    any more."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         await stub.Open(hello(hosted))
@@ -113,7 +138,9 @@ def test_an_asker_of_an_earlier_release_gets_the_draft_alone(hosted: HostedDraft
         assert wants_more.SerializeToString() != row.SerializeToString()
         call = stub.Draft(metadata=((INSTANCE, "a"),))
         await call.write(messages.DraftRequest(rows=[wants_more]))
-        assert chain_of(await answer(call)) == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)]
+        assert chain_of(await answer(call)) == [
+            node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)
+        ]
         await call.write(request(base_length=4, tokens=[9]))
         assert (await answer(call)).base_length == 5, "nothing came in between"
 
@@ -131,7 +158,9 @@ def test_a_broken_line_leaves_the_rows(hosted: HostedDrafter, tmp_path: Path) ->
         call.cancel()
         again = stub.Draft(metadata=((INSTANCE, "a"),))
         await again.write(request(base_length=4, tokens=[9]))
-        assert chain_of(await answer(again)) == [node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 3)]
+        assert chain_of(await answer(again)) == [
+            node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 3)
+        ]
 
     with_service(hosted, tmp_path, use)
 
@@ -148,7 +177,9 @@ WRONG: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_who_does_not_fit_is_refused_with_the_reason(hosted: HostedDrafter, tmp_path: Path, wrong: str) -> None:
+def test_who_does_not_fit_is_refused_with_the_reason(
+    hosted: HostedDrafter, tmp_path: Path, wrong: str
+) -> None:
     """When it opens, not in the middle of a text."""
     changes, code, words = WRONG[wrong]
 
@@ -160,7 +191,9 @@ def test_who_does_not_fit_is_refused_with_the_reason(hosted: HostedDrafter, tmp_
     with_service(hosted, tmp_path, use)
 
 
-def test_streams_want_to_be_opened_and_askers_are_bounded(hosted: HostedDrafter, tmp_path: Path) -> None:
+def test_streams_want_to_be_opened_and_askers_are_bounded(
+    hosted: HostedDrafter, tmp_path: Path
+) -> None:
     """With what to do about it."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
@@ -186,7 +219,12 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
         rows = [
             messages.RowRequest(row=2, tokens=[9999], sampling=GREEDY, num_draft_tokens=2**32 - 1),
             messages.RowRequest(row=2**64 - 1, base_length=2**64 - 1, num_draft_tokens=1),
-            messages.RowRequest(row=3, tokens=TEXT, sampling=messages.Sampling(temperature=float("nan")), num_draft_tokens=1),
+            messages.RowRequest(
+                row=3,
+                tokens=TEXT,
+                sampling=messages.Sampling(temperature=float("nan")),
+                num_draft_tokens=1,
+            ),
             messages.RowRequest(),
         ]
         await call.write(messages.DraftRequest(rows=rows))
@@ -201,12 +239,16 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
     with_service(hosted, tmp_path, use)
 
 
-def test_bytes_that_are_no_request(hosted: HostedDrafter, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_request(
+    hosted: HostedDrafter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The stream ends with a status that names them, without a traceback, and the service goes on."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         troubles: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: troubles.append(context)
+        )
         await stub.Open(hello(hosted))
         async with aio.insecure_channel(running.server.address) as channel:
             raw = channel.stream_stream(f"/{messages.DESCRIPTOR.package}.DraftService/Draft")
@@ -238,8 +280,11 @@ def test_an_asker_that_opens_again_begins_anew(hosted: HostedDrafter, tmp_path: 
     with_service(hosted, tmp_path, use, max_rows=1)
 
 
-def test_a_thread_that_cannot_go_on_is_said(hosted: HostedDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken hardware fails whatever is tried: the health check says so, and an orchestrator starts the service anew."""
+def test_a_thread_that_cannot_go_on_is_said(
+    hosted: HostedDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken hardware fails whatever is tried: the health check says so, and an orchestrator starts
+    the service anew."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         def fails(*given: Any) -> None:
@@ -255,7 +300,9 @@ def test_a_thread_that_cannot_go_on_is_said(hosted: HostedDrafter, tmp_path: Pat
         while await call.read() is not aio.EOF:
             pass
         async with aio.insecure_channel(running.server.address) as channel:
-            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            health = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest()
+            )
             assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(aio.AioRpcError, match="drafting thread"):
             await stub.Open(hello(hosted))
@@ -268,12 +315,17 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Not serving while a model loads, serving then; a drain ends open calls without an error."""
 
     async def main() -> None:
-        running = RunningDraftService(ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits())
+        running = RunningDraftService(
+            ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits()
+        )
         address = await running.start()
         async with aio.insecure_channel(address) as channel:
-            health, stub = health_pb2_grpc.HealthStub(channel), stubs.caller(stubs.DRAFT, channel)
+            health = health_pb2_grpc.HealthStub(channel)
+            stub = stubs.caller(stubs.DRAFT, channel)
             states = health_pb2.HealthCheckResponse
-            assert (await health.Check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
+            assert (
+                await health.Check(health_pb2.HealthCheckRequest())
+            ).status == states.NOT_SERVING
             with pytest.raises(aio.AioRpcError, match="being loaded"):
                 await stub.Open(hello(hosted))
             await running.serve(hosted)
@@ -307,7 +359,17 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     """From the command line: the demo's draft model, metrics, a signal, exit code 0."""
-    command = [sys.executable, "-m", "outrider", "service", "draft", "--port", "0", "--metrics-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "service",
+        "draft",
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+    ]
     command += ["--log-format", "json"]
     environment = {**os.environ, "MODEL": "demo", "MAX_DRAFT_TOKENS": "3"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -321,7 +383,9 @@ def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -
         address = re.search(r"listening on ([0-9.:]+)", "".join(lines))
         assert address is not None
         with grpc.insecure_channel(address[1]) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=60
+            )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(number)
         assert process.wait(60) == 0
@@ -344,7 +408,11 @@ def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> Non
         lines += list(process.stderr)
         assert process.wait(60) == 0, "".join(lines)
         output = "".join(lines)
-        assert "received a signal to end while loading" in output or "draining" in output or "finishing what runs" in output
+        assert (
+            "received a signal to end while loading" in output
+            or "draining" in output
+            or "finishing what runs" in output
+        )
         assert "Traceback" not in output
         assert "terminate called" not in output
     finally:
@@ -364,7 +432,9 @@ def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> Non
         ([], "needs a draft model"),
     ],
 )
-def test_wrong_options_are_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With exit code 2 and one line."""
     assert run(["service", "draft", *arguments]) == 2
     assert words in capsys.readouterr().err

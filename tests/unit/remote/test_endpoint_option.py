@@ -20,7 +20,11 @@ def test_it_stands_for_drafter_remote() -> None:
         Options("demo", **ModelOptions(draft_endpoint="grpc://a:1").llm_arguments()),
     ):
         resolved, parts = choose(options)
-        assert (resolved.drafter, parts.drafter_settings.endpoint, parts.verifier.name) == ("remote", "grpc://a:1", "block")
+        assert (resolved.drafter, parts.drafter_settings.endpoint, parts.verifier.name) == (
+            "remote",
+            "grpc://a:1",
+            "block",
+        )
         assert choose(resolved)[0] == resolved
 
 
@@ -30,8 +34,13 @@ def test_local_takes_the_draft() -> None:
     assert resolved.draft is None
     assert not parts.requirements.draft
     assert parts.drafter_settings.draft == "d"
-    assert with_endpoint(Options("demo", draft_endpoint="local")).drafter_options == {"endpoint": "local", "draft": "demo"}
-    named = with_endpoint(Options("t", drafter="remote", draft="d", drafter_options={"endpoint": "local"}))
+    assert with_endpoint(Options("demo", draft_endpoint="local")).drafter_options == {
+        "endpoint": "local",
+        "draft": "demo",
+    }
+    named = with_endpoint(
+        Options("t", drafter="remote", draft="d", drafter_options={"endpoint": "local"})
+    )
     assert (named.draft, named.drafter_options["draft"]) == (None, "d")
 
 
@@ -46,11 +55,24 @@ def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         ({"drafter": "ngram", "draft_endpoint": "grpc://a:1"}, "drafter 'ngram' was asked for"),
-        ({"draft_endpoint": "grpc://a:1", "drafter_options": {"endpoint": "grpc://b:1"}}, "two draft services"),
+        (
+            {"draft_endpoint": "grpc://a:1", "drafter_options": {"endpoint": "grpc://b:1"}},
+            "two draft services",
+        ),
         ({"draft_endpoint": "grpc://a:1", "draft": "somewhere"}, "uses no draft model"),
         ({"draft_endpoint": "http://a:1"}, "OpenAI server's"),
-        ({"drafter": "remote", "drafter_options": {"probs": "on"}}, "probs must be one of auto, off"),
-        ({"draft_endpoint": "grpc://a:1", "verifier": "traversal", "drafter_options": {"tree": "2x2"}}, "no option 'tree'"),
+        (
+            {"drafter": "remote", "drafter_options": {"probs": "on"}},
+            "probs must be one of auto, off",
+        ),
+        (
+            {
+                "draft_endpoint": "grpc://a:1",
+                "verifier": "traversal",
+                "drafter_options": {"tree": "2x2"},
+            },
+            "no option 'tree'",
+        ),
     ],
 )
 def test_contradictions(options: dict[str, object], message: str) -> None:
@@ -65,6 +87,8 @@ def test_bench_gives_it_to_configurations_that_ask() -> None:
     both = [Configuration("ngram"), Configuration("remote", 5)]
     labels = [one.label for one in _with_endpoint(both, "grpc://a:1", is_named=True)]
     assert labels == ["ngram", "remote k=5 endpoint=grpc://a:1"]
-    assert [one.drafter for one in _with_endpoint([Configuration("ngram")], "a:1", is_named=False)] == ["ngram", "remote"]
+    assert [
+        one.drafter for one in _with_endpoint([Configuration("ngram")], "a:1", is_named=False)
+    ] == ["ngram", "remote"]
     with pytest.raises(ConfigError, match="not among --drafters"):
         _with_endpoint([Configuration("ngram")], "a:1", is_named=True)

@@ -1,6 +1,8 @@
-"""A draft service of this machine: it is started, waited for, shared, started again when it dies, and gone when we are.
+"""A draft service of this machine: it is started, waited for, shared, started again when it dies,
+and gone when we are.
 
-The service itself is played by a small script that speaks gRPC's health protocol; tests/e2e has the real one.
+The service itself is played by a small script that speaks gRPC's health protocol; tests/e2e has the
+real one.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ server.add_insecure_port(sys.argv[-1])
 server.start()
 server.wait_for_termination()
 """
+
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +78,17 @@ def test_it_is_started_again(service: LocalService) -> None:
     assert service.child is not None
     first = service.child.pid
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: service.starts == 2 and service.child.pid != first and is_alive(service.child.pid), 30)
+    wait_for(
+        lambda: service.starts == 2 and service.child.pid != first and is_alive(service.child.pid),
+        30,
+    )
 
 
 def test_what_does_not_come_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its last words, and without a second attempt."""
-    monkeypatch.setattr(local, "BOOT", "import sys; print('error: no model there', file=sys.stderr); sys.exit(2)")
+    monkeypatch.setattr(
+        local, "BOOT", "import sys; print('error: no model there', file=sys.stderr); sys.exit(2)"
+    )
     with pytest.raises(CapabilityError, match="the local draft service ended: no model there"):
         LocalService(["service", "draft", "nothing"])
 
@@ -95,7 +103,9 @@ def test_it_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         "service = local.LocalService(['service', 'draft', 'demo'])\n"
         "print(service.child.pid, flush=True)\ntime.sleep(60)\n"
     )
-    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    owner = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
     try:
         assert owner.stdout is not None
         child = int(owner.stdout.readline())
@@ -125,7 +135,9 @@ def test_drafters_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LocalService", Played)
     monkeypatch.setattr(local, "draft_threads", lambda: 3)
     setup = DraftSetup(Target(), None, 5)  # type: ignore[arg-type]
-    first, second = (lease_local(RemoteSettings(endpoint="local", draft="demo"), setup) for _ in range(2))
+    first, second = (
+        lease_local(RemoteSettings(endpoint="local", draft="demo"), setup) for _ in range(2)
+    )
     assert first.thing is second.thing
     first.end()
     assert not second.thing.closed
@@ -135,7 +147,18 @@ def test_drafters_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     looks_up.end()
     assert commands == [
         ("service", "draft", "demo", "--threads", "3", "--max-draft-tokens", "5"),
-        ("service", "draft", "--drafter", "suffix", "--model", "/somewhere", "--threads", "3", "--max-draft-tokens", "5"),
+        (
+            "service",
+            "draft",
+            "--drafter",
+            "suffix",
+            "--model",
+            "/somewhere",
+            "--threads",
+            "3",
+            "--max-draft-tokens",
+            "5",
+        ),
     ]
     with pytest.raises(ConfigError, match="--draft"):
         lease_local(RemoteSettings(endpoint="local"), setup)
@@ -151,7 +174,11 @@ def test_threads_are_what_the_target_leaves(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_waiting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line at once, and another one now and then with the service's last output."""
-    monkeypatch.setattr(local, "BOOT", local.TIED + "import time; print('loading', flush=True); time.sleep(0.5)\n" + PLAYED)
+    monkeypatch.setattr(
+        local,
+        "BOOT",
+        local.TIED + "import time; print('loading', flush=True); time.sleep(0.5)\n" + PLAYED,
+    )
     monkeypatch.setattr(local, "SIGN_OF_LIFE_S", 0.0)
     lines: list[str] = []
     LocalService(["service", "draft", "demo"], lines.append).close()

@@ -9,7 +9,8 @@ from outrider.remote.draft.text import FIRST_REST, LONGEST_REST, MAX_MISSED, Dra
 
 def test_a_budget_is_a_pass() -> None:
     """The budget is the median of the latest passes, and never more than the setting."""
-    patience, bounded = DraftWait(None), DraftWait(0.003)
+    patience = DraftWait(None)
+    bounded = DraftWait(0.003)
     for seconds in (0.01, 0.02, 5.0):
         patience.passes.add(seconds)
         bounded.passes.add(seconds)
@@ -27,7 +28,9 @@ def test_a_budget_is_a_pass() -> None:
         (0.1, 0.0, 0.1, 0.14, False),  # silent for ten times as long as usual
     ],
 )
-def test_expectations(asked: float, silent_since: float, now: float, deadline: float, expected: bool) -> None:
+def test_expectations(
+    asked: float, silent_since: float, now: float, deadline: float, expected: bool
+) -> None:
     """Replies take 10 ms."""
     patience = DraftWait(None)
     patience.replies.add(0.01)
@@ -43,8 +46,10 @@ def test_the_first_reply_is_waited_for_once() -> None:
 
 
 def test_rests_grow_and_end_with_a_draft() -> None:
-    """A service that never has a draft gets few requests in a thousand steps; after one draft, every step asks again."""
-    rests, asked = Rests(), []
+    """A service that never has a draft gets few requests in a thousand steps; after one draft,
+    every step asks again."""
+    rests = Rests()
+    asked = []
     for _ in range(1000):
         asked.append(not rests.is_resting)
         rests.observe(had_any=False)
@@ -61,7 +66,8 @@ def test_rests_grow_and_end_with_a_draft() -> None:
 
 
 def test_a_reply_may_be_a_pass_late() -> None:
-    """Threads that take turns on a busy machine make a reply many times as late as usual: less than a pass is no silence."""
+    """Threads that take turns on a busy machine make a reply many times as late as usual: less than
+    a pass is no silence."""
     patience = DraftWait(None)
     patience.replies.add(0.001)
     patience.passes.add(0.02)

@@ -20,7 +20,9 @@ from outrider.remote.serving import GrpcServer, ServiceSettings
 TIMEOUT_S = 10.0
 
 
-async def probed(security: ServerSecurity, client: ClientSecurity, *, is_serving: bool = True) -> None:
+async def probed(
+    security: ServerSecurity, client: ClientSecurity, *, is_serving: bool = True
+) -> None:
     server = GrpcServer(ServiceSettings(security=security))
     await server.listen()
     await server.set_serving(is_serving)
@@ -42,7 +44,8 @@ def test_a_service_that_loads_or_drains_is_not_healthy() -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 def test_certificates_are_asked_for_and_shown(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate = tmp_path / "tls.crt"
+    key = tmp_path / "tls.key"
     names = "-subj /CN=part -addext subjectAltName=IP:127.0.0.1"
     command = f"req -x509 -newkey rsa:2048 -nodes -days 2 {names} -keyout {key} -out {certificate}"
     subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
@@ -53,7 +56,9 @@ def test_certificates_are_asked_for_and_shown(tmp_path: Path) -> None:
             asyncio.run(probed(mutual, stranger))
 
 
-def test_nobody_there_is_exit_status_1_and_a_wrong_address_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_there_is_exit_status_1_and_a_wrong_address_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with socket.socket() as taken:  # bound, not listening
         taken.bind(("127.0.0.1", 0))
         assert run(["service", "health", f"grpc://127.0.0.1:{taken.getsockname()[1]}"]) == 1

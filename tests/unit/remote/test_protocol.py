@@ -28,7 +28,10 @@ def test_generated_modules_are_those_of_the_source(tmp_path: Path) -> None:
     compiled = FileDescriptorSet.FromString(out.read_bytes()).file[0]
     compiled.ClearField("source_code_info")
     for message in compiled.message_type:  # protoc writes names for JSON here, and not into Python
-        for field in [*message.field, *(field for nested in message.nested_type for field in nested.field)]:
+        for field in [
+            *message.field,
+            *(field for nested in message.nested_type for field in nested.field),
+        ]:
             field.ClearField("json_name")
     assert FileDescriptorProto.FromString(messages.DESCRIPTOR.serialized_pb) == compiled
 
@@ -48,7 +51,16 @@ def test_addresses(text: str, target: str, is_tls: bool) -> None:
     assert Endpoint.parse(text) == Endpoint(target, is_tls)
 
 
-WRONG = ["", "draft", "grpc://", "grpc://draft", "grpc://draft:0", "grpc://draft:99999", "ftp://a:1", "a b:1"]
+WRONG = [
+    "",
+    "draft",
+    "grpc://",
+    "grpc://draft",
+    "grpc://draft:0",
+    "grpc://draft:99999",
+    "ftp://a:1",
+    "a b:1",
+]
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -94,5 +106,7 @@ def test_without_its_libraries_the_drafter_names_the_extra() -> None:
         "from outrider.drafters import DRAFTERS\nfrom outrider.errors import ConfigError\n"
         "try:\n    DRAFTERS.load('remote')\nexcept ConfigError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "pip install '.[services]' in a checkout" in done.stdout

@@ -1,4 +1,5 @@
-"""Drafter 'remote' with a service that keeps to the protocol: drafts arrive, are at hand, and are asked for when wanted."""
+"""Drafter 'remote' with a service that keeps to the protocol: drafts arrive, are at hand, and are
+asked for when wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def wait_for(happens: object, seconds: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize("kind", ["greedy", "invariant"])
-def test_the_text_is_plain_text_and_drafts_are_used(demo: Demo, folder: Path, patient: None, kind: str) -> None:
+def test_the_text_is_plain_text_and_drafts_are_used(
+    demo: Demo, folder: Path, patient: None, kind: str
+) -> None:
     """One process or two: the same tokens, in fewer steps."""
     known = Known(demo.plain[kind], errs=lambda position: position % 7 == 0)
     verifier = "gumbel" if kind == "invariant" else "auto"
@@ -36,15 +39,24 @@ def test_the_text_is_plain_text_and_drafts_are_used(demo: Demo, folder: Path, pa
         counts = drafter.counters
         assert counts["remote_draft_hits"] + counts["remote_draft_waits"] > 0
         assert drafter.connection.counts.troubles == {}
-        sampling_sent = [request.sampling for request in service.requests if request.HasField("sampling")]
+        sampling_sent = [
+            request.sampling for request in service.requests if request.HasField("sampling")
+        ]
         assert {sampling.coupled for sampling in sampling_sent} == {kind == "invariant"}
 
 
-def test_a_draft_that_arrives_during_a_pass_is_at_hand_for_the_next(demo: Demo, folder: Path) -> None:
-    """No step waits; a reply comes while the pass runs, and what still fits the text is proposed after it."""
+def test_a_draft_that_arrives_during_a_pass_is_at_hand_for_the_next(
+    demo: Demo, folder: Path
+) -> None:
+    """No step waits; a reply comes while the pass runs, and what still fits the text is proposed
+    after it."""
     known = Known(demo.plain["greedy"])
-    with FakeDraftService(folder, known) as service, demo.remote(service.address, max_wait_ms=0.0) as llm:
-        drafter, forward = drafter_of(llm), llm._decoder.target.forward
+    with (
+        FakeDraftService(folder, known) as service,
+        demo.remote(service.address, max_wait_ms=0.0) as llm,
+    ):
+        drafter = drafter_of(llm)
+        forward = llm._decoder.target.forward
 
         def after_a_reply(*arguments: object, **options: object) -> object:
             """A pass takes longer than the service does."""
@@ -66,8 +78,11 @@ def test_a_draft_that_arrives_during_a_pass_is_at_hand_for_the_next(demo: Demo, 
 
 
 def test_what_the_service_gets(demo: Demo, folder: Path, patient: None) -> None:
-    """Every token once, the sampling once, the end once; of a seed only what cannot tell the target's coins."""
-    params = SamplingParams(max_tokens=20, temperature=0.7, top_k=9, seed=77, ignore_eos=True, logit_bias={5: 1.5})
+    """Every token once, the sampling once, the end once; of a seed only what cannot tell the
+    target's coins."""
+    params = SamplingParams(
+        max_tokens=20, temperature=0.7, top_k=9, seed=77, ignore_eos=True, logit_bias={5: 1.5}
+    )
     with FakeDraftService(folder, Repeating()) as service:
         with demo.remote(service.address) as llm:
             done = llm.generate(PROMPTS[0], params)[0]
@@ -81,7 +96,11 @@ def test_what_the_service_gets(demo: Demo, folder: Path, patient: None) -> None:
         assert sum(len(request.tokens) for request in service.requests) == len(text) < len(whole)
         assert not any(request.HasField("sampling") for request in (*later, end))
         sampling = first.sampling
-        assert (sampling.temperature, sampling.top_k, sampling.num_prompt) == (pytest.approx(0.7), 9, len(done.prompt_token_ids))
+        assert (sampling.temperature, sampling.top_k, sampling.num_prompt) == (
+            pytest.approx(0.7),
+            9,
+            len(done.prompt_token_ids),
+        )
         assert dict(sampling.logit_bias) == {5: 1.5}
         assert sampling.seed != 77
         assert not sampling.coupled
@@ -90,7 +109,10 @@ def test_what_the_service_gets(demo: Demo, folder: Path, patient: None) -> None:
 def test_rows_of_a_batch_are_told_apart(demo: Demo, folder: Path, patient: None) -> None:
     """Greedy, drawn and invariant rows in one batch; rows leave by swap-remove."""
     params = [SamplingParams(max_tokens=10 + 9 * number, ignore_eos=True) for number in range(3)]
-    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service, demo.remote(service.address) as llm:
+    with (
+        FakeDraftService(folder, Known(demo.plain["greedy"])) as service,
+        demo.remote(service.address) as llm,
+    ):
         done = llm.generate(list(PROMPTS), params)
         for one, plain in zip(done, demo.plain["greedy"], strict=True):
             whole = one.prompt_token_ids + one.token_ids
@@ -99,7 +121,9 @@ def test_rows_of_a_batch_are_told_apart(demo: Demo, folder: Path, patient: None)
         wait_for(lambda: not service.texts)
 
 
-def test_distributions_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, patient: None) -> None:
+def test_distributions_off_asks_for_none_and_believes_none(
+    demo: Demo, folder: Path, patient: None
+) -> None:
     """The mode for a service that is not trusted."""
     asked: list[bool] = []
 
@@ -112,7 +136,8 @@ def test_distributions_off_asks_for_none_and_believes_none(demo: Demo, folder: P
     with FakeDraftService(folder, Repeating(), misbehave=lawful) as service:
         with demo.remote(service.address, probs="off") as llm:
             drafter = drafter_of(llm)
-            propose, found = drafter.propose, []
+            propose = drafter.propose
+            found = []
 
             def spied(rows, gamma):  # noqa: ANN001, ANN202
                 draft = propose(rows, gamma)
@@ -120,15 +145,21 @@ def test_distributions_off_asks_for_none_and_believes_none(demo: Demo, folder: P
                 return draft
 
             drafter.propose = spied  # type: ignore[method-assign]
-            llm.generate(PROMPTS[0], SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True))
+            llm.generate(
+                PROMPTS[0], SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
+            )
         assert asked == [True]
         assert found
         assert all(probs is None for probs in found)
 
 
 def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patient: None) -> None:
-    """While the control does not draft, no message is sent; when it drafts again, the service gets the text so far."""
-    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service, demo.remote(service.address) as llm:
+    """While the control does not draft, no message is sent; when it drafts again, the service gets
+    the text so far."""
+    with (
+        FakeDraftService(folder, Known(demo.plain["greedy"])) as service,
+        demo.remote(service.address) as llm,
+    ):
         decoder = llm._decoder
         wanted = [4] * 2 + [0] * 9 + [4] * 30
 
@@ -148,7 +179,8 @@ def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patie
         decoder.control = Turns()
         done = llm.generate(PROMPTS[0], GREEDY)[0]
         assert done.prompt_token_ids + done.token_ids == demo.plain["greedy"][0]
-        assert seen[2] < seen[3] == seen[11] < seen[12]  # one request more after the last wish, then silence
+        # one request more after the last wish, then silence
+        assert seen[2] < seen[3] == seen[11] < seen[12]
         text: list[int] = []
         for request in service.requests:
             if not request.end:
@@ -157,10 +189,13 @@ def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patie
         assert done.stats.accepted > 8
 
 
-def test_max_context_and_max_draft_tokens_of_the_service(demo: Demo, folder: Path, patient: None) -> None:
+def test_max_context_and_max_draft_tokens_of_the_service(
+    demo: Demo, folder: Path, patient: None
+) -> None:
     """Behind its context nothing is asked for, and never for more nodes than it gives."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
-        service.terms.max_draft_tokens, service.terms.max_context = 2, 30
+        service.terms.max_draft_tokens = 2
+        service.terms.max_context = 30
         with demo.remote(service.address) as llm:
             assert demo.texts("greedy", llm) == demo.plain["greedy"]
         asking = [request for request in service.requests if request.num_draft_tokens]
@@ -171,7 +206,8 @@ def test_max_context_and_max_draft_tokens_of_the_service(demo: Demo, folder: Pat
 def test_drafters_share_one_connection(demo: Demo, folder: Path) -> None:
     """One stream a service and process; the last user closes it."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
-        first, second = demo.remote(service.address), demo.remote(service.address)
+        first = demo.remote(service.address)
+        second = demo.remote(service.address)
         assert drafter_of(first).connection is drafter_of(second).connection
         first.close()
         assert demo.texts("greedy", second) == demo.plain["greedy"]
@@ -184,9 +220,12 @@ def test_drawn_rows_use_distributions(demo: Demo, folder: Path, patient: None) -
     vocab = demo.models.target.lm.shape.vocab_size
     with FakeDraftService(folder, MadeUp(vocab)) as service, demo.remote(service.address) as llm:
         drafter = drafter_of(llm)
-        propose, drafts = drafter.propose, []
+        propose = drafter.propose
+        drafts = []
         drafter.propose = lambda rows, gamma: drafts.append(propose(rows, gamma)) or drafts[-1]  # type: ignore[method-assign, func-returns-value]
-        llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True))
+        llm.generate(
+            PROMPTS[0], SamplingParams(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True)
+        )
     drawn = [draft for draft in drafts if draft.probs is not None]
     assert drawn
     for draft in drawn:
@@ -216,7 +255,9 @@ def test_nobody_answers(demo: Demo, folder: Path) -> None:
 def test_another_vocabulary_is_refused(demo: Demo, folder: Path) -> None:
     """Token 5 of another vocabulary is another word."""
     with FakeDraftService(folder, MadeUp(100)) as service:
-        service.model = messages.ModelIdentity(name="other", vocab_size=100, vocabulary_sha256="00ff")
+        service.model = messages.ModelIdentity(
+            name="other", vocab_size=100, vocabulary_sha256="00ff"
+        )
         with pytest.raises(CapabilityError, match="other"):
             demo.remote(service.address)
 
@@ -229,7 +270,9 @@ def test_another_version_is_refused(demo: Demo, folder: Path) -> None:
             demo.remote(service.address)
 
 
-def test_a_wrong_token_is_refused(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_refused(
+    demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong token is refused, and the right one appears in no message."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
         service.stop()
@@ -250,7 +293,10 @@ def test_a_wrong_token_is_refused(demo: Demo, folder: Path, monkeypatch: pytest.
         ({"endpoint": "http://localhost:1"}, "OpenAI server's"),
         ({"endpoint": "grpc://localhost"}, "grpc://HOST:PORT"),
         ({"endpoint": "grpc://localhost:1", "ca": "/nowhere/ca.pem"}, "grpcs://"),
-        ({"endpoint": "grpcs://localhost:1", "ca": "/nowhere/ca.pem"}, "cannot read /nowhere/ca.pem"),
+        (
+            {"endpoint": "grpcs://localhost:1", "ca": "/nowhere/ca.pem"},
+            "cannot read /nowhere/ca.pem",
+        ),
         ({"endpoint": "grpcs://localhost:1", "cert": "/nowhere/c.pem"}, "key"),
         ({"endpoint": "grpc://localhost:1", "max_wait_ms": -1.0}, "max_wait_ms"),
         ({"endpoint": "grpc://localhost:1", "draft": "x"}, "endpoint=local"),
@@ -264,7 +310,9 @@ def test_wrong_settings_are_refused(demo: Demo, options: dict[str, object], mess
         demo.llm("remote", **options)
 
 
-def test_the_address_from_the_environment(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_from_the_environment(
+    demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DRAFT_ENDPOINT stands for the option, which wins."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
         monkeypatch.setenv("DRAFT_ENDPOINT", service.address)

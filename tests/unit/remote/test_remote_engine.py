@@ -24,7 +24,8 @@ SETTINGS = EngineSettings(max_num_seqs=2)
 
 def opened(address: str, k: int | str = 4) -> Engine:
     engine = make_engine(
-        Options("demo", draft_endpoint=address, num_draft_tokens=k, threads=1, runtime="eager"), settings=SETTINGS
+        Options("demo", draft_endpoint=address, num_draft_tokens=k, threads=1, runtime="eager"),
+        settings=SETTINGS,
     )
     engine.start()
     return engine
@@ -43,7 +44,9 @@ def answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
             return emitted
 
 
-def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_starts_without_a_service(
+    demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Timing steps beforehand included, of which nothing is kept: tomorrow the line is another one."""
     monkeypatch.setattr(step_costs.StepTimes, "save", lambda self: pytest.fail("kept"))
     monkeypatch.setattr(step_costs.StepTimes, "load", lambda facts: pytest.fail("loaded"))
@@ -76,25 +79,38 @@ def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> 
         for family in of_snapshots({"m": EngineSnapshot(drafter=shown)})
         for sample in family.samples
     }
-    assert samples["outrider:remote_draft_troubles_total", (("model_name", "m"), ("reason", "lost"))] == 2
-    assert samples["outrider:remote_draft_hits_total", (("model_name", "m"),)] == shown["remote_draft_hits"]
+    assert (
+        samples["outrider:remote_draft_troubles_total", (("model_name", "m"), ("reason", "lost"))]
+        == 2
+    )
+    assert (
+        samples["outrider:remote_draft_hits_total", (("model_name", "m"),)]
+        == shown["remote_draft_hits"]
+    )
     others = {family.name for family in of_snapshots({"m": EngineSnapshot()})}
     assert not any("remote" in name for name in others)
 
 
 @pytest.mark.parametrize("k", [4, "auto:4"])
 def test_a_far_service_is_asked_seldom(demo: Demo, folder: Path, k: int | str) -> None:
-    """If every reply is many steps late, requests become rare; when replies are fast again, drafts come."""
+    """If every reply is many steps late, requests become rare; when replies are fast again, drafts
+    come."""
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     plain = demo.llm().generate(PROMPTS[0], params)[0]
     known = Known([plain.prompt_token_ids + plain.token_ids])
     is_near = False
 
-    def far(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:
-        """Replies that are late by more than any draft is long, by the number of requests and not by the clock."""
+    def far(
+        service: FakeDraftService, request: messages.RowRequest
+    ) -> list[messages.RowReply] | None:
+        """Replies that are late by more than any draft is long, by the number of requests and not
+        by the clock."""
         return None if is_near else []
 
-    with FakeDraftService(folder, known, misbehave=far) as service, demo.remote(service.address, k=k) as llm:
+    with (
+        FakeDraftService(folder, known, misbehave=far) as service,
+        demo.remote(service.address, k=k) as llm,
+    ):
         for _ in range(4):
             before = drafter_of(llm).counters["remote_draft_requests"]
             assert llm.generate(PROMPTS[0], params)[0].token_ids == plain.token_ids

@@ -1,6 +1,8 @@
-"""Whatever happens on the wire, the text is that of one process, the reason is counted, and afterwards drafts are used again.
+"""Whatever happens on the wire, the text is that of one process, the reason is counted, and
+afterwards drafts are used again.
 
-Each failure with greedy rows and with seeded invariant ones, against texts made without any drafter.
+Each failure with greedy rows and with seeded invariant ones, against texts made without any
+drafter.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ def verifier(kind: str) -> str:
     return "gumbel" if kind == "invariant" else "auto"
 
 
-def check(demo: Demo, kind: str, address: str, reason: str | None, times: int = 1, **options: object) -> dict[str, float]:
-    """Decode everything `times` over: right texts, and this trouble among those counted (None: none at all). Its counters."""
+def check(
+    demo: Demo, kind: str, address: str, reason: str | None, times: int = 1, **options: object
+) -> dict[str, float]:
+    """Decode everything `times` over: right texts, and this trouble among those counted (None: none
+    at all). Its counters."""
     with demo.remote(address, verifier(kind), **options) as llm:
         for _ in range(times):
             assert demo.texts(kind, llm) == demo.plain[kind]
@@ -46,7 +51,8 @@ def test_it_dies_and_comes_back(demo: Demo, folder: Path, kind: str) -> None:
     with demo.remote(service.address, verifier(kind)) as llm:
         assert demo.texts(kind, llm) == demo.plain[kind]
         line = drafter_of(llm).connection
-        decoder, steps = llm._decoder, 0
+        decoder = llm._decoder
+        steps = 0
         step = decoder.step
 
         def dies_at_the_third() -> list[int]:
@@ -79,18 +85,32 @@ def test_every_stream_breaks(demo: Demo, folder: Path, kind: str) -> None:
 
 
 @every_kind
-def test_it_never_answers(demo: Demo, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_never_answers(
+    demo: Demo, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests go in, nothing comes out: a row waits at its beginning, and then no more."""
-    expects, waits = DraftWait.expects, []
-    monkeypatch.setattr(DraftWait, "expects", lambda *given: waits.append(expects(*given)) or waits[-1])
-    with FakeDraftService(folder, Known(demo.plain[kind]), misbehave=lambda service, request: []) as service:
+    expects = DraftWait.expects
+    waits = []
+    monkeypatch.setattr(
+        DraftWait, "expects", lambda *given: waits.append(expects(*given)) or waits[-1]
+    )
+    with FakeDraftService(
+        folder, Known(demo.plain[kind]), misbehave=lambda service, request: []
+    ) as service:
         counts = check(demo, kind, service.address, None)
-    assert counts["remote_draft_hits"] == counts["remote_draft_waits"] == counts["remote_draft_round_trips"] == 0
+    assert (
+        counts["remote_draft_hits"]
+        == counts["remote_draft_waits"]
+        == counts["remote_draft_round_trips"]
+        == 0
+    )
     assert counts["remote_draft_misses"] > 20
     assert sum(waits) < counts["remote_draft_misses"] / 4
 
 
-def test_a_silent_line_is_opened_anew(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_line_is_opened_anew(
+    demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No message in half a minute (here: at once) means a dead connection."""
     monkeypatch.setattr(connection, "SILENT_S", 0.01)
     known = Known(demo.plain["greedy"])
@@ -126,9 +146,12 @@ NODES: dict[str, list[messages.Node]] = {
 @pytest.mark.parametrize("lie", NODES)
 @every_kind
 def test_it_lies(demo: Demo, folder: Path, kind: str, lie: str) -> None:
-    """Beside right nodes: they go with the wrong ones, and after a few lies the line is closed for a while."""
+    """Beside right nodes: they go with the wrong ones, and after a few lies the line is closed for
+    a while."""
 
-    def lies(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:
+    def lies(
+        service: FakeDraftService, request: messages.RowRequest
+    ) -> list[messages.RowReply] | None:
         honest = service.answers(request)
         if honest and len(service.requests) % 3 == 0:
             honest[0].nodes.extend(NODES[lie])
@@ -136,7 +159,8 @@ def test_it_lies(demo: Demo, folder: Path, kind: str, lie: str) -> None:
 
     with FakeDraftService(folder, Known(demo.plain[kind]), misbehave=lies) as service:
         check(demo, kind, service.address, "invalid")
-        wait_for(lambda: len(service.hellos) > 2)  # of the start, of the first stream, of a later one
+        # of the start, of the first stream, of a later one
+        wait_for(lambda: len(service.hellos) > 2)
 
 
 @every_kind
@@ -178,11 +202,16 @@ def test_it_floods(demo: Demo, folder: Path, kind: str, flood: str) -> None:
     """Memory stays bounded: the line is cut."""
     replies, reason = FLOODS[flood]
 
-    def floods(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:
+    def floods(
+        service: FakeDraftService, request: messages.RowRequest
+    ) -> list[messages.RowReply] | None:
         return replies(request) if len(service.requests) == 2 else None
 
     known = Known(demo.plain[kind])
-    with FakeDraftService(folder, known, misbehave=floods) as service, demo.remote(service.address, verifier(kind)) as llm:
+    with (
+        FakeDraftService(folder, known, misbehave=floods) as service,
+        demo.remote(service.address, verifier(kind)) as llm,
+    ):
         assert demo.texts(kind, llm) == demo.plain[kind]
         wait_for(lambda: reason in drafter_of(llm).connection.counts.troubles)
         wait_for(lambda: drafter_of(llm).connection.is_open)
@@ -192,7 +221,8 @@ def test_it_floods(demo: Demo, folder: Path, kind: str, flood: str) -> None:
 @pytest.mark.parametrize("where", ["Open", "Draft"])
 @every_kind
 def test_bytes_that_are_no_message(demo: Demo, folder: Path, kind: str, where: str) -> None:
-    """Bytes of another program, or damaged ones of ours: also at the start, where the sender is unknown."""
+    """Bytes of another program, or damaged ones of ours: also at the start, where the sender is
+    unknown."""
     service = FakeDraftService(folder, Known(demo.plain[kind]))
     service.garbage = {where}
     with service, demo.remote(service.address, verifier(kind)) as llm:
@@ -211,11 +241,16 @@ TROUBLES = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @every_kind
-def test_troubles_of_a_row(demo: Demo, folder: Path, kind: str, trouble: int, patient: None) -> None:
-    """Rows that were evicted or lack tokens are sent again and get drafts; refused ones are left alone."""
+def test_troubles_of_a_row(
+    demo: Demo, folder: Path, kind: str, trouble: int, patient: None
+) -> None:
+    """Rows that were evicted or lack tokens are sent again and get drafts; refused ones are left
+    alone."""
     lost = 2
 
-    def forgets(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:
+    def forgets(
+        service: FakeDraftService, request: messages.RowRequest
+    ) -> list[messages.RowReply] | None:
         nonlocal lost
         text = service.texts.get(request.row)
         if request.HasField("sampling") or not request.num_draft_tokens or text is None or not lost:
@@ -227,20 +262,29 @@ def test_troubles_of_a_row(demo: Demo, folder: Path, kind: str, trouble: int, pa
         if trouble == messages.TROUBLE_MISSING_TOKENS:
             del text.tokens[4:]
             return None
-        return [messages.RowReply(row=request.row, base_length=len(text.tokens), trouble=trouble, reason="not now")]
+        return [
+            messages.RowReply(
+                row=request.row, base_length=len(text.tokens), trouble=trouble, reason="not now"
+            )
+        ]
 
     known = Known(demo.plain[kind])
-    with FakeDraftService(folder, known, misbehave=forgets) as service, demo.remote(service.address, verifier(kind)) as llm:
+    with (
+        FakeDraftService(folder, known, misbehave=forgets) as service,
+        demo.remote(service.address, verifier(kind)) as llm,
+    ):
         assert demo.texts(kind, llm) == demo.plain[kind]
         troubles = drafter_of(llm).connection.counts.troubles
         assert troubles[TROUBLES[trouble]] == 2
-        assert set(troubles) <= {TROUBLES[trouble], "missing_tokens"}  # what a busy service did not take
+        # what a busy service did not take
+        assert set(troubles) <= {TROUBLES[trouble], "missing_tokens"}
         counts = drafter_of(llm).counters
         assert counts["remote_draft_hits"] + counts["remote_draft_waits"] > 5
 
 
 def test_another_model_in_its_place_later(demo: Demo, folder: Path) -> None:
-    """Somebody starts the service with another model: counted, tried again, and used when the right one is back."""
+    """Somebody starts the service with another model: counted, tried again, and used when the right
+    one is back."""
     service = FakeDraftService(folder, Known(demo.plain["greedy"]))
     service.start()
     with demo.remote(service.address) as llm:
@@ -283,7 +327,8 @@ def certified(demo: Demo, folder: Path) -> Iterator[tuple[FakeDraftService, Path
     """A service with TLS, and the file of the authority that signed its certificate."""
     certificate, key = make_certificate(folder)
     service = FakeDraftService(folder, Known(demo.plain["greedy"]))
-    service.listens_on, service.security = "localhost:0", ServerSecurity(certificate=certificate, key=key)
+    service.listens_on = "localhost:0"
+    service.security = ServerSecurity(certificate=certificate, key=key)
     with service:
         yield service, certificate
 
@@ -305,7 +350,9 @@ def test_tls_mismatch(demo: Demo, certified: tuple[FakeDraftService, Path], fold
     check(demo, "greedy", service.address.replace("grpcs", "grpc"), "unreachable", times=1)
 
 
-def test_a_reason_is_logged_once(demo: Demo, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reason_is_logged_once(
+    demo: Demo, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A line when it goes, a line when it is back; nothing for each attempt between."""
     caplog.set_level(logging.WARNING, "outrider.remote")
     service = FakeDraftService(folder, Known(demo.plain["greedy"]))

@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.remote.draft.tree import KEPT_BASES, DraftTree, Sent, SentDistribution, UnknownBaseError
+from outrider.remote.draft.tree import (
+    KEPT_BASES,
+    DraftTree,
+    Sent,
+    SentDistribution,
+    UnknownBaseError,
+)
 
 
 def distribution(*tokens: int) -> SentDistribution:
     """Uniform."""
-    return SentDistribution(np.array(tokens), np.full(len(tokens), 1 / len(tokens), dtype=np.float32))
+    return SentDistribution(
+        np.array(tokens), np.full(len(tokens), 1 / len(tokens), dtype=np.float32)
+    )
 
 
 def placed(parent: int, token: int) -> Sent:
@@ -104,7 +112,8 @@ def test_the_first_draw_stays() -> None:
 
 
 def test_a_draw_counts_before_what_was_placed() -> None:
-    """Whichever came first; and a placed node of the drawn token becomes the drawn one, with what hangs on it."""
+    """Whichever came first; and a placed node of the drawn token becomes the drawn one, with what
+    hangs on it."""
     tree = asked()
     tree.add(3, [placed(-1, 5), placed(0, 9), drawn(-1, 6)])
     assert tokens(tree) == [6]
@@ -117,7 +126,8 @@ def test_a_draw_counts_before_what_was_placed() -> None:
 
 
 def test_a_tested_draw_is_never_proposed_again() -> None:
-    """A correction that equals the token it corrects leads back into the chain that was judged: it is closed there."""
+    """A correction that equals the token it corrects leads back into the chain that was judged: it
+    is closed there."""
     tree = asked()
     tree.add(3, [drawn(-1, 5), drawn(0, 6), drawn(1, 7), drawn(2, 8)])
     tree.advance([5, 6], tree.chain(3))  # 5 kept, 6 a correction: 7 was looked at
@@ -168,12 +178,14 @@ def test_dropping_drafts() -> None:
 
 
 def test_against_a_list_of_texts() -> None:
-    """Random nodes, replies, bases and commits: the draft is what a search through all texts ever sent finds."""
+    """Random nodes, replies, bases and commits: the draft is what a search through all texts ever
+    sent finds."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         text = [0]
         tree = asked(1)
-        sent: dict[int, list[list[int]]] = {1: [[0]]}  # by base: the texts that its nodes stand for, the anchor's first
+        # by base: the texts that its nodes stand for, the anchor's first
+        sent: dict[int, list[list[int]]] = {1: [[0]]}
         order: list[list[int]] = []  # of placed texts, as they came
         for _ in range(30):
             if rng.random() < 0.6:

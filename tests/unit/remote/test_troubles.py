@@ -1,4 +1,5 @@
-"""Messages about a connection that cannot be opened: certificates that do not fit, ports with another protocol."""
+"""Messages about a connection that cannot be opened: certificates that do not fit, ports with
+another protocol."""
 
 from __future__ import annotations
 
@@ -60,19 +61,32 @@ def trouble_of(server: ServerSecurity, client: ClientSecurity, scheme: str = "gr
 
 def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) -> None:
     certificate, key = ours.signed("service", "IP:127.0.0.1")
-    plain, tls = ServerSecurity(), ServerSecurity(certificate=certificate, key=key)
+    plain = ServerSecurity()
+    tls = ServerSecurity(certificate=certificate, key=key)
     mutual = ServerSecurity(certificate=certificate, key=key, client_ca=ours.certificate)
-    mine, theirs = ours.signed("caller", "DNS:caller"), others.signed("stranger", "DNS:stranger")
-    assert trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=mine[0], key=mine[1])) == ""
+    mine = ours.signed("caller", "DNS:caller")
+    theirs = others.signed("stranger", "DNS:stranger")
+    assert (
+        trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=mine[0], key=mine[1]))
+        == ""
+    )
     closes = "it closes the line at once: it wants TLS (grpcs://), or a certificate of an authority that it trusts"
     assert closes in trouble_of(mutual, ClientSecurity(ca=ours.certificate))
-    assert closes in trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=theirs[0], key=theirs[1]))
+    assert closes in trouble_of(
+        mutual, ClientSecurity(ca=ours.certificate, certificate=theirs[0], key=theirs[1])
+    )
     assert closes in trouble_of(tls, ClientSecurity(), "grpc")
-    assert "of no authority that is trusted here" in trouble_of(tls, ClientSecurity(ca=others.certificate))
-    assert "no TLS is spoken there: write grpc://" in trouble_of(plain, ClientSecurity(ca=ours.certificate))
+    assert "of no authority that is trusted here" in trouble_of(
+        tls, ClientSecurity(ca=others.certificate)
+    )
+    assert "no TLS is spoken there: write grpc://" in trouble_of(
+        plain, ClientSecurity(ca=ours.certificate)
+    )
     named = ours.signed("elsewhere", "DNS:elsewhere")
     elsewhere = ServerSecurity(certificate=named[0], key=named[1])
-    assert "for another name than the address" in trouble_of(elsewhere, ClientSecurity(ca=ours.certificate))
+    assert "for another name than the address" in trouble_of(
+        elsewhere, ClientSecurity(ca=ours.certificate)
+    )
     assert trouble_of(elsewhere, ClientSecurity(ca=ours.certificate, server_name="elsewhere")) == ""
 
 
@@ -87,10 +101,14 @@ def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) ->
 )
 def test_addresses_where_no_service_is(address: str, words: str, web_port: int) -> None:
     with pytest.raises(ServerError, match=words):
-        asyncio.run(check_health(Endpoint.parse(address.format(web=web_port)), ClientSecurity(), TIMEOUT_S))
+        asyncio.run(
+            check_health(Endpoint.parse(address.format(web=web_port)), ClientSecurity(), TIMEOUT_S)
+        )
 
 
-def test_files_that_do_not_fit_are_refused_before_anything_is_asked(ours: Authority, tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_refused_before_anything_is_asked(
+    ours: Authority, tmp_path: Path
+) -> None:
     certificate, key = ours.signed("one", "DNS:one")
     other_key = ours.signed("two", "DNS:two")[1]
     endpoint = Endpoint.parse("grpcs://127.0.0.1:9")
@@ -112,7 +130,9 @@ def test_a_port_that_is_taken_is_reported() -> None:
         await first.listen()
         try:
             with pytest.raises(ConfigError, match="the port is taken"):
-                await GrpcServer(ServiceSettings(port=int(first.address.rpartition(":")[2]))).listen()
+                await GrpcServer(
+                    ServiceSettings(port=int(first.address.rpartition(":")[2]))
+                ).listen()
         finally:
             await first.stop()
 

@@ -1,4 +1,5 @@
-"""The limits of a wire: large messages, idle lines, many calls, damaged bytes, addresses and tokens of other forms."""
+"""The limits of a wire: large messages, idle lines, many calls, damaged bytes, addresses and tokens
+of other forms."""
 
 from __future__ import annotations
 
@@ -47,17 +48,24 @@ def silent(folder: Path) -> Iterator[FakeDraftService]:
 @pytest.fixture
 def line(silent: FakeDraftService) -> Iterator[Connection]:
     """A connection to it."""
-    made = Connection(Endpoint.parse(silent.address), ClientSecurity(), model_identity("mine", byte_tokenizer(), 257))
+    made = Connection(
+        Endpoint.parse(silent.address),
+        ClientSecurity(),
+        model_identity("mine", byte_tokenizer(), 257),
+    )
     assert made.start(10.0) is None
     yield made
     made.close()
 
 
-def test_texts_that_are_too_much_for_one_message(silent: FakeDraftService, line: Connection) -> None:
+def test_texts_that_are_too_much_for_one_message(
+    silent: FakeDraftService, line: Connection
+) -> None:
     """A service that comes back gets all texts of a batch at once."""
     text = [100_000] * 1_000_000
     requests = [
-        messages.RowRequest(row=row, tokens=text, sampling=messages.Sampling(), num_draft_tokens=1) for row in range(8)
+        messages.RowRequest(row=row, tokens=text, sampling=messages.Sampling(), num_draft_tokens=1)
+        for row in range(8)
     ]
     assert sum(request.ByteSize() for request in requests) > MAX_MESSAGE_BYTES
     assert line.send(requests)
@@ -70,7 +78,9 @@ def test_replies_that_are_too_much_for_one_message() -> None:
 
     async def sent() -> list[int]:
         stream = OpenStream("a", {})
-        stream.put([messages.RowReply(row=row, reason="x" * (MAX_MESSAGE_BYTES // 3)) for row in range(6)])
+        stream.put(
+            [messages.RowReply(row=row, reason="x" * (MAX_MESSAGE_BYTES // 3)) for row in range(6)]
+        )
         stream.close()
         parts = []
         while (part := await stream.next()) is not None:
@@ -87,7 +97,9 @@ def test_nothing_is_owed_to_rows_that_ended(
     """A service that dropped an ended row's request is not silent."""
     monkeypatch.setattr(connection, "SILENT_S", 0.2)
     number = line.new_row(ReplyBox())
-    request = messages.RowRequest(row=number, tokens=[5], sampling=messages.Sampling(), num_draft_tokens=2)
+    request = messages.RowRequest(
+        row=number, tokens=[5], sampling=messages.Sampling(), num_draft_tokens=2
+    )
     line.send([request, messages.RowRequest(row=number, end=True)])
     until(lambda: len(silent.requests) == 2, "both messages")
     time.sleep(2.5)  # the line is looked at once a second
@@ -103,15 +115,28 @@ def test_closing_a_line_that_is_being_broken(silent: FakeDraftService, line: Con
         line.close()
 
     in_background(both()).result(10)
-    until(lambda: not [task for task in asyncio.all_tasks(background_loop()) if "_live" in repr(task)], "its end", 5.0)
+    until(
+        lambda: (
+            not [task for task in asyncio.all_tasks(background_loop()) if "_live" in repr(task)]
+        ),
+        "its end",
+        5.0,
+    )
 
 
 def test_a_top_k_that_no_message_holds() -> None:
     """Larger than any vocabulary: off, as it is for the target."""
     row = Row(
-        request=0, tokens=[1], num_prompt=1, params=SamplingParams(temperature=1.0, top_k=2**70), seed=0, max_tokens=5,
-        stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
-    )  # fmt: skip
+        request=0,
+        tokens=[1],
+        num_prompt=1,
+        params=SamplingParams(temperature=1.0, top_k=2**70),
+        seed=0,
+        max_tokens=5,
+        stop_tokens=frozenset(),
+        detokenizer=None,
+        stops=StopStrings([]),
+    )
     assert sampling_of(row, coupled=False, with_probs=True).top_k >= 2**31 - 1
 
 
@@ -146,14 +171,18 @@ def test_ipv6_addresses(host: str) -> None:
 
 
 def test_a_busy_service_is_healthy() -> None:
-    """More calls than there are places wait; a probe that was refused would have the orchestrator restart the service."""
+    """More calls than there are places wait; a probe that was refused would have the orchestrator
+    restart the service."""
 
     async def main() -> None:
         server = GrpcServer(ServiceSettings(max_streams=1))
         await server.listen()
         await server.set_serving(True)
         mine = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-        async with aio.insecure_channel(server.address, mine) as busy, aio.insecure_channel(server.address, mine) as probe:
+        async with (
+            aio.insecure_channel(server.address, mine) as busy,
+            aio.insecure_channel(server.address, mine) as probe,
+        ):
             stub = health_pb2_grpc.HealthStub(busy)
             call = stub.Watch(CHECK)
             await call.read()
@@ -169,17 +198,23 @@ def test_a_busy_service_is_healthy() -> None:
 
 
 def test_bytes_that_are_no_message_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a traceback for every request that somebody makes up; calls that can be read are answered as ever."""
+    """Guards against a traceback for every request that somebody makes up; calls that can be read
+    are answered as ever."""
     caplog.set_level(logging.INFO)
 
     async def ask() -> list[tuple[str, grpc.StatusCode]]:
         server = GrpcServer(ServiceSettings())
-        stubs.add_to_server(stubs.DRAFT, DraftService(DraftCounters(CollectorRegistry())), server.server)
+        stubs.add_to_server(
+            stubs.DRAFT, DraftService(DraftCounters(CollectorRegistry())), server.server
+        )
         await server.listen()
         outcomes: list[tuple[str, grpc.StatusCode]] = []
         name = messages.DESCRIPTOR.services_by_name[stubs.DRAFT].full_name
         async with aio.insecure_channel(server.address) as channel:
-            calls = [(f"/{name}/Open", channel.unary_unary), ("/grpc.health.v1.Health/Check", channel.unary_unary)]
+            calls = [
+                (f"/{name}/Open", channel.unary_unary),
+                ("/grpc.health.v1.Health/Check", channel.unary_unary),
+            ]
             calls.append(("/grpc.health.v1.Health/Watch", channel.unary_stream))
             for path, form in calls:
                 call = form(path)(b"\xff\xff\xff")
@@ -197,6 +232,12 @@ def test_bytes_that_are_no_message_are_one_line(caplog: pytest.LogCaptureFixture
 
     outcomes = asyncio.run(ask())
     assert [code for _, code in outcomes] == [grpc.StatusCode.INVALID_ARGUMENT] * 3
-    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
-    refusals = [record for record in caplog.records if getattr(record, "reason", "") == "bytes that are no message"]
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
+    ]
+    refusals = [
+        record
+        for record in caplog.records
+        if getattr(record, "reason", "") == "bytes that are no message"
+    ]
     assert [record.call for record in refusals] == [path for path, _ in outcomes]

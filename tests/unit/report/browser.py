@@ -11,8 +11,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 VOID = ("meta", "br", "img", "link", "input", "hr")
-SELF_CLOSED = ("path", "use", "rect", "line", "circle", "clipPath", "defs", "g")  # written <.../> inside <svg>
-FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# written <.../> inside <svg>
+SELF_CLOSED = ("path", "use", "rect", "line", "circle", "clipPath", "defs", "g")
+FOUND = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--virtual-time-budget=3000",
@@ -57,21 +60,36 @@ class Page(HTMLParser):
 
 
 def run_in_frame(html: str, width: int, expression: str, folder: Path) -> str:
-    """The value of a JavaScript expression over `page`, the document of a frame of `width` pixels: a headless window has no
-    width below 500."""
-    frame = f'<iframe srcdoc="{escape(html)}" style="width:{width}px;height:844px;border:0"></iframe>'
+    """The value of a JavaScript expression over `page`, the document of a frame of `width` pixels:
+    a headless window has no width below 500."""
+    frame = (
+        f'<iframe srcdoc="{escape(html)}" style="width:{width}px;height:844px;border:0"></iframe>'
+    )
     script = (
         "addEventListener('load', () => { const page = document.querySelector('iframe').contentDocument; let found;"
         f"try {{ found = String({expression}) }} catch (error) {{ found = 'error: ' + error }}"
         "document.body.innerHTML = ''; document.body.append('<<' + found + '>>') })"
     )
     wrapper = folder / "wrapper.html"
-    wrapper.write_text(f"<!doctype html><meta charset='utf-8'><body>{frame}<script>{script}</script>", encoding="utf-8")
+    wrapper.write_text(
+        f"<!doctype html><meta charset='utf-8'><body>{frame}<script>{script}</script>",
+        encoding="utf-8",
+    )
     with tempfile.TemporaryDirectory() as profile:
         out = subprocess.run(
-            [str(FOUND), *FLAGS, f"--user-data-dir={profile}", "--window-size=1300,900", "--dump-dom", wrapper.as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
-        ).stdout  # fmt: skip
+            [
+                str(FOUND),
+                *FLAGS,
+                f"--user-data-dir={profile}",
+                "--window-size=1300,900",
+                "--dump-dom",
+                wrapper.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
     output = re.search(r"&lt;&lt;(.*)&gt;&gt;", out, re.DOTALL)
     assert output is not None, out[-500:]
     return output[1]

@@ -48,14 +48,25 @@ from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfigur
 from outrider.lab.result import Interval, Result
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep
-from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
+from outrider.lab.tune.tune_result import (
+    FamilySummary,
+    Recommendation,
+    Stage,
+    Tried,
+    TuneResult,
+    Words,
+)
 from outrider.train.train_result import CurvePoint, HeldOutResult, TrainingLoss, TrainResult
 from tests.unit.lab.bench.test_machine import target
 
 
 def pinned(result: Result) -> Result:
     """The same result as if it had been made at one time, by one version, on one machine."""
-    same = {"created": datetime(2026, 7, 1, 12, tzinfo=UTC), "versions": {"outrider": "0"}, "machine": {"cpu": "a CPU"}}
+    same = {
+        "created": datetime(2026, 7, 1, 12, tzinfo=UTC),
+        "versions": {"outrider": "0"},
+        "machine": {"cpu": "a CPU"},
+    }
     return result.model_copy(update=same)
 
 
@@ -72,10 +83,24 @@ MS = Percentiles(n=9, p50=0.010, p90=0.02, p99=0.03)
 
 def measured(number: int, found: Interval | None = None, **changes: Any) -> Measured:
     values: dict[str, Any] = {
-        "configuration": number, "num_runs": 9, "num_tokens": 90, "num_steps": 30, "drafted": 150, "tested": 80, "accepted": 60,
-        "num_disturbed": 0, "speedup": found, "end_to_end": found, "tokens_per_s": interval(50, 45, 55),
-        "throughput_tokens_per_s": 40.0, "ttft_s": MS, "tpot_s": MS, "chunk_s": MS, "time_s": TIMES, "roof": 0.5,
-    }  # fmt: skip
+        "configuration": number,
+        "num_runs": 9,
+        "num_tokens": 90,
+        "num_steps": 30,
+        "drafted": 150,
+        "tested": 80,
+        "accepted": 60,
+        "num_disturbed": 0,
+        "speedup": found,
+        "end_to_end": found,
+        "tokens_per_s": interval(50, 45, 55),
+        "throughput_tokens_per_s": 40.0,
+        "ttft_s": MS,
+        "tpot_s": MS,
+        "chunk_s": MS,
+        "time_s": TIMES,
+        "roof": 0.5,
+    }
     if found is not None:
         values["acceptance"] = DepthAcceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
         values["step_s"] = {0: 0.013, 1: 0.015, 5: 0.02}
@@ -85,29 +110,44 @@ def measured(number: int, found: Interval | None = None, **changes: Any) -> Meas
 
 def cell(*configurations: Measured, **changes: Any) -> Cell:
     values: dict[str, Any] = {
-        "task": "reasoning", "temperature": 0.0, "batch_size": 1, "context": None, "prompt_ids": ["a",
-        "b"], "mean_prompt_tokens": 20.0,
-        "max_new_tokens": 64, "rounds": 2, "ended_by": "rounds", "seconds": 9.0,
-        "configurations": list(configurations), "runs": [],
-    }  # fmt: skip
+        "task": "reasoning",
+        "temperature": 0.0,
+        "batch_size": 1,
+        "context": None,
+        "prompt_ids": ["a", "b"],
+        "mean_prompt_tokens": 20.0,
+        "max_new_tokens": 64,
+        "rounds": 2,
+        "ended_by": "rounds",
+        "seconds": 9.0,
+        "configurations": list(configurations),
+        "runs": [],
+    }
     return Cell(**{**values, **changes})
 
 
 def bench(*cells: Cell, **changes: Any) -> BenchResult:
     names = ("none", "draft-model k=5", "suffix")
     infos = [
-        ConfigurationInfo(label=name, arguments={}, baseline=0, added_weights_bytes=900, learns=name == "suffix")
+        ConfigurationInfo(
+            label=name, arguments={}, baseline=0, added_weights_bytes=900, learns=name == "suffix"
+        )
         for name in names
     ]
     values: dict[str, Any] = {
-        "workload": WorkloadInfo(name="w"), "target": target(), "configurations": infos, "cells": list(cells), "seconds": 90.0,
+        "workload": WorkloadInfo(name="w"),
+        "target": target(),
+        "configurations": infos,
+        "cells": list(cells),
+        "seconds": 90.0,
         "notes": ["a note"],
-    }  # fmt: skip
+    }
     return BenchResult(**{**values, **changes})
 
 
 def at_shape(size: int, context: int | None) -> Cell:
-    """Speedups tell where they were measured: 2 at one row, 0.5 at four, and a thousandth of the context more."""
+    """Speedups tell where they were measured: 2 at one row, 0.5 at four, and a thousandth of the
+    context more."""
     value = 2 / size + (context or 0) / 1000
     found = interval(value, value - 0.1, value + 0.1)
     return cell(measured(0), measured(1, found), batch_size=size, context=context)
@@ -117,8 +157,11 @@ GAIN = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), measured(2, inter
 
 
 def doubtful_bench() -> BenchResult:
-    """Busy neighbours, texts that differ, sampled answers that were graded, failures, a run that was stopped."""
-    others = OtherProcesses(mean=0.48, highest=0.6, allowed=0.1, num_runs=27, num_disturbed=26, num_repeated=9)
+    """Busy neighbours, texts that differ, sampled answers that were graded, failures, a run that
+    was stopped."""
+    others = OtherProcesses(
+        mean=0.48, highest=0.6, allowed=0.1, num_runs=27, num_disturbed=26, num_repeated=9
+    )
     first = Divergence(prompt="b", position=7, plain=[1], own=[2], plain_text="yes", own_text="no")
     parted = Identity(num_compared=9, num_identical=8, first=first)
     graded = Accuracy(
@@ -127,9 +170,16 @@ def doubtful_bench() -> BenchResult:
     busy = cell(
         measured(0, other_cpu=0.44, num_disturbed=8),
         measured(1, interval(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9, identity=parted),
-        task="busy", others=others, failures={"suffix": "too large"}, ended_by="interrupted",
-    )  # fmt: skip
-    sampled = cell(measured(0), measured(1, interval(1.1, 0.95, 1.3), accuracy=graded, identity=None), temperature=1.0)
+        task="busy",
+        others=others,
+        failures={"suffix": "too large"},
+        ended_by="interrupted",
+    )
+    sampled = cell(
+        measured(0),
+        measured(1, interval(1.1, 0.95, 1.3), accuracy=graded, identity=None),
+        temperature=1.0,
+    )
     found = bench(busy, sampled, interrupted=True, command="outrider bench t")
     found.configurations[2].failure = "no such layer"
     return found
@@ -139,17 +189,28 @@ def doubtful_bench() -> BenchResult:
 
 
 COUNTS = SpeculationCounts(
-    num_steps=10, num_tokens=22, num_draft_tokens=30, num_accepted_tokens=12, accepted_per_position=[8, 3, 1]
+    num_steps=10,
+    num_tokens=22,
+    num_draft_tokens=30,
+    num_accepted_tokens=12,
+    accepted_per_position=[8, 3, 1],
 )
 
 
 def server(label: str, **facts: Any) -> ServerMeasurement:
     answer = MeasuredAnswer(id="1", seconds=0.3, ttft_s=0.1, num_chunks=2, text="a b", num_tokens=3)
-    times = {name: Percentiles(n=1, p50=0.1, p90=0.2, p99=0.3) for name in ("request_s", "ttft_s", "tpot_s")}
+    times = {
+        name: Percentiles(n=1, p50=0.1, p90=0.2, p99=0.3)
+        for name in ("request_s", "ttft_s", "tpot_s")
+    }
     return ServerMeasurement(
-        label=label, url="http://h", model="m", answers=[answer], tokens_per_s=10.0,
+        label=label,
+        url="http://h",
+        model="m",
+        answers=[answer],
+        tokens_per_s=10.0,
         **{"engine": "vllm", "concurrency": 4, "num_requests": 1, **times, **facts},
-    )  # fmt: skip
+    )
 
 
 def compared_servers() -> list[ServerMeasurement]:
@@ -159,9 +220,16 @@ def compared_servers() -> list[ServerMeasurement]:
     )
     failure = "request r9: http://h: the connection was dropped (ReadError)"
     return [
-        server("plain", engine="sglang", speculation=SpeculationCounts(num_steps=10, num_tokens=25)),
         server(
-            "spec", speculation=COUNTS, comparison=comparison, num_requests=5, failures=[failure], notes=["given up: gone"]
+            "plain", engine="sglang", speculation=SpeculationCounts(num_steps=10, num_tokens=25)
+        ),
+        server(
+            "spec",
+            speculation=COUNTS,
+            comparison=comparison,
+            num_requests=5,
+            failures=[failure],
+            notes=["given up: gone"],
         ),
     ]
 
@@ -170,39 +238,94 @@ def compared_servers() -> list[ServerMeasurement]:
 
 
 DIFFERENCE = TextDifference(
-    prompt=1, run="speculative, alone", position=6, expected=108, found=None, expected_text=" <b>", found_text="(end)", gap=0.1,
-    gap_in_spacings=10.0, moved_in_spacings=None, cause="verifier",
-)  # fmt: skip
+    prompt=1,
+    run="speculative, alone",
+    position=6,
+    expected=108,
+    found=None,
+    expected_text=" <b>",
+    found_text="(end)",
+    gap=0.1,
+    gap_in_spacings=10.0,
+    moved_in_spacings=None,
+    cause="verifier",
+)
 
 
 def distribution_test(
-    sampler: str, part: str = "continuations", view: str = "tokens", last: int = 1, *, rejected: bool = False
+    sampler: str,
+    part: str = "continuations",
+    view: str = "tokens",
+    last: int = 1,
+    *,
+    rejected: bool = False,
 ) -> DistributionTest:
     return DistributionTest(
-        part=part, sampler=sampler, view=view, first=1, last=last, num_draws=900, num_uncertain=870, num_cells=40, g=31.5,
-        df=32, p_value=0.49, rejected=rejected, impossible=0, detectable_total_variation=0.0734,
-    )  # fmt: skip
+        part=part,
+        sampler=sampler,
+        view=view,
+        first=1,
+        last=last,
+        num_draws=900,
+        num_uncertain=870,
+        num_cells=40,
+        g=31.5,
+        df=32,
+        p_value=0.49,
+        rejected=rejected,
+        impossible=0,
+        detectable_total_variation=0.0734,
+    )
 
 
 def certificate(**changes: Any) -> CertifyResult:
     facts: dict[str, Any] = {
-        "verdict": "lossless", "reasons": ["Greedy text: all identical"], "workload": "words", "num_prompts": 4,
-        "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
-        "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
-        "greedy": SameTexts(status="passed", why="all identical", differences=[], runs=[
-            TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
+        "verdict": "lossless",
+        "reasons": ["Greedy text: all identical"],
+        "workload": "words",
+        "num_prompts": 4,
+        "settings": {
+            "target": "demo",
+            "verifier": "block",
+            "exact": True,
+            "drafter_options": {"tree": "chain"},
+        },
+        "sampling": {"temperature": 1.0},
+        "max_new_tokens": 48,
+        "seed": 7,
+        "elapsed_s": 61.0,
+        "notes": ["a note"],
+        "greedy": SameTexts(
+            status="passed",
+            why="all identical",
+            differences=[],
+            runs=[
+                TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)
+            ],
+        ),
         "sampled_distribution": SampledDistribution(
-            status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
+            status="passed",
+            why="1000 continuations",
+            temperature=1.0,
+            false_alarms=1e-3,
+            power=0.9,
+            num_samples=1000,
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
             places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
-            tests=[distribution_test("speculative"), distribution_test("plain"),
-                   distribution_test("speculative", "long texts", last=900),
-                   distribution_test("speculative", "drafts", "by id", last=5)],
-            num_long_texts=2, detectable_total_variation=0.0734,
+            tests=[
+                distribution_test("speculative"),
+                distribution_test("plain"),
+                distribution_test("speculative", "long texts", last=900),
+                distribution_test("speculative", "drafts", "by id", last=5),
+            ],
+            num_long_texts=2,
+            detectable_total_variation=0.0734,
         ),
-        "invariance": SameTexts(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
-    }  # fmt: skip
+        "invariance": SameTexts(
+            status="not claimed", why="the distribution, not the text", runs=[], differences=[]
+        ),
+    }
     return CertifyResult(**(facts | changes))
 
 
@@ -212,7 +335,10 @@ def failed_certificate() -> CertifyResult:
     tests = [distribution_test("speculative"), distribution_test("plain", rejected=True)]
     sampled = sections.sampled_distribution.model_copy(update={"tests": tests})
     return certificate(
-        verdict="not lossless", reasons=["Greedy text: not"], greedy=greedy, sampled_distribution=sampled,
+        verdict="not lossless",
+        reasons=["Greedy text: not"],
+        greedy=greedy,
+        sampled_distribution=sampled,
     )
 
 
@@ -223,17 +349,32 @@ SHARE = Interval(value=0.8, low=0.7, high=0.9)
 
 
 def explained_text(**changes: Any) -> TextColumns:
-    """A step of four draft tokens: two kept, one rejected; then a bonus token after a draft kept whole; then a plain one."""
+    """A step of four draft tokens: two kept, one rejected; then a bonus token after a draft kept
+    whole; then a plain one."""
     size = 6
     columns: dict[str, Any] = {
-        "id": "q1", "task": "reasoning", "prompt": "How many?", "pieces": [" There", " are", " 12", " in", " all", "."],
-        "fate": "aacabp", "kind": "wwdwwp", "section": "ttttta", "cause": "..d.l.", "level": [0, 1, 2, 0, 1, 0],
-        "draft": ["", "", " 13", "", "", ""], "siblings": [1, 1, 2, 1, 0, 0],
-        "p_token": [0.5] * size, "q_token": [0.125] * size,
-        "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None], "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
-        "p_entropy": [0.7] * size, "q_entropy": [0.3] * size, "disagreement": [0.1] * size,
-        "rank_draft": [1, 1, 3, 1, None, None], "rank_token": [1, 1, 2, 1, 4, 1], "lost": [0, 0, 1.5, 0, 0.9, 0],
-    }  # fmt: skip
+        "id": "q1",
+        "task": "reasoning",
+        "prompt": "How many?",
+        "pieces": [" There", " are", " 12", " in", " all", "."],
+        "fate": "aacabp",
+        "kind": "wwdwwp",
+        "section": "ttttta",
+        "cause": "..d.l.",
+        "level": [0, 1, 2, 0, 1, 0],
+        "draft": ["", "", " 13", "", "", ""],
+        "siblings": [1, 1, 2, 1, 0, 0],
+        "p_token": [0.5] * size,
+        "q_token": [0.125] * size,
+        "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None],
+        "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
+        "p_entropy": [0.7] * size,
+        "q_entropy": [0.3] * size,
+        "disagreement": [0.1] * size,
+        "rank_draft": [1, 1, 3, 1, None, None],
+        "rank_token": [1, 1, 2, 1, 4, 1],
+        "lost": [0, 0, 1.5, 0, 0.9, 0],
+    }
     return TextColumns(**{**columns, **changes})
 
 
@@ -244,30 +385,70 @@ def explanation(**changes: Any) -> ExplainResult:
     ]
     lost = sum(row.tokens for row in causes)
     group = GroupRow(
-        name="number", tokens=40, tested=30, kept=24, share=SHARE, lost=9.5, disagreement=0.2, entropy=0.5
+        name="number",
+        tokens=40,
+        tested=30,
+        kept=24,
+        share=SHARE,
+        lost=9.5,
+        disagreement=0.2,
+        entropy=0.5,
     )
     fields: dict[str, Any] = {
-        "target": "demo", "draft": None, "configuration": "draft-model k=3", "verifier": "block", "is_greedy": False,
-        "has_draft_probs": True, "is_chain": True, "sampling": {"temperature": 0.7}, "num_draft_tokens": "3", "workload": "demo",
-        "texts_read": 1, "steps": 100, "emitted": 320, "drafted": 300, "tested": 250, "accepted": 220, "ideal": 320 + lost,
-        "tau": Interval(value=3.2, low=3.0, high=3.4), "alpha": Interval(value=0.88, low=0.8, high=0.9), "tokens_per_s": 64.0,
-        "other_cpu": 0.0, "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, steps=99), "causes": causes,
+        "target": "demo",
+        "draft": None,
+        "configuration": "draft-model k=3",
+        "verifier": "block",
+        "is_greedy": False,
+        "has_draft_probs": True,
+        "is_chain": True,
+        "sampling": {"temperature": 0.7},
+        "num_draft_tokens": "3",
+        "workload": "demo",
+        "texts_read": 1,
+        "steps": 100,
+        "emitted": 320,
+        "drafted": 300,
+        "tested": 250,
+        "accepted": 220,
+        "ideal": 320 + lost,
+        "tau": Interval(value=3.2, low=3.0, high=3.4),
+        "alpha": Interval(value=0.88, low=0.8, high=0.9),
+        "tokens_per_s": 64.0,
+        "other_cpu": 0.0,
+        "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, steps=99),
+        "causes": causes,
         "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE) for n in (1, 2, 3)],
-        "by_kind": [group], "by_section": [group.model_copy(update={"name": "answer"})],
-        "near_misses": 10, "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good")],
+        "by_kind": [group],
+        "by_section": [group.model_copy(update={"name": "answer"})],
+        "near_misses": 10,
+        "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good")],
         "texts": [explained_text()],
-    }  # fmt: skip
+    }
     return ExplainResult(**{**fields, **changes})
 
 
 def greedy_lookup_explanation() -> ExplainResult:
-    """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the answer."""
-    nothing = {"q_token": [None] * 6, "q_draft": [None] * 6, "q_entropy": [None] * 6, "disagreement": [None] * 6}
+    """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the
+    answer."""
+    nothing = {
+        "q_token": [None] * 6,
+        "q_draft": [None] * 6,
+        "q_entropy": [None] * 6,
+        "disagreement": [None] * 6,
+    }
     return explanation(
-        is_greedy=True, has_draft_probs=False, sampling={"temperature": 0}, times=None, alpha=None, tokens_per_s=None,
-        by_section=[], command="outrider explain demo",
-        texts=[explained_text(**nothing)], notes=["a note"],
-    )  # fmt: skip
+        is_greedy=True,
+        has_draft_probs=False,
+        sampling={"temperature": 0},
+        times=None,
+        alpha=None,
+        tokens_per_s=None,
+        by_section=[],
+        command="outrider explain demo",
+        texts=[explained_text(**nothing)],
+        notes=["a note"],
+    )
 
 
 # ---------------------------------------------------------------- replay
@@ -275,28 +456,52 @@ def greedy_lookup_explanation() -> ExplainResult:
 
 def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> AcceptanceCounts:
     return AcceptanceCounts(
-        num_texts=9, steps=100, emitted=round(100 * tau), drafted=drafted, tested=10, accepted=5, accepted_per_position=[4, 1],
-        tau=interval(tau, tau - 0.1, tau + 0.1), alpha=0.5, draft_utilisation=0.5,
+        num_texts=9,
+        steps=100,
+        emitted=round(100 * tau),
+        drafted=drafted,
+        tested=10,
+        accepted=5,
+        accepted_per_position=[4, 1],
+        tau=interval(tau, tau - 0.1, tau + 0.1),
+        alpha=0.5,
+        draft_utilisation=0.5,
         speedup=None if speedup is None else Interval.unknown(speedup),
-    )  # fmt: skip
+    )
 
 
-def replayed(label: str, tau: float, speedup: float | None, drafted: int = 10) -> ReplayedConfiguration:
+def replayed(
+    label: str, tau: float, speedup: float | None, drafted: int = 10
+) -> ReplayedConfiguration:
     return ReplayedConfiguration(
-        configuration=label, drafter=label.split()[0], overall=replayed_counts(tau, speedup, drafted), by_task={},
-        draft_s_per_step=1e-4, learns=False, outside_costs=0,
-    )  # fmt: skip
+        configuration=label,
+        drafter=label.split()[0],
+        overall=replayed_counts(tau, speedup, drafted),
+        by_task={},
+        draft_s_per_step=1e-4,
+        learns=False,
+        outside_costs=0,
+    )
 
 
 def replay_result() -> ReplayResult:
     """Two lengths with costs, and two tasks."""
     tasks = {"even": replayed_counts(1.5, 1.3), "odd": replayed_counts(1.2, 1.0)}
-    configurations = [replayed("none", 1.0, 1.0), replayed("ngram k=1", 1.1, 1.05), replayed("ngram k=2", 1.2, 1.1)]
+    configurations = [
+        replayed("none", 1.0, 1.0),
+        replayed("ngram k=1", 1.1, 1.05),
+        replayed("ngram k=2", 1.2, 1.1),
+    ]
     return ReplayResult(
-        workload="log.jsonl", tokenizer="demo", num_texts=12, num_tokens=144, skipped=[],
-        costs=StepCosts.of_steps({0: 0.01, 8: 0.01}), notes=["a note"],
+        workload="log.jsonl",
+        tokenizer="demo",
+        num_texts=12,
+        num_tokens=144,
+        skipped=[],
+        costs=StepCosts.of_steps({0: 0.01, 8: 0.01}),
+        notes=["a note"],
         configurations=[one.model_copy(update={"by_task": tasks}) for one in configurations],
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- estimate
@@ -308,7 +513,9 @@ def estimated() -> EstimateResult:
         ModelSize(role="target", name="8B", weights_bytes=16 << 30, kv_bytes_per_token=131072),
         ModelSize(role="draft", name="1B", weights_bytes=2 << 30, kv_bytes_per_token=32768),
     ]
-    return estimate([0.9, 0.8], costs_of(0.1, {4: 1.0, 9: 1.5}), "c 0.1 and passes 4:1,9:1.5", sizes)
+    return estimate(
+        [0.9, 0.8], costs_of(0.1, {4: 1.0, 9: 1.5}), "c 0.1 and passes 4:1,9:1.5", sizes
+    )
 
 
 # ---------------------------------------------------------------- tune and train
@@ -318,61 +525,150 @@ def tune_result() -> TuneResult:
     sizes = {1: 1.2, 3: 1.6, 5: 1.8}
     forecasts = [
         Forecast(
-            family="draft-model", configuration=f"draft-model k={k}", size=k, task="code", tau=1 + k / 3, step_s=0.01,
-            tokens_per_s=100.0, speedup=speedup, break_even_alpha=0.31,
+            family="draft-model",
+            configuration=f"draft-model k={k}",
+            size=k,
+            task="code",
+            tau=1 + k / 3,
+            step_s=0.01,
+            tokens_per_s=100.0,
+            speedup=speedup,
+            break_even_alpha=0.31,
         )
         for k, speedup in sizes.items()
-    ]  # fmt: skip
-    step = LoadStep(batch_size=4, configuration="draft-model k=3", size=3, tokens_per_s=300, plain_tokens_per_s=200, speedup=1.5)
+    ]
+    step = LoadStep(
+        batch_size=4,
+        configuration="draft-model k=3",
+        size=3,
+        tokens_per_s=300,
+        plain_tokens_per_s=200,
+        speedup=1.5,
+    )
     return TuneResult(
         tried=Tried(
-            temperature=0.0, max_new_tokens=8, batch_size=1, probe_prompts=1, confirm_prompts=2, tasks={"code": 3}, workload="w",
-            target="org/target", draft="org/draft", model_options={},
+            temperature=0.0,
+            max_new_tokens=8,
+            batch_size=1,
+            probe_prompts=1,
+            confirm_prompts=2,
+            tasks={"code": 3},
+            workload="w",
+            target="org/target",
+            draft="org/draft",
+            model_options={},
         ),
         families=[
-            FamilySummary(family="draft-model", survival={"code": [0.8, 0.6]}, step_s={0: 0.01, 1: 0.012, 5: 0.02}, seconds=3.0),
+            FamilySummary(
+                family="draft-model",
+                survival={"code": [0.8, 0.6]},
+                step_s={0: 0.01, 1: 0.012, 5: 0.02},
+                seconds=3.0,
+            ),
             FamilySummary(family="suffix", survival={}, step_s={}, seconds=0.0, failure="not run"),
         ],
-        plain_step_s=0.01, forecasts=forecasts, overall_speedup={f"draft-model k={k}": value for k, value in sizes.items()},
-        others=OtherProcesses(mean=0.15, highest=0.3, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=1),
+        plain_step_s=0.01,
+        forecasts=forecasts,
+        overall_speedup={f"draft-model k={k}": value for k, value in sizes.items()},
+        others=OtherProcesses(
+            mean=0.15, highest=0.3, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=1
+        ),
         confirmed=[
             Confirmed(
-                configuration="draft-model k=5", speedup=interval(2.0, 1.9, 2.1), by_task={},
-                tokens_per_s=200.0, tau=2.7, identical=2, texts=2, seconds={"prompt 0": (2.0, 1.0), "prompt 1": (2.0, 1.0)},
+                configuration="draft-model k=5",
+                speedup=interval(2.0, 1.9, 2.1),
+                by_task={},
+                tokens_per_s=200.0,
+                tau=2.7,
+                identical=2,
+                texts=2,
+                seconds={"prompt 0": (2.0, 1.0), "prompt 1": (2.0, 1.0)},
             )
         ],
         recommendations=[
             Recommendation(
-                task="all", speculate=True, configuration="draft-model k=5", family="draft-model",
-                options={"drafter": "draft-model", "num_draft_tokens": 5}, speedup=interval(2.0, 1.9, 2.1),
+                task="all",
+                speculate=True,
+                configuration="draft-model k=5",
+                family="draft-model",
+                options={"drafter": "draft-model", "num_draft_tokens": 5},
+                speedup=interval(2.0, 1.9, 2.1),
                 reason="draft-model k=5 reaches 2.00x plain decoding",
             ),
             Recommendation(
-                task="chat", speculate=False, configuration="none", options={"drafter": "none"}, speedup=None,
+                task="chat",
+                speculate=False,
+                configuration="none",
+                options={"drafter": "none"},
+                speedup=None,
                 reason="nothing pays",
             ),
         ],
-        schedule=[step], by_load={"draft-model": [step]}, stages=[Stage(name="probe", seconds=12.0)],
+        schedule=[step],
+        by_load={"draft-model": [step]},
+        stages=[Stage(name="probe", seconds=12.0)],
         exhaustive_s=900.0,
-        advice=[Words(engine="vLLM", text="vllm serve x", notes=["a hint"]), Words(engine="none", text="")],
-        num_members=3, notes=["a note"],
-        missed_forecasts=["suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."],
+        advice=[
+            Words(engine="vLLM", text="vllm serve x", notes=["a hint"]),
+            Words(engine="none", text=""),
+        ],
+        num_members=3,
+        notes=["a note"],
+        missed_forecasts=[
+            "suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."
+        ],
         next_command="outrider serve org/target --settings fast.json",
-    )  # fmt: skip
+    )
 
 
 def train_result() -> TrainResult:
     def point(step: int, tau: float) -> CurvePoint:
-        return CurvePoint(epoch=step / 10, step=step, loss=2 / tau, tau=tau, survival=[0.5, 0.25], parts={})
+        return CurvePoint(
+            epoch=step / 10, step=step, loss=2 / tau, tau=tau, survival=[0.5, 0.25], parts={}
+        )
 
-    counts = {"temperature": 0.0, "task": "code", "num_prompts": 4, "steps": 10, "drafted": 30, "tested": 20}
+    counts = {
+        "temperature": 0.0,
+        "task": "code",
+        "num_prompts": 4,
+        "steps": 10,
+        "drafted": 30,
+        "tested": 20,
+    }
     return TrainResult(
-        target="org/target", recipe="eagle3", config={"epochs": 2}, settings={"layers": 1}, responses={"temperature": 0},
-        num_train=90, num_held_out=10, num_train_tokens=9000, num_trained_parameters=1000, drafter_bytes=4096, steps=20,
-        seconds=120.0, best_step=10, curve=[point(0, 1.0), point(10, 2.0), point(20, 1.8)],
-        losses=[TrainingLoss(step=n, loss=3 - n / 10) for n in (5, 10)], calibration={"bias": 0.25}, notes=["a note"],
+        target="org/target",
+        recipe="eagle3",
+        config={"epochs": 2},
+        settings={"layers": 1},
+        responses={"temperature": 0},
+        num_train=90,
+        num_held_out=10,
+        num_train_tokens=9000,
+        num_trained_parameters=1000,
+        drafter_bytes=4096,
+        steps=20,
+        seconds=120.0,
+        best_step=10,
+        curve=[point(0, 1.0), point(10, 2.0), point(20, 1.8)],
+        losses=[TrainingLoss(step=n, loss=3 - n / 10) for n in (5, 10)],
+        calibration={"bias": 0.25},
+        notes=["a note"],
         measured=[
-            HeldOutResult(label="before", configuration="eagle3", emitted=11, accepted=1, accepted_per_position=[1], **counts),
-            HeldOutResult(label="after", configuration="eagle3", emitted=25, accepted=15, accepted_per_position=[9, 6], **counts),
+            HeldOutResult(
+                label="before",
+                configuration="eagle3",
+                emitted=11,
+                accepted=1,
+                accepted_per_position=[1],
+                **counts,
+            ),
+            HeldOutResult(
+                label="after",
+                configuration="eagle3",
+                emitted=25,
+                accepted=15,
+                accepted_per_position=[9, 6],
+                **counts,
+            ),
         ],
-    )  # fmt: skip
+    )

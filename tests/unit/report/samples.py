@@ -30,7 +30,11 @@ HOSTILE = (
     "$\\frac{1}{0}$ $unclosed _under",
     "",
 )
-CONFIGURATIONS = ("draft-model k=5", "suffix k=auto:12 max_depth=32", "draft-model k=8 tree=sequoia verifier=multi-round")
+CONFIGURATIONS = (
+    "draft-model k=5",
+    "suffix k=auto:12 max_depth=32",
+    "draft-model k=8 tree=sequoia verifier=multi-round",
+)
 LENGTHS = tuple(range(1, 13))
 
 
@@ -44,7 +48,9 @@ def lines() -> Plot:
     for number, name in enumerate(CONFIGURATIONS):
         ys = [speedup(number, length) for length in LENGTHS]
         series.append(Series(name, ys, [y - 0.05 for y in ys], [y + 0.04 for y in ys]))
-    return Plot("Speedup by draft length", "draft length γ", "speedup", LENGTHS, series, baseline=1.0)
+    return Plot(
+        "Speedup by draft length", "draft length γ", "speedup", LENGTHS, series, baseline=1.0
+    )
 
 
 def gaps() -> Plot:
@@ -60,26 +66,43 @@ def alone() -> Plot:
 
 def logarithmic() -> Plot:
     lengths = [2**i for i in range(5, 13)]
-    series = [Series("plain", [88 - 3 * i for i in range(8)]), Series("draft-model k=5", [160 - 13 * i for i in range(8)])]
-    return Plot("Tokens per second by context", "tokens of context", "tokens/s", lengths, series, log_x=True)
+    series = [
+        Series("plain", [88 - 3 * i for i in range(8)]),
+        Series("draft-model k=5", [160 - 13 * i for i in range(8)]),
+    ]
+    return Plot(
+        "Tokens per second by context", "tokens of context", "tokens/s", lengths, series, log_x=True
+    )
 
 
 def text(num_repeats: int = 1) -> MarkedTokens:
     hover = "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits"
     step = [
-        Token(" James", "accepted", hover=hover), Token(" picks", "accepted", hover=hover), Token(" 18", "accepted", hover=hover),
-        Token(" eggs", "correction", rejected=" apples", hover=hover), Token(" in", "accepted", hover=hover),
-        Token(" the", "accepted", hover=hover), Token(" morning", "bonus", hover=hover), Token(".\n", "plain", hover=hover),
-    ]  # fmt: skip
-    return MarkedTokens("Example: gsm8k-17", [*(Token(t, "prompt") for t in ("How", " many", "?\n")), *(step * num_repeats)])
+        Token(" James", "accepted", hover=hover),
+        Token(" picks", "accepted", hover=hover),
+        Token(" 18", "accepted", hover=hover),
+        Token(" eggs", "correction", rejected=" apples", hover=hover),
+        Token(" in", "accepted", hover=hover),
+        Token(" the", "accepted", hover=hover),
+        Token(" morning", "bonus", hover=hover),
+        Token(".\n", "plain", hover=hover),
+    ]
+    return MarkedTokens(
+        "Example: gsm8k-17",
+        [*(Token(t, "prompt") for t in ("How", " many", "?\n")), *(step * num_repeats)],
+    )
 
 
 def table() -> Table:
     columns = [
-        Column("configuration", align="left"), Column("tokens/s"),
-        Column("speedup", help="tokens/s over those of plain decoding"), Column("τ", help="emitted / steps"),
-        Column("α", help="accepted / tested"), Column("memory"), Column("identical"),
-    ]  # fmt: skip
+        Column("configuration", align="left"),
+        Column("tokens/s"),
+        Column("speedup", help="tokens/s over those of plain decoding"),
+        Column("τ", help="emitted / steps"),
+        Column("α", help="accepted / tested"),
+        Column("memory"),
+        Column("identical"),
+    ]
     rows = [
         ["none", "88.1", "1", "1", "-", "0 B", "-"],
         [CONFIGURATIONS[0], "153.4", "1.74 [1.68, 1.83]", "3.31", "0.81", "412.0 MiB", "yes"],
@@ -93,37 +116,77 @@ def everything(num_repeats: int = 8) -> Document:
     """Every block, and every sort of plot."""
     return Document(
         "Benchmark of demo on gsm8k",
-        "2026-07-01 · Intel Xeon 6960P, 2 cores · outrider 0.1.0, torch 2.13.0, transformers 5.23.0",
+        "2026-07-01 · Intel Xeon 6960P, 2 cores · outrider 0.1.0, torch 2.13.0, transformers "
+        "5.23.0",
         [
-            Paragraph("Speculation pays here: draft-model k=5 is 1.74 times as fast as plain decoding [1.68, 1.83].", "good"),
-            Paragraph("One configuration is slower than plain decoding: draft-model k=8 tree=sequoia.", "bad"),
+            Paragraph(
+                "Speculation pays here: draft-model k=5 is 1.74 times as fast as plain decoding "
+                "[1.68, 1.83].",
+                "good",
+            ),
+            Paragraph(
+                "One configuration is slower than plain decoding: draft-model k=8 tree=sequoia.",
+                "bad",
+            ),
             Paragraph("The machine was busy during 2 of 40 runs; those were repeated.", "caution"),
             Paragraph("Forty problems, five repeats each, plain and speculative decoding in turn."),
-            Heading("Configurations"), table(), lines(),
-            Heading("Where time goes"), Bullets(["draft 22 %", "target 71 %", "verify 4 %"]),
-            Heading("By position", level=3), alone(), gaps(),
-            Heading("By context"), logarithmic(),
-            Heading("Use it"), CodeBlock("outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'", "bash"),
-            Heading("An example"), text(num_repeats),
+            Heading("Configurations"),
+            table(),
+            lines(),
+            Heading("Where time goes"),
+            Bullets(["draft 22 %", "target 71 %", "verify 4 %"]),
+            Heading("By position", level=3),
+            alone(),
+            gaps(),
+            Heading("By context"),
+            logarithmic(),
+            Heading("Use it"),
+            CodeBlock(
+                "outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'",
+                "bash",
+            ),
+            Heading("An example"),
+            text(num_repeats),
         ],
-    )  # fmt: skip
+    )
 
 
 def every_block(words: str) -> Document:
     """`words` wherever a text can stand."""
     column = Column(words, help=words)
-    series = [Series(words, [1.0, None]), Series(words, [2.0, math.inf], [1.5, None], [2.5, math.nan])]
+    series = [
+        Series(words, [1.0, None]),
+        Series(words, [2.0, math.inf], [1.5, None], [2.5, math.nan]),
+    ]
     return Document(
-        words, words,
+        words,
+        words,
         [
-            Heading(words), Heading(words, 3), Paragraph(words), Paragraph(words, "good"), Paragraph(words, "bad"),
-            Paragraph(words, "caution"), Bullets([words, words]), CodeBlock(words, "bash"),
-            Table([column, Column(words, "left")], [[words, words], [words, words]], title=words, marked=frozenset({1})),
+            Heading(words),
+            Heading(words, 3),
+            Paragraph(words),
+            Paragraph(words, "good"),
+            Paragraph(words, "bad"),
+            Paragraph(words, "caution"),
+            Bullets([words, words]),
+            CodeBlock(words, "bash"),
+            Table(
+                [column, Column(words, "left")],
+                [[words, words], [words, words]],
+                title=words,
+                marked=frozenset({1}),
+            ),
             Plot(words, words, words, [1, 2], series, baseline=1.0),
             Plot(words, words, words, [1, 2], []),
-            MarkedTokens(words, [
-                Token(words, "prompt"), Token(words, "accepted", hover=words), Token(words, "correction", words, words),
-                Token(words, "bonus"), Token(words, "plain", hover=words),
-            ]),
+            MarkedTokens(
+                words,
+                [
+                    Token(words, "prompt"),
+                    Token(words, "accepted", hover=words),
+                    Token(words, "correction", words, words),
+                    Token(words, "bonus"),
+                    Token(words, "plain", hover=words),
+                ],
+            ),
         ],
-    )  # fmt: skip
+    )

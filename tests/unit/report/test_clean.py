@@ -36,13 +36,23 @@ def test_lines() -> None:
 
 def test_runs_and_marks() -> None:
     tokens = [
-        Token("Q", "prompt"), Token("a", "accepted"), Token("b", "accepted"), Token("c", "correction", "x\x1b"),
-        Token("d", "bonus"), Token("e", "plain"), Token("f", "plain"),
-    ]  # fmt: skip
+        Token("Q", "prompt"),
+        Token("a", "accepted"),
+        Token("b", "accepted"),
+        Token("c", "correction", "x\x1b"),
+        Token("d", "bonus"),
+        Token("e", "plain"),
+        Token("f", "plain"),
+    ]
     assert "".join(text for _, text in runs(tokens)) == "Q▌‹ab›[-x\ufffd-]cd⁺ef"
     assert [kind for kind, _ in runs(tokens) if kind != "mark"] == [
-        "prompt", "accepted", "rejected", "correction", "bonus", "plain",
-    ]  # fmt: skip
+        "prompt",
+        "accepted",
+        "rejected",
+        "correction",
+        "bonus",
+        "plain",
+    ]
 
 
 def test_corrections_in_a_row_stay_apart() -> None:

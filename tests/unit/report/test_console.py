@@ -11,23 +11,48 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from outrider.report.console import MAX_TOKENS, print_document
-from outrider.report.document import Column, Document, MarkedTokens, Paragraph, Plot, Series, Table, Token
+from outrider.report.document import (
+    Column,
+    Document,
+    MarkedTokens,
+    Paragraph,
+    Plot,
+    Series,
+    Table,
+    Token,
+)
 from outrider.report.text import PLAINER, one_line
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def printed(document: Document, width: int = 80, *, colour: bool = False, encoding: str = "utf-8") -> str:
+def printed(
+    document: Document, width: int = 80, *, colour: bool = False, encoding: str = "utf-8"
+) -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, errors=PLAINER, write_through=True)
-    print_document(document, Console(file=file, width=width, force_terminal=colour, color_system="standard" if colour else None))
+    print_document(
+        document,
+        Console(
+            file=file,
+            width=width,
+            force_terminal=colour,
+            color_system="standard" if colour else None,
+        ),
+    )
     return raw.getvalue().decode(encoding)
 
 
 def test_everything_is_shown() -> None:
     out = printed(everything(), 200)
-    for words in ("1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "• verify 4 %", "❌ One configuration"):
+    for words in (
+        "1.74 [1.68, 1.83]",
+        "accepted / tested",
+        "outrider generate demo",
+        "• verify 4 %",
+        "❌ One configuration",
+    ):
         assert words in out
 
 
@@ -43,7 +68,11 @@ def test_colour_adds_and_takes_nothing() -> None:
 
 def test_a_pipe_is_not_squeezed(capsys: pytest.CaptureFixture[str]) -> None:
     long = "word " * 60
-    print_document(Document("x", "", [Paragraph(long), Table([Column(long, "left"), Column("b")], [[long, "1"]])]))
+    print_document(
+        Document(
+            "x", "", [Paragraph(long), Table([Column(long, "left"), Column("b")], [[long, "1"]])]
+        )
+    )
     out = capsys.readouterr().out
     assert out.count(long.strip()) == 3
     assert max(map(len, out.splitlines())) < 400
@@ -58,7 +87,11 @@ def test_numbers_are_never_cut() -> None:
 
 def test_a_table_fits_where_its_words_allow_it() -> None:
     for width in (60, 70, 80, 100):
-        table = printed(everything(), width).split("All configurations")[1].split("speedup: tokens/s")[0]
+        table = (
+            printed(everything(), width)
+            .split("All configurations")[1]
+            .split("speedup: tokens/s")[0]
+        )
         longest = max(map(len, table.splitlines()))
         assert longest <= width or width == 60
 
@@ -94,7 +127,14 @@ def test_any_words(words: str) -> None:
 
 def test_a_plot_shows_its_numbers() -> None:
     """Of many x values evenly spread ones, the last among them."""
-    plot = Plot("t", "x", "y", list(range(1, 101)), [Series("s", [float(i) for i in range(100)])], baseline=1.0)
+    plot = Plot(
+        "t",
+        "x",
+        "y",
+        list(range(1, 101)),
+        [Series("s", [float(i) for i in range(100)])],
+        baseline=1.0,
+    )
     lines = printed(Document("x", "", [plot])).splitlines()
     assert "t (y over x, baseline 1)" in lines
     rows = [line.split() for line in lines[lines.index("t (y over x, baseline 1)") + 4 :]]
@@ -104,7 +144,9 @@ def test_a_plot_shows_its_numbers() -> None:
 
 
 def test_long_texts_end_with_a_word_about_the_rest() -> None:
-    out = printed(Document("x", "", [MarkedTokens("t", [Token("ab ", "accepted")] * (MAX_TOKENS + 7))]))
+    out = printed(
+        Document("x", "", [MarkedTokens("t", [Token("ab ", "accepted")] * (MAX_TOKENS + 7))])
+    )
     assert out.count("ab ") == MAX_TOKENS
     assert "(7 more tokens: the HTML page shows all)" in out
     assert f"drafted and accepted ({MAX_TOKENS + 7})" in out

@@ -13,8 +13,18 @@ from tests.unit.report.results import estimated
 @pytest.mark.parametrize(
     ("alpha", "c", "words", "tone"),
     [
-        (0.8, 0.1, "Speculation should pay. 6 draft tokens per step are best: 2.47x the speed", "good"),
-        (0.7, 0.83, "Do not speculate: every draft length is slower than plain decoding; α would have to be above 0.830", "bad"),
+        (
+            0.8,
+            0.1,
+            "Speculation should pay. 6 draft tokens per step are best: 2.47x the speed",
+            "good",
+        ),
+        (
+            0.7,
+            0.83,
+            "Do not speculate: every draft length is slower than plain decoding; α would have to be above 0.830",
+            "bad",
+        ),
         (0.9, 1.5, "at these costs no acceptance is high enough", "bad"),
         (0.5, 0.47, "Hardly a gain. 1 draft token per step is best: 1.02x", "caution"),
     ],

@@ -1,4 +1,5 @@
-"""What the page of an explanation has beside its words: the numbers behind each token, and room on a phone."""
+"""What the page of an explanation has beside its words: the numbers behind each token, and room on
+a phone."""
 
 from __future__ import annotations
 
@@ -18,12 +19,31 @@ from tests.unit.report.results import explained_text, explanation
 
 
 def test_every_token_has_its_fate_and_its_numbers() -> None:
-    tokens = next(block for block in document(explanation()).blocks if isinstance(block, MarkedTokens)).tokens
-    assert [token.fate for token in tokens] == ["prompt", "accepted", "accepted", "correction", "accepted", "bonus", "plain"]
+    tokens = next(
+        block for block in document(explanation()).blocks if isinstance(block, MarkedTokens)
+    ).tokens
+    assert [token.fate for token in tokens] == [
+        "prompt",
+        "accepted",
+        "accepted",
+        "correction",
+        "accepted",
+        "bonus",
+        "plain",
+    ]
     assert [token.rejected for token in tokens] == ["", "", "", " 13", "", "", ""]
     card = tokens[3].hover
-    for words in ("correction", "number, thinking", "p 0.5", "q 0.125", "rank 2 in q", "drafted ' 13' and 1 more", "p 0.0625",
-                  "rank 3 in p", "lost here 1.5 tokens: the draft disagrees"):  # fmt: skip
+    for words in (
+        "correction",
+        "number, thinking",
+        "p 0.5",
+        "q 0.125",
+        "rank 2 in q",
+        "drafted ' 13' and 1 more",
+        "p 0.0625",
+        "rank 3 in p",
+        "lost here 1.5 tokens: the draft disagrees",
+    ):
         assert words in card
     assert "drafted" not in tokens[1].hover
 
@@ -31,12 +51,24 @@ def test_every_token_has_its_fate_and_its_numbers() -> None:
 def test_nothing_tested_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
     """A run of one step: no rates, no shares, no division by zero."""
     causes = [
-        row.model_copy(update={"tokens": 0.0, "tokens_per_step": 0.0, "tokens_per_s": None}) for row in explanation().causes
+        row.model_copy(update={"tokens": 0.0, "tokens_per_step": 0.0, "tokens_per_s": None})
+        for row in explanation().causes
     ]
     empty = explanation(
-        causes=causes, times=None, tokens_per_s=None, alpha=None, by_level=[], ideal=320.0, steps=1, texts=[],
-        by_kind=[explanation().by_kind[0].model_copy(update={"share": None, "tested": 0, "kept": 0, "lost": 0.0})],
-    )  # fmt: skip
+        causes=causes,
+        times=None,
+        tokens_per_s=None,
+        alpha=None,
+        by_level=[],
+        ideal=320.0,
+        steps=1,
+        texts=[],
+        by_kind=[
+            explanation()
+            .by_kind[0]
+            .model_copy(update={"share": None, "tested": 0, "kept": 0, "lost": 0.0})
+        ],
+    )
     print_document(document(empty))
     out = capsys.readouterr().out
     assert "all that it could have" in out

@@ -1,4 +1,5 @@
-"""Reports of every kind, word by word: `pytest tests/unit/report/test_golden.py --renew-golden` writes them anew."""
+"""Reports of every kind, word by word: `pytest tests/unit/report/test_golden.py --renew-golden`
+writes them anew."""
 
 from __future__ import annotations
 
@@ -32,11 +33,15 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "bench": lambda: render(pinned(results.bench(results.GAIN))),
     "bench-brief": lambda: bench.brief(pinned(results.bench(results.GAIN))),
     "bench-doubtful": lambda: render(pinned(results.doubtful_bench())),
-    "bench-servers": lambda: render(pinned(results.bench(target=None, configurations=[], servers=results.compared_servers()))),
+    "bench-servers": lambda: render(
+        pinned(results.bench(target=None, configurations=[], servers=results.compared_servers()))
+    ),
     "certify": lambda: render(pinned(results.certificate())),
     "certify-failed": lambda: render(pinned(results.failed_certificate())),
     "compare": compared,
-    "estimate": lambda: render(pinned(estimate([0.8], costs_of(0.1, {}), "c 0.1 and passes that cost the same"))),
+    "estimate": lambda: render(
+        pinned(estimate([0.8], costs_of(0.1, {}), "c 0.1 and passes that cost the same"))
+    ),
     "estimate-measured": lambda: render(pinned(results.estimated())),
     "explain": lambda: render(pinned(results.explanation())),
     "explain-lookup": lambda: render(pinned(results.greedy_lookup_explanation())),
@@ -54,7 +59,9 @@ def test_report(name: str, renew_golden: bool) -> None:
     file = GOLDEN / f"{name}.md"
     if renew_golden:
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), "pytest --renew-golden writes it anew; then read the difference"
+    assert text == file.read_text(encoding="utf-8"), (
+        "pytest --renew-golden writes it anew; then read the difference"
+    )
 
 
 def test_no_golden_file_is_left_over() -> None:

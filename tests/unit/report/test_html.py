@@ -25,7 +25,11 @@ REACHES_OUT = re.compile(r"https?:|^//|^data:", re.IGNORECASE)
 def only_texts(words: str) -> Document:
     """`every_block` without plots, which are slow to draw."""
     whole = every_block(words)
-    return Document(whole.title, whole.subtitle, [block for block in whole.blocks if not isinstance(block, Plot)])
+    return Document(
+        whole.title,
+        whole.subtitle,
+        [block for block in whole.blocks if not isinstance(block, Plot)],
+    )
 
 
 def harmless(html: str) -> Page:
@@ -34,10 +38,24 @@ def harmless(html: str) -> Page:
     assert [tag for tag, _ in page.tags].count("script") == 1
     images = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
     assert all(str(source).startswith("data:image/svg+xml;base64,") for source in images)
-    assert not {tag for tag, _ in page.tags} & {"link", "iframe", "object", "embed", "base", "form", "foreignobject"}
+    assert not {tag for tag, _ in page.tags} & {
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+        "foreignobject",
+    }
     for name in ("src", "href", "xlink:href", "action", "srcset", "background"):
-        assert not [value for value in page.attributes(name) if value not in images and REACHES_OUT.search(value)]
-    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on") or name == "style"]
+        assert not [
+            value
+            for value in page.attributes(name)
+            if value not in images and REACHES_OUT.search(value)
+        ]
+    assert not [
+        name for _, attrs in page.tags for name in attrs if name.startswith("on") or name == "style"
+    ]
     assert not re.search(r"@import|url\((?!#)", html)
     return page
 
@@ -45,7 +63,13 @@ def harmless(html: str) -> Page:
 def test_the_page_says_everything() -> None:
     page = harmless(to_html(everything()))
     text = page.text()
-    for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "verify 4 %"):
+    for words in (
+        "Benchmark of demo on gsm8k",
+        "1.74 [1.68, 1.83]",
+        "accepted / tested",
+        "outrider generate demo",
+        "verify 4 %",
+    ):
         assert words in text
     assert [tag for tag, _ in page.tags].count("img") == 4
     assert "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits" in page.attributes("title")
@@ -84,7 +108,11 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
 
 def test_the_policy_allows_this_style_and_this_script_only() -> None:
     html = to_html(everything())
-    policy = next(attrs["content"] for _, attrs in Page(html).tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attrs["content"]
+        for _, attrs in Page(html).tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -97,18 +125,28 @@ def test_the_policy_allows_this_style_and_this_script_only() -> None:
 
 def test_a_short_page_has_no_contents() -> None:
     assert "<nav" not in to_html(Document("short", "", [Heading("one"), Paragraph("x")]))
-    assert to_html(Document("long", "", [Heading(str(i)) for i in range(4)])).count('<li><a href="#s') == 4
+    assert (
+        to_html(Document("long", "", [Heading(str(i)) for i in range(4)])).count('<li><a href="#s')
+        == 4
+    )
 
 
 def test_thousands_of_tokens_stay_small() -> None:
     hover = "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits\nposition 3 of 5\nregion: digits"
-    tokens = [Token(f" word{i}", "accepted" if i % 3 else "correction", "" if i % 3 else " other", hover) for i in range(4000)]
+    tokens = [
+        Token(f" word{i}", "accepted" if i % 3 else "correction", "" if i % 3 else " other", hover)
+        for i in range(4000)
+    ]
     assert len(to_html(Document("long", "", [MarkedTokens("text", tokens)])).encode()) < 2_000_000
 
 
 def test_silent_tokens_of_one_fate_are_one_element() -> None:
     """A prompt of ten thousand tokens is not ten thousand elements; accepted tokens stay apart."""
-    tokens = [Token("a", "prompt")] * 500 + [Token("b", "accepted")] * 3 + [Token("c", "correction", "d")]
+    tokens = (
+        [Token("a", "prompt")] * 500
+        + [Token("b", "accepted")] * 3
+        + [Token("c", "correction", "d")]
+    )
     html = to_html(Document("x", "", [MarkedTokens("text", tokens)]))
     body = html[html.index('class="tokens"') :]
     assert body.count('<span class="prompt">') == 1
@@ -118,7 +156,11 @@ def test_silent_tokens_of_one_fate_are_one_element() -> None:
 
 
 def test_line_breaks_of_the_text_are_seen() -> None:
-    html = to_html(Document("x", "", [MarkedTokens("t", [Token("a\n", "accepted"), Token("b", "correction", "\n")])]))
+    html = to_html(
+        Document(
+            "x", "", [MarkedTokens("t", [Token("a\n", "accepted"), Token("b", "correction", "\n")])]
+        )
+    )
     assert '<span class="accepted">a↵\n</span><del>↵</del>' in html
 
 
@@ -138,7 +180,9 @@ def test_no_page_scrolls_sideways(width: int, tmp_path: Path) -> None:
     """On a phone only tables and code scroll, inside themselves."""
     hostile = ("long_" * 40, "--" + "x" * 90 + " 1" + "1" * 90 + "e-16", "many words " * 20)
     for document in (everything(), *map(every_block, hostile)):
-        output = browser.run_in_frame(to_html(document), width, "page.documentElement.scrollWidth", tmp_path)
+        output = browser.run_in_frame(
+            to_html(document), width, "page.documentElement.scrollWidth", tmp_path
+        )
         assert int(output) == width
 
 

@@ -19,13 +19,15 @@ from outrider.report.document import (
     Paragraph,
     Table,
     Token,
-)  # fmt: skip
+)
 from outrider.report.markdown import to_markdown
 from outrider.report.text import clean, one_line
 from tests.unit.report.browser import Page
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 
-WORDS = st.text(st.characters(codec=None), max_size=30) | st.text("\\`*_{}[]<>|~$#&!-+=:.)( x1\n", max_size=20)
+WORDS = st.text(st.characters(codec=None), max_size=30) | st.text(
+    "\\`*_{}[]<>|~$#&!-+=:.)( x1\n", max_size=20
+)
 
 
 def page(markdown: str) -> Page:
@@ -37,7 +39,13 @@ def page(markdown: str) -> Page:
 def test_everything_is_shown() -> None:
     found = page(to_markdown(everything()))
     shown = found.text()
-    for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "α: accepted / tested", "verify 4 %", "max_depth=32"):
+    for words in (
+        "Benchmark of demo on gsm8k",
+        "1.74 [1.68, 1.83]",
+        "α: accepted / tested",
+        "verify 4 %",
+        "max_depth=32",
+    ):
         assert words in shown
     tags = [tag for tag, _ in found.tags]
     assert (tags.count("table"), tags.count("h2"), tags.count("blockquote")) == (5, 5, 3)
@@ -45,14 +53,28 @@ def test_everything_is_shown() -> None:
 
 def test_plain_words_stay_readable_unrendered() -> None:
     """Escapes only where something would happen without them."""
-    text = to_markdown(Document("x", "", [Paragraph("suffix max_depth=32 is 1.2 [1.1, 1.3] (a-b) #1 & co!")]))
+    text = to_markdown(
+        Document("x", "", [Paragraph("suffix max_depth=32 is 1.2 [1.1, 1.3] (a-b) #1 & co!")])
+    )
     assert "suffix max_depth=32 is 1.2 [1.1, 1.3] (a-b) #1 & co!" in text
 
 
 def elements(words: str) -> str:
     """Every sort of text, once."""
-    table = Table([Column(words, "left", help=words), Column("b")], [[words, "1"]], title=words, marked=frozenset({0}))
-    blocks = [Heading(words), Paragraph(words), Paragraph(words, "bad"), Bullets([words]), CodeBlock(words), table]
+    table = Table(
+        [Column(words, "left", help=words), Column("b")],
+        [[words, "1"]],
+        title=words,
+        marked=frozenset({0}),
+    )
+    blocks = [
+        Heading(words),
+        Paragraph(words),
+        Paragraph(words, "bad"),
+        Bullets([words]),
+        CodeBlock(words),
+        table,
+    ]
     return to_markdown(Document(words, words, blocks))
 
 
@@ -60,7 +82,8 @@ def elements(words: str) -> str:
 @given(WORDS)
 @example(">[0]")
 def test_any_words_are_shown_as_they_are(words: str) -> None:
-    """Nothing of a text is taken for Markdown or HTML: no tag is there that the blocks do not bring."""
+    """Nothing of a text is taken for Markdown or HTML: no tag is there that the blocks do not
+    bring."""
     found = page(elements(words))
     allowed = {"h1", "h2", "p", "blockquote", "ul", "li", "pre", "code", "strong", "br"}
     allowed |= {"table", "thead", "tbody", "tr", "th", "td"}

@@ -40,7 +40,9 @@ def test_text_stays_text_and_is_large_enough_on_a_phone() -> None:
 
 
 def test_more_series_than_colours_differ_by_their_markers() -> None:
-    many = Plot("t", "x", "y", [1, 2], [Series(f"s{i}", [i, i + 1]) for i in range(len(COLOURS) + 2)])
+    many = Plot(
+        "t", "x", "y", [1, 2], [Series(f"s{i}", [i, i + 1]) for i in range(len(COLOURS) + 2)]
+    )
     assert len({path.get("d") for path in drawn(many).iter(f"{SVG}path")}) > len(COLOURS)
 
 
@@ -53,11 +55,14 @@ def test_an_image_holds_the_picture() -> None:
 def test_a_legend_only_where_there_is_a_choice() -> None:
     assert "α" not in words(drawn(alone()))
     assert {"prose", "code"} <= set(words(drawn(gaps())))
-    assert "\u200b_odd" in words(drawn(Plot("t", "x", "y", [1], [Series("_odd", [1]), Series("b", [2])])))
+    assert "\u200b_odd" in words(
+        drawn(Plot("t", "x", "y", [1], [Series("_odd", [1]), Series("b", [2])]))
+    )
 
 
 def test_baseline_and_interval_are_drawn() -> None:
-    with_both, without = lines(), Plot("t", "x", "y", [1, 2], [Series("s", [1, 2])])
+    with_both = lines()
+    without = Plot("t", "x", "y", [1, 2], [Series("s", [1, 2])])
     assert "stroke-dasharray" in to_svg(with_both)
     assert to_svg(with_both).count("FillBetween") >= len(with_both.series)
     assert "stroke-dasharray: 4" not in to_svg(without)
@@ -91,11 +96,21 @@ def test_matplotlib_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("value", "shown", "measured"),
     [
-        (0.0, "0", "0"), (1.0, "1", "1"), (1.5, "1.5", "1.50"), (0.01234, "0.0123", "0.0123"), (48.06, "48.1", "48.1"),
-        (1234.6, "1235", "1235"), (1e9, "1e+09", "1e+09"), (2.34e-7, "2.34e-07", "2.34e-07"), (-0.5, "-0.5", "-0.500"),
-        (None, "-", "-"), (math.inf, "-", "-"), (4096, "4096", "4096"), (100, "100", "100"),
+        (0.0, "0", "0"),
+        (1.0, "1", "1"),
+        (1.5, "1.5", "1.50"),
+        (0.01234, "0.0123", "0.0123"),
+        (48.06, "48.1", "48.1"),
+        (1234.6, "1235", "1235"),
+        (1e9, "1e+09", "1e+09"),
+        (2.34e-7, "2.34e-07", "2.34e-07"),
+        (-0.5, "-0.5", "-0.500"),
+        (None, "-", "-"),
+        (math.inf, "-", "-"),
+        (4096, "4096", "4096"),
+        (100, "100", "100"),
     ],
-)  # fmt: skip
+)
 def test_how_numbers_are_written(value: float | None, shown: str, measured: str) -> None:
     assert short(value) == shown
     assert figure(value) == measured

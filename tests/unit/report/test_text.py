@@ -17,12 +17,15 @@ def test_printable_disarms_the_terminal() -> None:
 
 def test_json_is_strict() -> None:
     assert json.loads(to_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": ("x",)})) == {
-        "a": None, "b": [None, 1.5], "c": ["x"],
-    }  # fmt: skip
+        "a": None,
+        "b": [None, 1.5],
+        "c": ["x"],
+    }
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(10, "10 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (1 << 42, "4096.0 GiB")]
+    ("size", "text"),
+    [(10, "10 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (1 << 42, "4096.0 GiB")],
 )
 def test_amount(size: int, text: str) -> None:
     assert amount(size) == text
@@ -33,16 +36,23 @@ def test_stats_line_without_drafts_has_no_ratios() -> None:
     stats = DecodeStats(ttft_s=1.0, decode_s=0.5)
     for _ in range(4):
         stats.count_step(0, 0, 1, rejected=False)
-    assert stats_line(stats) == "4 tokens in 1.50 s · first token after 1.00 s · then 6 tokens/s (166.7 ms per token)"
+    assert (
+        stats_line(stats)
+        == "4 tokens in 1.50 s · first token after 1.00 s · then 6 tokens/s (166.7 ms per token)"
+    )
 
 
 def test_reading_the_prompt_is_no_part_of_the_speed() -> None:
-    """64 tokens, 5 of them in the first step, 0.35 s and 0.32 s: 59 tokens are decoded in 0.32 s, not 64 in 0.67 s."""
+    """64 tokens, 5 of them in the first step, 0.35 s and 0.32 s: 59 tokens are decoded in 0.32 s,
+    not 64 in 0.67 s."""
     stats = DecodeStats(ttft_s=0.35, decode_s=0.32)
     stats.count_step(5, 4, 5, rejected=True)
     stats.count_step(60, 58, 59, rejected=True)
     line = stats_line(stats)
-    assert "64 tokens in 0.67 s · first token after 0.35 s · then 184 tokens/s (5.4 ms per token)" in line
+    assert (
+        "64 tokens in 0.67 s · first token after 0.35 s · then 184 tokens/s (5.4 ms per token)"
+        in line
+    )
 
 
 @pytest.mark.parametrize("emitted", [1, 4])
@@ -52,7 +62,11 @@ def test_an_answer_of_one_step_has_no_decode_speed(emitted: int) -> None:
     assert "tokens/s" not in stats_line(stats)
     assert "first token after 0.25 s" in stats_line(stats)
     found = stats.as_dict()
-    assert (found["first_tokens"], found["tpot_s"], found["decode_tokens_per_s"]) == (emitted, None, None)
+    assert (found["first_tokens"], found["tpot_s"], found["decode_tokens_per_s"]) == (
+        emitted,
+        None,
+        None,
+    )
 
 
 def test_nothing_emitted_has_no_times() -> None:
@@ -60,7 +74,8 @@ def test_nothing_emitted_has_no_times() -> None:
 
 
 def test_times_of_several_answers_are_per_answer() -> None:
-    """`/stats` of a chat: the time to first token is a mean, the speed that of all tokens behind first steps."""
+    """`/stats` of a chat: the time to first token is a mean, the speed that of all tokens behind
+    first steps."""
     total = DecodeStats()
     for ttft_s in (0.2, 0.4):
         stats = DecodeStats(ttft_s=ttft_s, decode_s=0.5)
@@ -68,4 +83,7 @@ def test_times_of_several_answers_are_per_answer() -> None:
         stats.count_step(3, 3, 4, rejected=False)
         total = total.merge(stats)
     assert (total.answers, total.first_tokens, total.decode_tokens) == (2, 6, 8)
-    assert "14 tokens in 1.60 s · first token after 0.30 s on average · then 8 tokens/s (125.0 ms per token)" in stats_line(total)
+    assert (
+        "14 tokens in 1.60 s · first token after 0.30 s on average · then 8 tokens/s (125.0 ms per token)"
+        in stats_line(total)
+    )

@@ -1,4 +1,5 @@
-"""The end of an answer from Python: its text leaves out what ended it, and `stop_reason` names it, watched or not."""
+"""The end of an answer from Python: its text leaves out what ended it, and `stop_reason` names it,
+watched or not."""
 
 from __future__ import annotations
 
@@ -21,7 +22,17 @@ CASES: list[tuple[dict[str, Any], str, str, int | str | None]] = [
     ({"max_tokens": 3}, "---", "length", None),
     ({"logit_bias": {EOS: 90.0}}, "", "stop", None),
     ({"logit_bias": {EOS: 90.0}, "stop_token_ids": [EOS]}, "", "stop", None),
-    ({"logit_bias": {EOS: 90.0}, "stop_token_ids": [EOS], "ignore_eos": True, "skip_special_tokens": False}, "", "stop", EOS),
+    (
+        {
+            "logit_bias": {EOS: 90.0},
+            "stop_token_ids": [EOS],
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+        },
+        "",
+        "stop",
+        EOS,
+    ),
 ]
 
 
@@ -36,7 +47,9 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("fields", "text", "reason", "by"), CASES)
-def test_what_ended_it(llm: LLM, fields: dict[str, Any], text: str, reason: str, by: int | str | None) -> None:
+def test_what_ended_it(
+    llm: LLM, fields: dict[str, Any], text: str, reason: str, by: int | str | None
+) -> None:
     """Every answer wants to be dashes, and x where it may not."""
     params = SamplingParams(**{"logit_bias": {DASH: 90.0, X: 60.0}, "max_tokens": 9, **fields})
     [whole] = llm.generate([[5, 6, 7]], params)

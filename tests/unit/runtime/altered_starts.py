@@ -1,4 +1,5 @@
-"""A process that starts a model from kept files that were altered, their sums right: it must live to report on every one.
+"""A process that starts a model from kept files that were altered, their sums right: it must live
+to report on every one.
 
     python -m tests.unit.runtime.altered_starts MODEL FIRST LAST      seeds; prints "SEED what it changed: outcome" for each
 """
@@ -42,7 +43,10 @@ def outcome(model: Path) -> str:
 def main(model: Path, first: int, last: int) -> None:
     """Alter one of the files for each seed, start, and put the file back."""
     torch.set_num_threads(1)
-    files = [*(cache_folder() / "starts").glob("*.json"), *(cache_folder() / "checked").glob("*.json")]
+    files = [
+        *(cache_folder() / "starts").glob("*.json"),
+        *(cache_folder() / "checked").glob("*.json"),
+    ]
     contents: dict[Path, Any] = {file: kept_json(file, lambda content: content) for file in files}
     loading.load_module = as_the_first_time  # type: ignore[assignment]
     for seed in range(first, last):

@@ -23,16 +23,24 @@ from outrider.verifiers.coupled import CoupledVerifier
 from tests.heads import random_eagle
 from tests.helpers import make_row, tiny_llama
 
-VOCAB, NODES = 60, 4
+VOCAB = 60
+NODES = 4
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"kind": "eagle", "num_layers": 2, "fc_bias": True},
     "eagle3": {"kind": "eagle3", "draft_vocab": 25},
-    "eagle3.1": {"kind": "eagle3", "norm_before_residual": True, "fc_norm": True, "norm_output": True, "qk_norm": True},
+    "eagle3.1": {
+        "kind": "eagle3",
+        "norm_before_residual": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "qk_norm": True,
+    },
 }
 
 
 def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tuple[LM, HeadLM]:
-    """A target and a random head for it, in fp64: some processors make fp32 products of bf16's, too coarse to compare."""
+    """A target and a random head for it, in fp64: some processors make fp32 products of bf16's, too
+    coarse to compare."""
     module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False).to(dtype)
     lm = build_lm(module, "tiny", dtype, torch.device("cpu"))
     made = random_eagle(target=module.config, **HEADS[head], **changes).to(dtype)
@@ -43,11 +51,15 @@ def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tup
 class Beside(Drafter):
     """Two drafters that must propose the same, step by step.
 
-    `tolerance`: of distributions and caches, relative. `are_placed`: nodes of rows that draw are the likeliest, too.
+    `tolerance`: of distributions and caches, relative. `are_placed`: nodes of rows that draw are
+    the likeliest, too.
     """
 
-    def __init__(self, one: Any, other: Any, tolerance: float = 1e-6, *, are_placed: bool = False) -> None:
-        self.both, self.are_placed = (one, other), are_placed
+    def __init__(
+        self, one: Any, other: Any, tolerance: float = 1e-6, *, are_placed: bool = False
+    ) -> None:
+        self.both = (one, other)
+        self.are_placed = are_placed
         self.tolerance = tolerance
         self.compared = self.drawn = self.raced = self.filtered = 0
         self.lengths: list[int] = []
@@ -93,9 +105,14 @@ class Beside(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for drafter in self.both:
             drafter.commit(rows, draft, verdict, output)
-        one, other = (drafter.kv if isinstance(drafter, BlockDrafter) else drafter.lm.kv for drafter in self.both)
+        one, other = (
+            drafter.kv if isinstance(drafter, BlockDrafter) else drafter.lm.kv
+            for drafter in self.both
+        )
         assert one.lengths == other.lengths
-        for ours, theirs in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
+        for ours, theirs in zip(
+            (*one.keys, *one.values), (*other.keys, *other.values), strict=True
+        ):
             for row, length in enumerate(one.lengths):
                 self._assert_close(ours[row, :length], theirs[row, :length])
 
@@ -115,14 +132,18 @@ class Ragged(FixedLength):
     """Another length for every row and step, 0 among them."""
 
     def choose(self, rows: Rows) -> list[int]:
-        return [row.clamp_draft((len(row.tokens) + index) % (NODES + 1)) for index, row in enumerate(rows)]
+        return [
+            row.clamp_draft((len(row.tokens) + index) % (NODES + 1))
+            for index, row in enumerate(rows)
+        ]
 
 
 PARAMS = (
     SamplingParams(max_tokens=40, ignore_eos=True),
     SamplingParams(max_tokens=30, temperature=1.0),
     SamplingParams(max_tokens=30, temperature=0.6),
-    SamplingParams(max_tokens=9, temperature=1.0, frequency_penalty=0.3),  # while it is there, no program serves
+    # while it is there, no program serves
+    SamplingParams(max_tokens=9, temperature=1.0, frequency_penalty=0.3),
     SamplingParams(max_tokens=30, temperature=0.9, top_p=0.8),
     SamplingParams(max_tokens=30, temperature=1.0, top_k=4, min_p=0.1),
 )
@@ -130,7 +151,11 @@ PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5, 3, 4, 5, 3, 4], [11], [8, 9], [5, 6], 
 
 
 def draft_side_by_side(
-    target: LM, both: Beside, control: FixedLength, which: tuple[int, ...], racing: tuple[int, ...] = ()
+    target: LM,
+    both: Beside,
+    control: FixedLength,
+    which: tuple[int, ...],
+    racing: tuple[int, ...] = (),
 ) -> None:
     """To the end of rows that join one by one, those of `racing` with the target's own noise."""
     rows = [make_row(PROMPTS[number], PARAMS[number], seed=number) for number in which]
@@ -151,4 +176,7 @@ def join_one_by_one(decoder: Decoder, rows: Sequence[Row]) -> None:
                 decoder.remove(index)
 
 
-GREEDY, MIXED, PENALISED, FILTERED = (0,), (0, 2), (0, 1, 2, 3), (0, 1, 4, 5)
+GREEDY = (0,)
+MIXED = (0, 2)
+PENALISED = (0, 1, 2, 3)
+FILTERED = (0, 1, 4, 5)

@@ -17,14 +17,17 @@ PARENTS = [[-1, -1, 0, 1, 2, 1, 4], [-1, 0, 0, 1, 2, 3, 3]]
 
 @torch.inference_mode()
 def every_pass(lm: LM, capture: tuple[int, ...] = ()) -> dict[str, Tensor]:
-    """Logits by the kind of pass, and hidden states of `capture` in each; the cache is empty before and after."""
+    """Logits by the kind of pass, and hidden states of `capture` in each; the cache is empty before
+    and after."""
     tokens = probe_tokens(lm.shape.vocab_size, PREFIX + 16, lm.device)
     found: dict[str, Tensor] = {}
 
     def note(what: str, *inputs: Any, **options: Any) -> None:
         output = lm.forward(*inputs, **options, capture=capture)
         found[what] = output.logits.float()
-        found.update({f"{what}, hidden {key}": states.float() for key, states in output.hidden.items()})
+        found.update(
+            {f"{what}, hidden {key}": states.float() for key, states in output.hidden.items()}
+        )
 
     for _ in range(2):
         lm.kv.add_row()
@@ -47,5 +50,6 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[s
     """Largest difference as a share of the largest number, by the kind of pass."""
     assert found.keys() == expected.keys()
     return {
-        what: ((found[what] - numbers).abs().max() / numbers.abs().max()).item() for what, numbers in expected.items()
+        what: ((found[what] - numbers).abs().max() / numbers.abs().max()).item()
+        for what, numbers in expected.items()
     }

@@ -1,4 +1,5 @@
-"""Kept starts that somebody altered, their sums right: the executor must not be given a plan that leaves its memory."""
+"""Kept starts that somebody altered, their sums right: the executor must not be given a plan that
+leaves its memory."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ QUICK = 60
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 @pytest.mark.parametrize("seeds", [(0, QUICK), pytest.param((QUICK, 400), marks=pytest.mark.slow)])
 def test_no_altered_start_ends_the_process(
-    kind: str, seeds: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path
+    kind: str,
+    seeds: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    library_path: Path,
 ) -> None:
     """Each one is refused and made anew, or runs."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
@@ -41,22 +46,38 @@ def test_no_altered_start_ends_the_process(
     else:
         tokenizer = byte_tokenizer()
         tokenizer.chat_template = TEMPLATE
-        model = save_checkpoint(tmp_path / "model", tiny_llama(len(tokenizer), sharpness=4.0).bfloat16(), tokenizer)
+        model = save_checkpoint(
+            tmp_path / "model", tiny_llama(len(tokenizer), sharpness=4.0).bfloat16(), tokenizer
+        )
     start(model)
-    command = [sys.executable, "-m", "tests.unit.runtime.altered_starts", str(model), *map(str, seeds)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.unit.runtime.altered_starts",
+        str(model),
+        *map(str, seeds),
+    ]
     repository = Path(__file__).parents[3]
     paths = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, cwd=repository, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        command,
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"ended with {done.returncode} at {lines[-1:]}: {done.stderr[-500:]}"
+    assert done.returncode == 0, (
+        f"ended with {done.returncode} at {lines[-1:]}: {done.stderr[-500:]}"
+    )
     assert len(lines) == 2 * (seeds[1] - seeds[0])
     assert not [line for line in lines if "TRACEBACK" in line]
-    assert sum("as the first time" in line for line in lines) > len(lines) / 8, "alterations are refused"
-    assert sum(" text " in line for line in lines) > len(lines) / 8, "and the kept start is used else"
-
-
+    assert sum("as the first time" in line for line in lines) > len(lines) / 8, (
+        "alterations are refused"
+    )
+    assert sum(" text " in line for line in lines) > len(lines) / 8, (
+        "and the kept start is used else"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +126,10 @@ CHANGES: list[tuple[Code, Any]] = [
     (Code.MUL, lambda op: replace(op, inputs=op.inputs[:1])),
     (Code.MUL, lambda op: replace(op, output=None)),
     (Code.LINEAR, with_input(0, offset=1)),
-    (Code.LINEAR, lambda op: replace(op, transposed=not op.transposed, weight="model.embed_tokens.weight")),
+    (
+        Code.LINEAR,
+        lambda op: replace(op, transposed=not op.transposed, weight="model.embed_tokens.weight"),
+    ),
     (Code.LINEAR, lambda op: replace(op, bias="model.norm.weight")),
     (Code.LINEAR, lambda op: replace(op, weight="no.such.weight")),
     (Code.EMBED, with_output(cols=63)),
@@ -131,7 +155,9 @@ CHANGES: list[tuple[Code, Any]] = [
 ]
 
 
-def test_a_plan_of_our_own_is_inside_its_memory(plan: tuple[Program, dict[str, Any], list[LayerShape]]) -> None:
+def test_a_plan_of_our_own_is_inside_its_memory(
+    plan: tuple[Program, dict[str, Any], list[LayerShape]],
+) -> None:
     program, tensors, layers = plan
     check_program(program, tensors, layers, torch.float32)
 
@@ -147,8 +173,11 @@ def test_a_plan_that_leaves_its_memory_is_refused(
         check_program(altered, tensors, layers, torch.float32)
 
 
-def test_whole_plans_that_are_refused(plan: tuple[Program, dict[str, Any], list[LayerShape]]) -> None:
-    """Operations in another order, body and head exchanged, logits of nobody, another type of cache, values of no size."""
+def test_whole_plans_that_are_refused(
+    plan: tuple[Program, dict[str, Any], list[LayerShape]],
+) -> None:
+    """Operations in another order, body and head exchanged, logits of nobody, another type of
+    cache, values of no size."""
     program, tensors, layers = plan
     assert program.logits is not None
     larger = [replace(value, size=1 << 40) for value in program.values]

@@ -1,5 +1,5 @@
-"""Rows with `min_tokens` or `bad_words` and whole chains: what these draft is what the general path drafts, whether a ban bites
-or not."""
+"""Rows with `min_tokens` or `bad_words` and whole chains: what these draft is what the general path
+drafts, whether a ban bites or not."""
 
 from __future__ import annotations
 
@@ -31,14 +31,19 @@ from outrider.verifiers.coupled import CoupledVerifier
 from tests.helpers import EOS, bad_words, byte_tokenizer, disturbed, make_row, tiny_llama
 from tests.unit.runtime.beside import NODES, VOCAB, Beside, models
 
-GREEDY, WARM = SamplingParams(max_tokens=90), SamplingParams(max_tokens=90, temperature=0.8)
-WORDS = [[begin, last] for begin in range(0, VOCAB, 9) for last in range(VOCAB // 2)]  # half of what may follow a ninth of all
+GREEDY = SamplingParams(max_tokens=90)
+WARM = SamplingParams(max_tokens=90, temperature=0.8)
+# half of what may follow a ninth of all
+WORDS = [[begin, last] for begin in range(0, VOCAB, 9) for last in range(VOCAB // 2)]
 
 
 def bound_rows() -> list[Row]:
     """Two that draw, two that are greedy and two with shared noise, of each one that is free."""
     kinds = [GREEDY, WARM, WARM] * 2
-    made = [make_row([5 + seed, 6, 7], params, seed=seed, number=seed) for seed, params in enumerate(kinds)]
+    made = [
+        make_row([5 + seed, 6, 7], params, seed=seed, number=seed)
+        for seed, params in enumerate(kinds)
+    ]
     made[0].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
     made[1].constraint = Bans(VOCAB, words=bad_words(WORDS, VOCAB))
     made[2].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
@@ -50,7 +55,8 @@ class Counted:
     """Whole chains, and how often they were asked for."""
 
     def __init__(self, loop: Any) -> None:
-        self._loop, self.asked = loop, 0
+        self._loop = loop
+        self.asked = 0
 
     def draft(self, *arguments: Any) -> Any:
         self.asked += 1
@@ -61,7 +67,8 @@ class Stepwise:
     """How often a drafter goes token by token."""
 
     def __init__(self, drafter: ModelDrafter) -> None:
-        self.asked, self._real = 0, drafter._propose_stepwise
+        self.asked = 0
+        self._real = drafter._propose_stepwise
         drafter._propose_stepwise = self._counted  # type: ignore[method-assign]
 
     def _counted(self, *arguments: Any) -> Draft:
@@ -71,9 +78,11 @@ class Stepwise:
 
 def draft_models(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     """A target; its draft model with whole chains on the runtime, and token by token."""
-    cpu, module = torch.device("cpu"), tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
+    cpu = torch.device("cpu")
+    module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
     draft = disturbed(module, 0.2).requires_grad_(False)
-    target, lm = build_lm(module, "target", torch.float32, cpu), build_lm(draft, "draft", torch.float32, cpu)
+    target = build_lm(module, "target", torch.float32, cpu)
+    lm = build_lm(draft, "draft", torch.float32, cpu)
     lm.run = run = NativeRun(lm, draft, lower(draft), path)
     lm.limits = PassLimits(granularity=1)
     program = Counted(ChainLoop(lm, run, VOCAB))
@@ -92,10 +101,12 @@ def eagles(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
 
 @pytest.mark.parametrize("parts", [draft_models, eagles])
 def test_drafts_are_those_of_the_general_path(parts: Any, library_path: Path) -> None:
-    """Catches a ban that a program's draft is kept in spite of, a cache that the program's draft is left in, other random numbers
-    when it is drafted anew, and a ban that keeps the batch off the program although it does not bite."""
+    """Catches a ban that a program's draft is kept in spite of, a cache that the program's draft is
+    left in, other random numbers when it is drafted anew, and a ban that keeps the batch off the
+    program although it does not bite."""
     target, served, general, program = parts(library_path)
-    stepwise, both = Stepwise(served), Beside(served, general, tolerance=2e-5)
+    stepwise = Stepwise(served)
+    both = Beside(served, general, tolerance=2e-5)
     decoder = Decoder(target, both, BlockVerifier(), FixedLength(NODES))
     for row in bound_rows():
         decoder.add(row)
@@ -125,14 +136,21 @@ def bound(params: SamplingParams, bans: Any) -> Row:
 
 def test_which_bans_a_program_may_wait_for() -> None:
     """A grammar never; of rows that draw, only bans that leave the first distribution whole."""
-    word, pair = {"words": bad_words([[3]], 257)}, {"words": bad_words([[3, 4]], 257)}
+    word = {"words": bad_words([[3]], 257)}
+    pair = {"words": bad_words([[3, 4]], 257)}
     grammar = Grammars(byte_tokenizer(), 257, [EOS]).constraint(choice(["yes", "no"]))
     cases: list[tuple[SamplingParams, dict[str, Any], bool]] = [
-        (GREEDY, word, True), (WARM, word, False), (WARM, pair, True), (GREEDY, {"min_tokens": 3, "ends": [0]}, True),
-        (WARM, {"min_tokens": 3, "ends": [0]}, False), (GREEDY, {**word, "inner": grammar}, False),
-    ]  # fmt: skip
+        (GREEDY, word, True),
+        (WARM, word, False),
+        (WARM, pair, True),
+        (GREEDY, {"min_tokens": 3, "ends": [0]}, True),
+        (WARM, {"min_tokens": 3, "ends": [0]}, False),
+        (GREEDY, {**word, "inner": grammar}, False),
+    ]
     for params, how, expected in cases:
-        assert programs_serve(batch(make_row([7], WARM), bound(params, Bans(257, **how)))) is expected, how
+        assert (
+            programs_serve(batch(make_row([7], WARM), bound(params, Bans(257, **how)))) is expected
+        ), how
     bans = Bans(257, min_tokens=3, ends=[0])
     bans.commit([9, 9, 9])
     assert programs_serve(batch(bound(WARM, bans))), "long enough by now"
@@ -143,12 +161,17 @@ def test_bans_of_rows_that_share_noise_may_wait() -> None:
     word = Bans(257, words=bad_words([[3]], 257))
     assert programs_serve(batch(bound(WARM, word), coupled=True))
     assert not programs_serve(batch(bound(WARM, word)))
-    assert bans_bite(batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([2])))
-    assert not bans_bite(batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([1])))
+    assert bans_bite(
+        batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([2]))
+    )
+    assert not bans_bite(
+        batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([1]))
+    )
 
 
 def test_where_bans_bite() -> None:
-    """A greedy row: where its own token is forbidden. One that draws: wherever anything is, but not behind the chain's end."""
+    """A greedy row: where its own token is forbidden. One that draws: wherever anything is, but not
+    behind the chain's end."""
     pair = Bans(257, words=bad_words([[3, 4]], 257))
     draft = Draft(torch.tensor([[3, 5, 3]]), torch.tensor([3]))
     assert not bans_bite(batch(bound(GREEDY, pair)), draft)

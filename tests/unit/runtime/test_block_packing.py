@@ -1,4 +1,5 @@
-"""Panels that the native library makes of a file's blocks are those that torch makes, byte for byte."""
+"""Panels that the native library makes of a file's blocks are those that torch makes, byte for
+byte."""
 
 from __future__ import annotations
 
@@ -35,26 +36,43 @@ def _stored(path: Path, kind: Kind, shape: tuple[int, ...], seed: int = 0) -> Te
 
 @pytest.mark.parametrize("kind", [Kind[name] for name in FORMS], ids=lambda kind: kind.name)
 def test_both_ways_make_one_thing(kind: Kind, scratch: Path, library_path: Path) -> None:
-    """Catches a bit of a code, a step or a scale from elsewhere, rows out of order, and 32 outputs not filled."""
-    native, dice = library.load(library_path), np.random.default_rng(0)
-    alone, more = _stored(scratch, kind, (45, 512)), _stored(scratch, kind, (32, 512), seed=1)
-    experts, others = _stored(scratch, kind, (3, 40, 256), seed=2), _stored(scratch, kind, (3, 8, 256), seed=3)
-    for tensors, count in (([alone], 45), ([alone, more], 77), ([experts], 40), ([experts, others], 48)):
+    """Catches a bit of a code, a step or a scale from elsewhere, rows out of order, and 32 outputs
+    not filled."""
+    native = library.load(library_path)
+    dice = np.random.default_rng(0)
+    alone = _stored(scratch, kind, (45, 512))
+    more = _stored(scratch, kind, (32, 512), seed=1)
+    experts = _stored(scratch, kind, (3, 40, 256), seed=2)
+    others = _stored(scratch, kind, (3, 8, 256), seed=3)
+    for tensors, count in (
+        ([alone], 45),
+        ([alone, more], 77),
+        ([experts], 40),
+        ([experts, others], 48),
+    ):
         for order in (SAME, dice.permutation(count)):
-            made, expected = by_library(native, (tensors, order)), by_torch((tensors, order))
+            made = by_library(native, (tensors, order))
+            expected = by_torch((tensors, order))
             assert made.shape == expected.shape
             assert torch.equal(made, expected), (len(tensors), order)
 
 
 def test_a_format_without_panels_is_refused(scratch: Path, library_path: Path) -> None:
     tensor = _stored(scratch, Kind.Q4_0, (32, 256))
-    rows, room = block_packing._addresses(tensor.read()), torch.zeros(1, dtype=torch.uint8)
+    rows = block_packing._addresses(tensor.read())
+    room = torch.zeros(1, dtype=torch.uint8)
     native = library.load(library_path)
-    assert not native.outrider_pack_blocks(rows.ctypes.data, 32, 256, int(Kind.TQ1_0), room.data_ptr())
+    assert not native.outrider_pack_blocks(
+        rows.ctypes.data, 32, 256, int(Kind.TQ1_0), room.data_ptr()
+    )
 
 
-def test_where_there_is_no_library_torch_makes_them(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation without a library and compiler, or whose compiler fails, loads GGUF files all the same."""
+def test_where_there_is_no_library_torch_makes_them(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation without a library and compiler, or whose compiler fails, loads GGUF files all
+    the same."""
+
     def fails(cache: Path) -> Path:
         raise CapabilityError("no C++ compiler found")
 

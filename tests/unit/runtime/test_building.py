@@ -24,8 +24,9 @@ extern "C" double root(double x) { Base* made = new Derived; double value = made
 def test_a_compiler_that_is_called_by_its_name_for_c_is_told_the_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """peft leaves CXX=gcc in the environment where it could not build an extension of its own: such a library had no symbols of
-    C++ and could not be loaded. In a process of its own, since torch's libraries may bring them along."""
+    """peft leaves CXX=gcc in the environment where it could not build an extension of its own: such
+    a library had no symbols of C++ and could not be loaded. In a process of its own, since torch's
+    libraries may bring them along."""
     kind = of_this_cpu()
     if kind is None or shutil.which("gcc") is None:
         pytest.skip("needs gcc, and a CPU with a native library")
@@ -37,5 +38,6 @@ def test_a_compiler_that_is_called_by_its_name_for_c_is_told_the_libraries(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(tmp_path / "small.so"))
-    library.root.argtypes, library.root.restype = (ctypes.c_double,), ctypes.c_double
+    library.root.argtypes = (ctypes.c_double,)
+    library.root.restype = ctypes.c_double
     assert library.root(27.0) == pytest.approx(3.0)

@@ -1,4 +1,5 @@
-"""Findings of a start that the next one takes over: what must be the same for that, and what is not made again."""
+"""Findings of a start that the next one takes over: what must be the same for that, and what is not
+made again."""
 
 from __future__ import annotations
 
@@ -35,16 +36,24 @@ def kept() -> list[Path]:
     return list((cache_folder() / "checked").glob("*.json"))
 
 
-def test_a_second_start_checks_nothing_and_says_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_checks_nothing_and_says_the_same(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches findings that are not found again, and ones that lose a part on the way."""
     first = start(model)
-    texts, shape, found = first.generate("abc", PARAMS)[0].text, first._built.target.lm.shape, first._built.target.lm.limits
+    texts = first.generate("abc", PARAMS)[0].text
+    shape = first._built.target.lm.shape
+    found = first._built.target.lm.limits
     assert len(kept()) == 1
 
     def checks(*unused: object) -> None:
         raise AssertionError("checked again")
 
-    for where, name in ((load, "find_layers"), (load, "check_against_plain"), (run, "probe_logits")):
+    for where, name in (
+        (load, "find_layers"),
+        (load, "check_against_plain"),
+        (run, "probe_logits"),
+    ):
         monkeypatch.setattr(where, name, checks)
     second = start(model)
     assert (second._built.target.lm.shape, second._built.target.lm.limits) == (shape, found)
@@ -55,7 +64,9 @@ def test_a_second_start_checks_nothing_and_says_the_same(model: Path, monkeypatc
 
 
 @pytest.mark.parametrize("what", ["weights", "config", "dtype", "damaged"])
-def test_another_model_is_checked_anew(model: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_is_checked_anew(
+    model: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start(model)
     (record,) = kept()
     passes: list[bool] = []
@@ -73,10 +84,14 @@ def test_another_model_is_checked_anew(model: Path, what: str, monkeypatch: pyte
 
 def test_what_files_do_not_tell_apart_has_no_key(tmp_path: Path) -> None:
     """A name on the hub may mean another version tomorrow."""
-    assert checked.key_of(resolve("some/model-on-the-hub", fetches=False), None, torch.float32) is None
+    assert (
+        checked.key_of(resolve("some/model-on-the-hub", fetches=False), None, torch.float32) is None
+    )
 
 
-def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_the_folder_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
     monkeypatch.setattr(checked, "MAX_FILES", 1)
     lm = start(model)._built.target.lm
     (first,) = kept()

@@ -22,7 +22,8 @@ def one_thread() -> Iterator[None]:
 
 
 def test_the_tables_are_of_the_families_that_the_tests_know() -> None:
-    """Catches a table edited by hand, a family without a test, and one of the native tier that is listed as another."""
+    """Catches a table edited by hand, a family without a test, and one of the native tier that is
+    listed as another."""
     runs = written()
     assert runs.keys() == makers().keys(), "run python -m tools.models_table"
     assert tables(runs) == PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()

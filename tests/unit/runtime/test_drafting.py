@@ -32,7 +32,15 @@ KINDS = {
     "min-p": replace(GREEDY, temperature=1.0, min_p=0.1),
     "all filters": replace(GREEDY, temperature=1.1, top_k=40, top_p=0.9, min_p=0.02),
 }
-TEXTS = [[5, 6, 7], [8] * 21, [9, 3], [11, 12, 13, 14, 15], [30, 31], list(range(40, 60)), [70, 4, 4]]
+TEXTS = [
+    [5, 6, 7],
+    [8] * 21,
+    [9, 3],
+    [11, 12, 13, 14, 15],
+    [30, 31],
+    list(range(40, 60)),
+    [70, 4, 4],
+]
 
 
 class Watched(ChainLoop):
@@ -40,20 +48,26 @@ class Watched(ChainLoop):
 
     calls = 0
 
-    def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
+    def draft(
+        self, rows: Rows, pending: Sequence[list[int]], num_tokens: int
+    ) -> tuple[Tensor, Tensor]:
         self.calls += 1
         found = super().draft(rows, pending, num_tokens)
         assert found is not None
         return found
 
 
-def drafters(family: str, path: Path, vocab_size: int, dtype: torch.dtype = torch.float32) -> tuple[ModelDrafter, ModelDrafter]:
+def drafters(
+    family: str, path: Path, vocab_size: int, dtype: torch.dtype = torch.float32
+) -> tuple[ModelDrafter, ModelDrafter]:
     """One that drafts in one call, and the same model token by token."""
     lm, _ = on_executor(family, dtype, path)
     return ModelDrafter(lm, Watched(lm, lm.run, vocab_size)), ModelDrafter(lm.twin())  # type: ignore[arg-type]
 
 
-def batch(params: Sequence[SamplingParams], racing: Sequence[int] = (), vocab_size: int = VOCAB) -> Rows:
+def batch(
+    params: Sequence[SamplingParams], racing: Sequence[int] = (), vocab_size: int = VOCAB
+) -> Rows:
     rows = Rows(vocab_size, torch.device("cpu"))
     for number, (text, one) in enumerate(zip(TEXTS, params, strict=False)):
         row = make_row(text, one, seed=number + 3, number=number)
@@ -73,27 +87,35 @@ def compare(rows: Rows, found: Draft, expected: Draft) -> None:
     assert found.probs is not None
     assert expected.probs is not None
     assert found.sampled is None or torch.equal(found.sampled, expected.sampled)
-    ours, theirs = found.probs[drawing, :-1], expected.probs[drawing, :-1]
+    ours = found.probs[drawing, :-1]
+    theirs = expected.probs[drawing, :-1]
     assert torch.equal(ours > 0, theirs > 0)
     torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-7)
     assert not found.probs[:, -1].any()
 
 
 @torch.inference_mode()
-def step_by_step(pair: tuple[ModelDrafter, ModelDrafter], rows: Rows, lengths: Sequence[int]) -> None:
-    """Steps of both over the same rows, each row going on with some of what was drafted; equal drafts and caches every time."""
+def step_by_step(
+    pair: tuple[ModelDrafter, ModelDrafter], rows: Rows, lengths: Sequence[int]
+) -> None:
+    """Steps of both over the same rows, each row going on with some of what was drafted; equal
+    drafts and caches every time."""
     fast, slow = pair
     for drafter in pair:
         for row in rows:
             drafter.start(row)
     for number, length in enumerate(lengths):
         gamma = [max(0, length - index % 2) for index in range(len(rows))]
-        found, expected = fast.propose(rows, gamma), slow.propose(rows, gamma)
+        found = fast.propose(rows, gamma)
+        expected = slow.propose(rows, gamma)
         compare(rows, found, expected)
         assert fast.lm.kv.lengths == slow.lm.kv.lengths
         for index, (row, tokens, count) in enumerate(zip(rows, *expected.lists, strict=True)):
             kept = (number + index) % (count + 1)  # none, some, or all of them
-            row.tokens += [*tokens[:kept], (tokens[kept] if kept < count else 2) + (0 if kept == count else 1)]
+            row.tokens += [
+                *tokens[:kept],
+                (tokens[kept] if kept < count else 2) + (0 if kept == count else 1),
+            ]
             row.tokens[-1] %= VOCAB
             for drafter in pair:
                 drafter.lm.kv.truncate(index, len(row.tokens) - 1)
@@ -104,9 +126,11 @@ def step_by_step(pair: tuple[ModelDrafter, ModelDrafter], rows: Rows, lengths: S
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_is_drafted_as_token_by_token(kind: str, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a distribution that is filtered otherwise, another uniform, a wrong slot or position after the first token, a row
-    that catches up two tokens."""
+def test_a_row_is_drafted_as_token_by_token(
+    kind: str, dtype: torch.dtype, library_path: Path
+) -> None:
+    """Catches a distribution that is filtered otherwise, another uniform, a wrong slot or position
+    after the first token, a row that catches up two tokens."""
     pair = drafters("llama", library_path, VOCAB, dtype)
     step_by_step(pair, batch([KINDS[kind]]), [4, 1, 5, 3, 8, 2])
     assert pair[0]._loop.calls == 6  # type: ignore[union-attr]
@@ -114,14 +138,20 @@ def test_a_row_is_drafted_as_token_by_token(kind: str, dtype: torch.dtype, libra
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("racing", [(), (1, 3), (1, 2, 3, 4, 5, 6)], ids=str)
-def test_rows_of_all_kinds_in_one_batch(family: str, racing: tuple[int, ...], library_path: Path) -> None:
-    """Catches rows that take one another's options, uniforms, noise, distributions or slots; windows, and learnt positions."""
-    step_by_step(drafters(family, library_path, VOCAB), batch(list(KINDS.values()), racing), [3, 6, 1, 4, 5])
+def test_rows_of_all_kinds_in_one_batch(
+    family: str, racing: tuple[int, ...], library_path: Path
+) -> None:
+    """Catches rows that take one another's options, uniforms, noise, distributions or slots;
+    windows, and learnt positions."""
+    step_by_step(
+        drafters(family, library_path, VOCAB), batch(list(KINDS.values()), racing), [3, 6, 1, 4, 5]
+    )
 
 
 @pytest.mark.parametrize("vocab_size", [90, 104])
 def test_vocabularies_of_another_size(vocab_size: int, library_path: Path) -> None:
-    """A target's may be padded, or cut: what the draft lacks is not drafted, nor what the target lacks."""
+    """A target's may be padded, or cut: what the draft lacks is not drafted, nor what the target
+    lacks."""
     rows = batch([GREEDY, KINDS["hot"], KINDS["top-p"]], (), vocab_size)
     step_by_step(drafters("llama", library_path, vocab_size), rows, [5, 5, 5])
     assert max(max(row.tokens) for row in rows) < min(vocab_size, VOCAB)
@@ -130,7 +160,8 @@ def test_vocabularies_of_another_size(vocab_size: int, library_path: Path) -> No
 @torch.inference_mode()
 def test_a_row_is_drafted_alike_in_any_company(library_path: Path) -> None:
     """Catches a pick, or a pass, that depends on the neighbours."""
-    (fast, _), params = drafters("llama", library_path, VOCAB), list(KINDS.values())
+    (fast, _) = drafters("llama", library_path, VOCAB)
+    params = list(KINDS.values())
     rows = batch(params, (1,))
     for row in rows:
         fast.start(row)
@@ -157,7 +188,9 @@ def test_tokens_are_drawn_from_the_distribution_that_travels(library_path: Path)
     assert draft.probs is not None
     uniforms = rows.rng.draft_uniforms(rows.positions, 7)  # type: ignore[attr-defined]
     assert torch.equal(inverse_cdf(draft.probs[:, :-1], uniforms), draft.tokens)
-    torch.testing.assert_close(draft.probs[:, :-1].sum(-1), torch.ones(len(rows), 7), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        draft.probs[:, :-1].sum(-1), torch.ones(len(rows), 7), rtol=1e-5, atol=0
+    )
 
 
 @torch.inference_mode()

@@ -46,15 +46,22 @@ def on_runtime(head: str, path: Path) -> tuple[LM, HeadLM, FedChains, HeadLM]:
     return target, lm, FedChains(lm, run), plain
 
 
-@pytest.mark.parametrize(("head", "which", "racing"), [
-    ("eagle", MIXED, ()), ("eagle3", PENALISED, ()), ("eagle3.1", FILTERED, ()), ("eagle3", FILTERED, (0, 4)),
-    ("eagle3.1", FILTERED, (0, 1, 4, 5)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("head", "which", "racing"),
+    [
+        ("eagle", MIXED, ()),
+        ("eagle3", PENALISED, ()),
+        ("eagle3.1", FILTERED, ()),
+        ("eagle3", FILTERED, (0, 4)),
+        ("eagle3.1", FILTERED, (0, 1, 4, 5)),
+    ],
+    ids=str,
+)
 def test_whole_chains_are_those_of_the_module(
     head: str, which: tuple[int, ...], racing: tuple[int, ...], library_path: Path
 ) -> None:
-    """Catches a pair at the wrong position, a state that is not the last pair's, a token in the head's own numbering,
-    distributions of another vocabulary, a pair kept after a rejection."""
+    """Catches a pair at the wrong position, a state that is not the last pair's, a token in the
+    head's own numbering, distributions of another vocabulary, a pair kept after a rejection."""
     target, lm, chains, plain = on_runtime(head, library_path)
     both = Beside(FedChain(lm, chains), FedChain(plain), tolerance=2e-4)
     draft_side_by_side(target, both, Ragged(NODES), which, racing)
@@ -89,13 +96,22 @@ def test_trees_are_those_of_the_module(head: str, library_path: Path) -> None:
     assert both.compared > 60
 
 
-@pytest.mark.parametrize(("kind", "tree"), [("eagle", "chain"), ("eagle3", "chain"), ("eagle3", "best-first")])
-def test_greedy_text_is_that_of_plain_decoding(kind: Kind, tree: str, tmp_path: Path, library_path: Path) -> None:
-    """To the bit, in bfloat16, alone and in a batch: whatever hidden states the target is asked for."""
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("eagle", "chain"), ("eagle3", "chain"), ("eagle3", "best-first")]
+)
+def test_greedy_text_is_that_of_plain_decoding(
+    kind: Kind, tree: str, tmp_path: Path, library_path: Path
+) -> None:
+    """To the bit, in bfloat16, alone and in a batch: whatever hidden states the target is asked
+    for."""
     module = tiny_llama(257, sharpness=2.0)
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
-    save_eagle(random_eagle(kind, module.config, draft_vocab=100 if kind == "eagle3" else None), tmp_path / "head")
-    prompts, params = [[5, 6, 7], [9] * 40, [80, 33]], SamplingParams(max_tokens=40, ignore_eos=True)
+    save_eagle(
+        random_eagle(kind, module.config, draft_vocab=100 if kind == "eagle3" else None),
+        tmp_path / "head",
+    )
+    prompts = [[5, 6, 7], [9] * 40, [80, 33]]
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
     same: dict[str, Any] = {"dtype": "bfloat16", "runtime": "native", "threads": 2}
     plain = LLM(target, drafter="none", **same).generate(prompts, params)
     llm = LLM(target, draft=tmp_path / "head", drafter=kind, drafter_options={"tree": tree}, **same)
@@ -103,27 +119,38 @@ def test_greedy_text_is_that_of_plain_decoding(kind: Kind, tree: str, tmp_path: 
     assert isinstance(drafter.lm.run, FedRun)
     assert tree != "chain" or isinstance(drafter._whole, FedChains)
     assert not llm._built.notes
-    assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
+    assert [one.token_ids for one in llm.generate(prompts, params)] == [
+        one.token_ids for one in plain
+    ]
     assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_rounded_head_drafts_for_the_same_text(bits: int, tmp_path: Path, library_path: Path) -> None:
+def test_a_rounded_head_drafts_for_the_same_text(
+    bits: int, tmp_path: Path, library_path: Path
+) -> None:
     """Its own layers are in integers, and drafts stay close to those of the head as it is stored."""
     module = tiny_llama(257, sharpness=2.0)
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
     save_eagle(random_eagle("eagle3", module.config, draft_vocab=96), tmp_path / "head")
-    prompts, params = [[5, 6, 7], [9] * 40], SamplingParams(max_tokens=30, ignore_eos=True)
+    prompts = [[5, 6, 7], [9] * 40]
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
     same: dict[str, Any] = {"dtype": "bfloat16", "runtime": "native", "threads": 1}
     plain = LLM(target, drafter="none", **same).generate(prompts, params)
-    llm = LLM(target, draft=tmp_path / "head", drafter="eagle3", drafter_options={"bits": bits}, **same)
+    llm = LLM(
+        target, draft=tmp_path / "head", drafter="eagle3", drafter_options={"bits": bits}, **same
+    )
     drafter: Any = llm._built.decoder.drafter
     head = drafter.lm.head
     assert isinstance(drafter._whole, FedChains)
     assert not llm._built.notes
-    assert {type(part) for part in (head.lm_head, head.fc, head.layers[0].mlp.up_proj)} == {QuantisedPanels}
+    assert {type(part) for part in (head.lm_head, head.fc, head.layers[0].mlp.up_proj)} == {
+        QuantisedPanels
+    }
     assert head.lm_head.bits == bits
-    assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
+    assert [one.token_ids for one in llm.generate(prompts, params)] == [
+        one.token_ids for one in plain
+    ]
 
 
 def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
@@ -137,10 +164,16 @@ def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
         LLM(target, drafter_options={"bits": 5}, **same)
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ({}, "gumbel"), ({"verifier": "traversal"}, "traversal"), ({"drafter_options": {"tree": "chain"}}, "block"),
-    ({"runtime": "eager"}, "traversal"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "gumbel"),
+        ({"verifier": "traversal"}, "traversal"),
+        ({"drafter_options": {"tree": "chain"}}, "block"),
+        ({"runtime": "eager"}, "traversal"),
+    ],
+    ids=str,
+)
 def test_shared_noise_verifies_answers_without_a_seed(
     given: dict[str, Any], expected: str, tmp_path: Path, library_path: Path
 ) -> None:
@@ -148,8 +181,15 @@ def test_shared_noise_verifies_answers_without_a_seed(
     module = tiny_llama(257, sharpness=2.0)
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
     save_eagle(random_eagle("eagle3", module.config, draft_vocab=100), tmp_path / "head")
-    options: dict[str, Any] = {"drafter_options": {"tree": "best-first"}, "runtime": "native", "threads": 1} | given
+    options: dict[str, Any] = {
+        "drafter_options": {"tree": "best-first"},
+        "runtime": "native",
+        "threads": 1,
+    } | given
     llm = LLM(target, draft=tmp_path / "head", drafter="eagle3", dtype="bfloat16", **options)
-    drawn, greedy = llm.generate([[5, 6, 7]] * 2, [SamplingParams(temperature=1.0, max_tokens=9), SamplingParams(max_tokens=9)])
+    drawn, greedy = llm.generate(
+        [[5, 6, 7]] * 2,
+        [SamplingParams(temperature=1.0, max_tokens=9), SamplingParams(max_tokens=9)],
+    )
     assert drawn.verifier == expected
     assert greedy.verifier == ("block" if expected == "block" else "traversal")

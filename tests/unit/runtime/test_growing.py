@@ -37,14 +37,23 @@ SHAPES = {
     "a single child": replace(DEEP, top_k=1, max_depth=6),
 }
 COLD = SamplingParams(max_tokens=30, ignore_eos=True)
-WARM, HOT = replace(COLD, temperature=0.4), replace(COLD, temperature=1.2)
+WARM = replace(COLD, temperature=0.4)
+HOT = replace(COLD, temperature=1.2)
 PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5] * 4, [11], [8, 9])
 NODES = 9
 
 
 def test_how_many_nodes_a_tree_feeds_at_most() -> None:
     """The best of every level but the last: catches a cache with too little room."""
-    asked = {(4, 8, 1): 0, (4, 8, 2): 2, (4, 8, 3): 6, (4, 3, 10): 8, (1, 8, 5): 4, (4, 1, 9): 0, (16, 4, 5): 15}
+    asked = {
+        (4, 8, 1): 0,
+        (4, 8, 2): 2,
+        (4, 8, 3): 6,
+        (4, 3, 10): 8,
+        (1, 8, 5): 4,
+        (4, 1, 9): 0,
+        (16, 4, 5): 15,
+    }
     assert {sizes: TreeLimits(*sizes[:2], 0.0).max_fed(sizes[2]) for sizes in asked} == asked
 
 
@@ -52,9 +61,12 @@ class Counted:
     """Trees that may not give up, and count their calls."""
 
     def __init__(self, trees: FedTrees | ModelTrees) -> None:
-        self.trees, self.calls = trees, 0
+        self.trees = trees
+        self.calls = 0
 
-    def grow(self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]) -> GrownTrees:
+    def grow(
+        self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
+    ) -> GrownTrees:
         self.calls += 1
         found = self.trees.grow(rows, pending, limits, budgets)
         assert found is not None
@@ -65,32 +77,46 @@ class Ragged(FixedLength):
     """Another number of nodes for every row and step, 0 among them."""
 
     def choose(self, rows: Rows) -> list[int]:
-        return [row.clamp_draft((len(row.tokens) * 3 + index) % (NODES + 1)) for index, row in enumerate(rows)]
+        return [
+            row.clamp_draft((len(row.tokens) * 3 + index) % (NODES + 1))
+            for index, row in enumerate(rows)
+        ]
 
 
-def decode(target: Any, both: Beside, params: Sequence[SamplingParams], racing: Sequence[int] = ()) -> None:
+def decode(
+    target: Any, both: Beside, params: Sequence[SamplingParams], racing: Sequence[int] = ()
+) -> None:
     """To the end of rows that join one by one, those of `racing` with the target's own noise."""
-    rows = [make_row(list(PROMPTS[number]), one, seed=number, number=number) for number, one in enumerate(params)]
+    rows = [
+        make_row(list(PROMPTS[number]), one, seed=number, number=number)
+        for number, one in enumerate(params)
+    ]
     for number in racing:
         rows[number].verifier = CoupledVerifier()
     join_one_by_one(Decoder(target, both, TraversalVerifier(), Ragged(NODES)), rows)
 
 
-def of_a_model(family: str, path: Path, settings: TreeSettings, dtype: torch.dtype) -> tuple[Any, Counted, Beside]:
+def of_a_model(
+    family: str, path: Path, settings: TreeSettings, dtype: torch.dtype
+) -> tuple[Any, Counted, Beside]:
     """The target's own passes on another cache draft."""
     target, _ = on_executor(family, dtype, path)
     lm = target.twin()
     counted = Counted(ModelTrees(lm, lm.run))  # type: ignore[arg-type]
     one = TreeModelDrafter(lm, TreePlan(settings), None, counted)
-    other = TreeModelDrafter(target.twin(), TreePlan(settings), TopTokens(library.load(path)))  # of equals the lowest id
+    # of equals the lowest id
+    other = TreeModelDrafter(target.twin(), TreePlan(settings), TopTokens(library.load(path)))
     return target, counted, Beside(one, other, are_placed=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v32"])
-def test_a_model_grows_the_trees_that_it_grows_level_by_level(shape: str, family: str, library_path: Path) -> None:
-    """Catches a node beside another's parent, a wrong position, a node that sees what is not on its path, a choice among other
-    nodes or at another budget, a kept node whose keys lie elsewhere; windows."""
+def test_a_model_grows_the_trees_that_it_grows_level_by_level(
+    shape: str, family: str, library_path: Path
+) -> None:
+    """Catches a node beside another's parent, a wrong position, a node that sees what is not on its
+    path, a choice among other nodes or at another budget, a kept node whose keys lie elsewhere;
+    windows."""
     target, counted, both = of_a_model(family, library_path, SHAPES[shape], torch.float32)
     decode(target, both, [COLD, WARM, COLD, WARM])
     assert both.compared > 60
@@ -107,10 +133,15 @@ def test_rows_race_with_their_own_noise(dtype: torch.dtype, library_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "params", [HOT, replace(COLD, frequency_penalty=0.5), replace(WARM, top_k=5)], ids=["drawn", "penalty", "filter"]
+    "params",
+    [HOT, replace(COLD, frequency_penalty=0.5), replace(WARM, top_k=5)],
+    ids=["drawn", "penalty", "filter"],
 )
-def test_rows_of_other_kinds_grow_level_by_level(params: SamplingParams, library_path: Path) -> None:
-    """Beside one that could grow in one call: drawn nodes have a shape of their own, and penalties change from node to node."""
+def test_rows_of_other_kinds_grow_level_by_level(
+    params: SamplingParams, library_path: Path
+) -> None:
+    """Beside one that could grow in one call: drawn nodes have a shape of their own, and penalties
+    change from node to node."""
     target, counted, both = of_a_model("llama", library_path, DEEP, torch.float32)
     rows = Rows(target.shape.vocab_size, torch.device("cpu"))
     for number, one in enumerate((COLD, params)):
@@ -123,13 +154,18 @@ def test_rows_of_other_kinds_grow_level_by_level(params: SamplingParams, library
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("racing", [(), (1, 3)], ids=str)
-def test_a_head_grows_the_trees_that_it_grows_level_by_level(head: str, racing: tuple[int, ...], library_path: Path) -> None:
-    """Catches the state of another node or pass, a token in the head's own numbering, features kept after a rejection."""
+def test_a_head_grows_the_trees_that_it_grows_level_by_level(
+    head: str, racing: tuple[int, ...], library_path: Path
+) -> None:
+    """Catches the state of another node or pass, a token in the head's own numbering, features kept
+    after a rejection."""
     target, lm = models(head, torch.float32)
     levels = HeadLM(lm.head, VOCAB, lm.shape.context_length)
-    lm.run, levels.run = FedRun(lm, library_path), FedRun(levels, library_path)
+    lm.run = FedRun(lm, library_path)
+    levels.run = FedRun(levels, library_path)
     counted = Counted(FedTrees(lm, lm.run))
-    one, other = EagleDrafter(lm, TreePlan(DEEP), None, counted), EagleDrafter(levels, TreePlan(DEEP))
+    one = EagleDrafter(lm, TreePlan(DEEP), None, counted)
+    other = EagleDrafter(levels, TreePlan(DEEP))
     both = Beside(one, other, tolerance=1e-9, are_placed=True)
     decode(target, both, [COLD, HOT if racing else WARM, WARM, HOT if racing else COLD], racing)
     assert both.compared > 60
@@ -172,4 +208,7 @@ def test_noise_ranks_nothing_of_greedy_rows(library_path: Path) -> None:
             with torch.inference_mode():
                 drafts.append(drafter.propose(rows, [8]))
             assert bool(counted.calls) is whole
-    assert all(draft.lists == drafts[0].lists and draft.parent_lists == drafts[0].parent_lists for draft in drafts)
+    assert all(
+        draft.lists == drafts[0].lists and draft.parent_lists == drafts[0].parent_lists
+        for draft in drafts
+    )

@@ -1,4 +1,5 @@
-"""Second starts of models whose weights loading rounds or repacks, or puts together from layers of experts."""
+"""Second starts of models whose weights loading rounds or repacks, or puts together from layers of
+experts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path) -
 def checkpoint(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     """A checkpoint folder, and the options that it is loaded with."""
     if name == "rounded":
-        model = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True).bfloat16()
+        model = tiny_llama(
+            96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True
+        ).bfloat16()
         return save_checkpoint(folder, model, word_tokenizer(96)), {"quantise": 4}
     if name == "gguf-experts":
         kinds = dict.fromkeys(("gate", "up", "down"), Kind.MXFP4)
@@ -51,7 +54,9 @@ def start(model: Path, **options: Any) -> LLM:
 
 
 def bits(llm: LLM) -> tuple[list[int], torch.Tensor]:
-    return llm.generate([[3, 4, 5]], PARAMS)[0].token_ids, probe_logits(llm._built.target.lm).view(torch.int32)
+    return llm.generate([[3, 4, 5]], PARAMS)[0].token_ids, probe_logits(llm._built.target.lm).view(
+        torch.int32
+    )
 
 
 def assert_same(llm: LLM, expected: tuple[list[int], torch.Tensor]) -> None:
@@ -73,7 +78,9 @@ def weights() -> list[Path]:
 
 
 @pytest.mark.parametrize("name", [*REPACKED, "experts", "gguf-experts"])
-def test_a_second_start_packs_nothing_and_has_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_packs_nothing_and_has_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a checkpoint's own files have, its experts too, has no second copy in the cache."""
     model, options = checkpoint(tmp_path / "model", name)
     first = start(model, **options)
@@ -83,7 +90,11 @@ def test_a_second_start_packs_nothing_and_has_the_same_bits(name: str, tmp_path:
     no_loading(monkeypatch)
     second = start(model, **options)
     assert_same(second, expected)
-    assert (second.config, second.notes, second.memory) == (first.config, first.notes, {**first.memory, **available(second)})
+    assert (second.config, second.notes, second.memory) == (
+        first.config,
+        first.notes,
+        {**first.memory, **available(second)},
+    )
 
 
 def available(llm: LLM) -> dict[str, Any]:
@@ -92,12 +103,15 @@ def available(llm: LLM) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "other"])
-def test_a_damaged_file_of_weights_is_ignored_and_replaced(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_of_weights_is_ignored_and_replaced(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where size and time are those of the file that was kept."""
     model, options = checkpoint(tmp_path / "model", "rounded")
     expected = bits(start(model, **options))
     (file,) = weights()
-    state, content = file.stat(), bytearray(file.read_bytes())
+    state = file.stat()
+    content = bytearray(file.read_bytes())
     if damage == "gone":
         file.unlink()
     elif damage == "other":
@@ -114,15 +128,23 @@ def test_a_damaged_file_of_weights_is_ignored_and_replaced(damage: str, tmp_path
 def test_a_checkpoint_that_changed_replaces_the_old_one(tmp_path: Path) -> None:
     model, options = checkpoint(tmp_path / "model", "rounded")
     expected = bits(start(model, **options))
-    changed = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True, sharpness=3.0).bfloat16()
+    changed = tiny_llama(
+        96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True, sharpness=3.0
+    ).bfloat16()
     save_checkpoint(model, changed, word_tokenizer(96))
     assert not torch.equal(bits(start(model, **options))[1], expected[1])
     assert len(weights()) == 1
 
 
-def test_files_that_take_too_much_room_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {"a": torch.arange(11, dtype=torch.uint8), "b": torch.ones(40, 10, dtype=torch.bfloat16)}
-    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+def test_files_that_take_too_much_room_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "a": torch.arange(11, dtype=torch.uint8),
+        "b": torch.ones(40, 10, dtype=torch.bfloat16),
+    }
+    old = tmp_path / "old.safetensors"
+    new = tmp_path / "new.safetensors"
     sums = keep_tensors(old, tensors)
     again = kept_tensors(old, sums)
     assert again is not None

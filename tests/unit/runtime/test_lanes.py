@@ -13,13 +13,17 @@ from outrider.instructions import ARCHITECTURES, INSTRUCTIONS, of_this_cpu
 from outrider.runtime import building
 
 SOURCE = Path(__file__).with_name("lanes.cpp")
-CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"  # Debian: g++-aarch64-linux-gnu, qemu-user-static
-OTHERWISE = ("add_products bf16", "store_some bf16", "load_some bf16")  # AVX-512 rounds sums in its own way, tiny bf16 to 0
+# Debian: g++-aarch64-linux-gnu, qemu-user-static
+CROSS = "aarch64-linux-gnu-g++"
+EMULATOR = "qemu-aarch64-static"
+# AVX-512 rounds sums in its own way, tiny bf16 to 0
+OTHERWISE = ("add_products bf16", "store_some bf16", "load_some bf16")
 
 
 @functools.cache
 def printed(kind: str, folder: Path) -> list[str]:
-    """What each word gives with these instructions: a line of bits each. Skips where they cannot run."""
+    """What each word gives with these instructions: a line of bits each. Skips where they cannot
+    run."""
     is_own = kind in ARCHITECTURES["x86_64"]
     compiler = building.compiler() if is_own else shutil.which(CROSS)
     emulator = () if is_own else (shutil.which(EMULATOR),)
@@ -28,9 +32,20 @@ def printed(kind: str, folder: Path) -> list[str]:
     program = folder / kind
     static = () if is_own else ("-static",)
     flags = [flag for flag in building.FLAGS if flag not in ("-shared", "-fPIC")]
-    command = (compiler, *flags, *static, *INSTRUCTIONS[kind], f"-I{building.HERE / 'native'}", str(SOURCE), "-o", str(program))
+    command = (
+        compiler,
+        *flags,
+        *static,
+        *INSTRUCTIONS[kind],
+        f"-I{building.HERE / 'native'}",
+        str(SOURCE),
+        "-o",
+        str(program),
+    )
     subprocess.run(command, check=True, capture_output=True)
-    return subprocess.run((*emulator, str(program)), check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        (*emulator, str(program)), check=True, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -44,5 +59,8 @@ def test_neon_gives_the_bits_of_avx2(folder: Path) -> None:
 
 
 def test_avx512_gives_the_bits_of_avx2(folder: Path) -> None:
-    ours, others = ([line for line in printed(kind, folder) if not line.startswith(OTHERWISE)] for kind in ("avx2", "avx512"))
+    ours, others = (
+        [line for line in printed(kind, folder) if not line.startswith(OTHERWISE)]
+        for kind in ("avx2", "avx512")
+    )
     assert others == ours

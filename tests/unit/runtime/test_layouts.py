@@ -1,4 +1,5 @@
-"""Operations on single tokens whose numbers lie side by side, apart, or fill no whole vector: the same bits."""
+"""Operations on single tokens whose numbers lie side by side, apart, or fill no whole vector: the
+same bits."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Applied(nn.Module):
 
     def __init__(self, function: Function, view: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.function, self.view = function, view
+        self.function = function
+        self.view = view
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = (self.view(x[..., start : start + 2 * SIZE]) for start in (0, 2 * SIZE))
@@ -56,13 +58,18 @@ def made(module: nn.Module, x: Tensor, path: Path) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *OF_WHOLE_ROWS])
 def test_how_numbers_lie_changes_no_bit(name: str, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a way of reading or writing that skips a vector, rounds twice, or takes another row's or operand's step."""
-    function, tolerance = {**FUNCTIONS, **OF_WHOLE_ROWS}[name], 1e-5 if dtype == torch.float32 else 0.02
+    """Catches a way of reading or writing that skips a vector, rounds twice, or takes another row's
+    or operand's step."""
+    function = {**FUNCTIONS, **OF_WHOLE_ROWS}[name]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
     numbers = torch.randn(5, 2, SIZE, generator=torch.Generator().manual_seed(3)).to(dtype)
     nothing = torch.zeros_like(numbers)
-    beside, apart = torch.cat([numbers, nothing], -1).flatten(1), torch.stack([numbers, nothing], -1).flatten(1)
+    beside = torch.cat([numbers, nothing], -1).flatten(1)
+    apart = torch.stack([numbers, nothing], -1).flatten(1)
     found = made(Applied(function, lambda x: x[..., :SIZE]), beside, library_path)
-    torch.testing.assert_close(found, function(numbers[:, 0], numbers[:, 1]).to(dtype), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found, function(numbers[:, 0], numbers[:, 1]).to(dtype), rtol=tolerance, atol=tolerance
+    )
     assert torch.equal(made(Applied(function, lambda x: x[..., ::2]), apart, library_path), found)
     if name in FUNCTIONS:
         fewer = made(Applied(function, lambda x: x[..., : SIZE - 1]), beside, library_path)

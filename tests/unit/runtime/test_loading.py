@@ -1,4 +1,5 @@
-"""Loading on the native runtime: whose passes run there, what is reported of the others, and that texts are the plain ones."""
+"""Loading on the native runtime: whose passes run there, what is reported of the others, and that
+texts are the plain ones."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ def texts(llm: LLM) -> list[str]:
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "recycling", "lookahead"])
-def test_texts_are_the_plain_ones(model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches drafts of any shape whose verdict depends on the pass they are in. fp32, so that no logits are equal."""
+def test_texts_are_the_plain_ones(
+    model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches drafts of any shape whose verdict depends on the pass they are in. fp32, so that no
+    logits are equal."""
     plain = texts(LLM(model, drafter="none", dtype="float32", threads=1, runtime="eager"))
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     llm = LLM(model, drafter=drafter, dtype="float32", threads=1)
@@ -47,7 +51,9 @@ def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
     llm = LLM(folder, drafter="none", dtype="float32", threads=1)
     assert llm.config["runtime"] == "eager"
     assert any("runs eagerly, which is slower" in note for note in llm.notes)
-    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native': .* Use --runtime eager"):
+    with pytest.raises(
+        CapabilityError, match=r"does not run on runtime 'native': .* Use --runtime eager"
+    ):
         LLM(folder, drafter="none", dtype="float32", threads=1, runtime="native")
 
 
@@ -61,11 +67,14 @@ def test_what_takes_long_at_the_first_start_is_told(
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "none")
     for _ in range(2):
         assert library.find(tmp_path).exists()
-    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["compiling the native runtime"]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "compiling the native runtime"
+    ]
 
 
 def test_starting_together_builds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a build for each worker of a server that starts from a checkout: minutes of compiling, several at once."""
+    """Catches a build for each worker of a server that starts from a checkout: minutes of
+    compiling, several at once."""
     built: list[Path] = []
 
     def build_slowly(path: Path, kind: str) -> None:
@@ -82,7 +91,9 @@ def test_starting_together_builds_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*found] == built == [tmp_path / "cache" / building.file_name("avx2")]
 
 
-def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library_and_no_compiler(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An installation without the library must run, and doctor must say what is missing."""
     monkeypatch.setattr(building, "compiler", lambda: None)
     monkeypatch.setattr(library, "compiler", lambda: None)
@@ -99,5 +110,8 @@ def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(("runtime", "device"), [("graphs", "cpu")])
 def test_a_runtime_of_another_device_is_refused(model: Path, runtime: str, device: str) -> None:
     """`--runtime graphs` must not silently mean another one."""
-    with pytest.raises(CapabilityError, match=f"runtime '{runtime}' runs on a CUDA device, and the device here is {device}"):
+    with pytest.raises(
+        CapabilityError,
+        match=f"runtime '{runtime}' runs on a CUDA device, and the device here is {device}",
+    ):
         LLM(model, drafter="none", device=device, runtime=runtime)

@@ -20,7 +20,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_lowered_pass_is_the_modules(family: str, dtype: torch.dtype) -> None:
-    """Catches a lost scale, a norm computed otherwise, a rotation of the wrong halves, a window or soft cap that is lost."""
+    """Catches a lost scale, a norm computed otherwise, a rotation of the wrong halves, a window or
+    soft cap that is lost."""
     module = make(family, dtype)
     lm = build_lm(module, family, dtype, CPU)
     capture = states_of(family)
@@ -31,20 +32,31 @@ def test_a_lowered_pass_is_the_modules(family: str, dtype: torch.dtype) -> None:
 
 
 def test_a_llama_is_lowered_to_what_it_computes() -> None:
-    """Catches operations that nobody needs, such as those of transformers' masks, and copies for shapes alone."""
+    """Catches operations that nobody needs, such as those of transformers' masks, and copies for
+    shapes alone."""
     counts = lower(make("llama")).counts()
     layers = 2
     assert counts.pop("SIGNAL") == layers + 2
     assert counts == {
-        "EMBED": 1, "LINEAR": 7 * layers + 1, "ATTENTION": layers, "STORE": 2 * layers, "SILU": layers, "GATHER": 1,
-        "SQUARE": 2 * layers + 1, "MEAN": 2 * layers + 1, "RSQRT": 2 * layers + 1,  # norms
-        "NEG": 2 * layers, "COPY": 4 * layers,  # halves turned, of queries and keys
-        "ADD": (2 * layers + 1) + 2 * layers + 2 * layers, "MUL": 2 * (2 * layers + 1) + 4 * layers + layers,
-    }  # fmt: skip
+        "EMBED": 1,
+        "LINEAR": 7 * layers + 1,
+        "ATTENTION": layers,
+        "STORE": 2 * layers,
+        "SILU": layers,
+        "GATHER": 1,
+        "SQUARE": 2 * layers + 1,
+        "MEAN": 2 * layers + 1,
+        "RSQRT": 2 * layers + 1,  # norms
+        "NEG": 2 * layers,
+        "COPY": 4 * layers,  # halves turned, of queries and keys
+        "ADD": (2 * layers + 1) + 2 * layers + 2 * layers,
+        "MUL": 2 * (2 * layers + 1) + 4 * layers + layers,
+    }
 
 
 class RepeatedHeads(torch.nn.Module):
-    """Every other head of four, twice: lies in three directions, as queries of Qwen3.5 did in transformers 5.17."""
+    """Every other head of four, twice: lies in three directions, as queries of Qwen3.5 did in
+    transformers 5.17."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (4, -1))[..., ::2, :].repeat_interleave(2, dim=-2).flatten(-2)
@@ -66,7 +78,8 @@ def test_only_the_head_runs_for_the_rows_that_are_asked_for() -> None:
 
 @pytest.mark.parametrize("family", NOT_LOWERED)
 def test_what_has_no_operation_is_refused_by_name(family: str) -> None:
-    """Catches a model whose tokens meet outside attention (experts), or a function unknown here, lowered to something else."""
+    """Catches a model whose tokens meet outside attention (experts), or a function unknown here,
+    lowered to something else."""
     reason, _ = NOT_LOWERED[family]
     with pytest.raises(NotLoweredError, match=reason):
         lower(make(family))

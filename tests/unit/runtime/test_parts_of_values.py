@@ -14,28 +14,37 @@ from outrider.runtime.lower import program_of
 from outrider.runtime.record import RecordedCache, record_part
 from outrider.runtime.run import bind
 
-WIDE, SIZE = 48, 16
+WIDE = 48
+SIZE = 16
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "first": lambda x: x[..., :SIZE],
     "last": lambda x: x[..., -SIZE:],
     "every third": lambda x: x[..., ::3],
     "one number": lambda x: x[..., 5:6].expand(*x.shape[:-1], SIZE),
-    "few numbers": lambda x: x.unflatten(-1, (SIZE, 3))[..., :2, :1].expand(-1, -1, 2, SIZE // 2).flatten(-2),
-    "turned": lambda x: x.unflatten(-1, (3, SIZE)).transpose(-1, -2).flatten(-2)[..., SIZE : 2 * SIZE],
+    "few numbers": lambda x: (
+        x.unflatten(-1, (SIZE, 3))[..., :2, :1].expand(-1, -1, 2, SIZE // 2).flatten(-2)
+    ),
+    "turned": lambda x: (
+        x.unflatten(-1, (3, SIZE)).transpose(-1, -2).flatten(-2)[..., SIZE : 2 * SIZE]
+    ),
 }
 
 
 class Two(nn.Module):
     def __init__(self, part: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.part, self.first, self.second = part, nn.Linear(8, WIDE), nn.Linear(SIZE, 5)
+        self.part = part
+        self.first = nn.Linear(8, WIDE)
+        self.second = nn.Linear(SIZE, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.part(self.first(x)))
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=str
+)
 def test_a_layer_reads_its_own_numbers_of_every_token(
     part: str, dtype: torch.dtype, tolerance: float, library_path: Path
 ) -> None:

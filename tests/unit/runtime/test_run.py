@@ -1,4 +1,5 @@
-"""Passes on the executor: against the modules they were lowered from, and against themselves in other company."""
+"""Passes on the executor: against the modules they were lowered from, and against themselves in
+other company."""
 
 from __future__ import annotations
 
@@ -43,8 +44,11 @@ def on_executor(family: str, dtype: torch.dtype, path: Path) -> tuple[LM, LM]:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_on_the_executor_is_the_modules(family: str, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches any operation, function, mask or order of phases that is another in C++ than in torch."""
+def test_a_pass_on_the_executor_is_the_modules(
+    family: str, dtype: torch.dtype, library_path: Path
+) -> None:
+    """Catches any operation, function, mask or order of phases that is another in C++ than in
+    torch."""
     lm, plain = on_executor(family, dtype, library_path)
     worst = differences(every_pass(lm, states_of(family)), every_pass(plain, states_of(family)))
     assert max(worst.values()) < TOLERANCE[dtype], worst
@@ -52,17 +56,23 @@ def test_a_pass_on_the_executor_is_the_modules(family: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FEW)
-def test_hidden_states_change_no_other_number(family: str, dtype: torch.dtype, library_path: Path) -> None:
+def test_hidden_states_change_no_other_number(
+    family: str, dtype: torch.dtype, library_path: Path
+) -> None:
     lm, _ = on_executor(family, dtype, library_path)
-    with_states, without = every_pass(lm, CAPTURE), every_pass(lm)
+    with_states = every_pass(lm, CAPTURE)
+    without = every_pass(lm)
     assert all(torch.equal(with_states[what], logits) for what, logits in without.items())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FEW)
 @torch.inference_mode()
-def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a sum whose order depends on a pass's width, on other rows, on the cut into passes or on the shape of a tree."""
+def test_a_token_has_the_same_bits_in_every_company(
+    family: str, dtype: torch.dtype, library_path: Path
+) -> None:
+    """Catches a sum whose order depends on a pass's width, on other rows, on the cut into passes or
+    on the shape of a tree."""
     lm, _ = on_executor(family, dtype, library_path)
     tokens = probe_tokens(lm.shape.vocab_size, 640, CPU)
     lm.kv.add_row()
@@ -72,15 +82,20 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
         start = lm.kv.lengths[0]
         width = min(cut, 600 - start)
         if width:
-            assert torch.equal(lm.forward(tokens[:, start : start + width]).logits, whole[:, start : start + width])
+            assert torch.equal(
+                lm.forward(tokens[:, start : start + width]).logits, whole[:, start : start + width]
+            )
             lm.kv.advance(0, width)
         if cut == 600:
             lm.kv.truncate(0, 0)
-    assert all(torch.equal(store[0, :600], before) for store, before in zip(lm.kv.keys, keys, strict=True))
+    assert all(
+        torch.equal(store[0, :600], before) for store, before in zip(lm.kv.keys, keys, strict=True)
+    )
     chain = lm.forward(tokens[:, 600:606]).logits
     alone = lm.forward(tokens[:, 600:601]).logits
     assert torch.equal(alone[:, 0], chain[:, 0])
-    tree = tokens[:, [600, 601, 620, 602, 621, 603, 622, 604, 605]]  # 601 .. 605, another branch in between
+    # 601 .. 605, another branch in between
+    tree = tokens[:, [600, 601, 620, 602, 621, 603, 622, 604, 605]]
     parents = torch.tensor([[-1, -1, 0, 1, 2, 3, 4, 6]])
     assert torch.equal(lm.forward(tree, parents).logits[:, [0, 1, 3, 5, 7, 8]], chain)
     lm.kv.add_row()
@@ -89,19 +104,32 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kind", [
-    AttentionKind(9, LayerShape(3, 64, 64), None), AttentionKind(8, LayerShape(1, 128, 96), None),
-    AttentionKind(4, LayerShape(4, 80, 80), 20.0), AttentionKind(32, LayerShape(2, 18, 34), None),
-    AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), AttentionKind(8, LayerShape(2, 18, 34), 20.0, has_sinks=True),
-    AttentionKind(6, LayerShape(3, 64, 64), None, has_slopes=True), AttentionKind(16, LayerShape(1, 96, 64, True), None),
-    AttentionKind(5, LayerShape(1, 50, 34, True), None), AttentionKind(70, LayerShape(1, 64, 48, True), 20.0),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AttentionKind(9, LayerShape(3, 64, 64), None),
+        AttentionKind(8, LayerShape(1, 128, 96), None),
+        AttentionKind(4, LayerShape(4, 80, 80), 20.0),
+        AttentionKind(32, LayerShape(2, 18, 34), None),
+        AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True),
+        AttentionKind(8, LayerShape(2, 18, 34), 20.0, has_sinks=True),
+        AttentionKind(6, LayerShape(3, 64, 64), None, has_slopes=True),
+        AttentionKind(16, LayerShape(1, 96, 64, True), None),
+        AttentionKind(5, LayerShape(1, 50, 34, True), None),
+        AttentionKind(70, LayerShape(1, 64, 48, True), 20.0),
+    ],
+    ids=str,
+)
 @torch.inference_mode()
 def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends; a sink
-    that is left out of the total, put to it once a span, or taken from another head."""
-    heads, (kv_heads, size, value_size, in_keys, *_), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
-    attend, kv = NativeAttention(kind, dtype, library_path), KVCache([kind.shape], dtype, CPU)
+    """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes
+    on both sides of ends; a sink that is left out of the total, put to it once a span, or taken
+    from another head."""
+    heads = kind.num_heads
+    (kv_heads, size, value_size, in_keys, *_) = astuple(kind.shape)
+    softcap = kind.softcap
+    attend = NativeAttention(kind, dtype, library_path)
+    kv = KVCache([kind.shape], dtype, CPU)
     kv.add_row()
     kv.reserve(1, 1600)
     torch.manual_seed(0)
@@ -116,7 +144,10 @@ def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_pa
         found = attend(kv, query, key, value, None).view(width, heads, value_size)
         plan, _ = plan_pass(kv, 1, width, last_position=1 << 20)
         keys, values = (
-            store[0][0, : plan.mask.shape[3]].transpose(0, 1).repeat_interleave(heads // kv_heads, 0).float()
+            store[0][0, : plan.mask.shape[3]]
+            .transpose(0, 1)
+            .repeat_interleave(heads // kv_heads, 0)
+            .float()
             for store in (kv.keys, kv.values)
         )
         values = keys[..., :value_size] if in_keys else values
@@ -127,7 +158,9 @@ def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_pa
             scores = scores + slopes[:, None, None] * before
         scores = with_sinks(scores + plan.mask[0, :, :width].float(), kind)
         expected = F.softmax(scores, -1)[..., : keys.shape[1]] @ values
-        assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
+        assert (found.transpose(0, 1) - expected).abs().max() < (
+            1e-4 if dtype == torch.float32 else 2e-2
+        )
 
 
 def test_threads_change_no_bit(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +172,13 @@ def test_threads_change_no_bit(library_path: Path, monkeypatch: pytest.MonkeyPat
     assert differences(every_pass(lm), alone) == dict.fromkeys(alone, 0.0)
 
 
-def test_a_run_that_gives_other_logits_is_refused(library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_gives_other_logits_is_refused(
+    library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     module = make("llama")
     lm = build_lm(module, "llama", torch.float32, CPU)
-    program, before = lower(module), lm.run
+    program = lower(module)
+    before = lm.run
     index = next(index for index, op in enumerate(program.body) if op.code == Code.SILU)
     program.body[index] = replace(program.body[index], code=Code.RELU)
     monkeypatch.setattr(library, "find", lambda cache: library_path)
@@ -162,7 +198,8 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
 def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
     library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In bf16 a token now and then picks other experts than eagerly; a wrong program shows in all tokens."""
+    """In bf16 a token now and then picks other experts than eagerly; a wrong program shows in all
+    tokens."""
     module = make("qwen3_moe", torch.bfloat16, picks_all=False)
     lm = build_lm(module, "qwen3_moe", torch.bfloat16, CPU)
     plain = probe_logits(lm)
@@ -182,7 +219,8 @@ def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
 def test_a_key_that_is_no_number_reaches_those_who_see_it_alone(library_path: Path) -> None:
     """Catches a maximum or a mask that hides it, and one that lets it through."""
     kind = AttentionKind(6, LayerShape(2, 64, 64), None)
-    attend, kv = NativeAttention(kind, torch.bfloat16, library_path), KVCache([kind.shape], torch.bfloat16, CPU)
+    attend = NativeAttention(kind, torch.bfloat16, library_path)
+    kv = KVCache([kind.shape], torch.bfloat16, CPU)
     kv.add_row()
     kv.reserve(1, 600)
     kv.lengths[0] = 300
@@ -195,7 +233,9 @@ def test_a_key_that_is_no_number_reaches_those_who_see_it_alone(library_path: Pa
 
 
 @pytest.mark.parametrize("name", ["chain_mask", "tree_mask", "attention_mask"])
-def test_passes_make_no_masks(name: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_make_no_masks(
+    name: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Masks as wide as the text would cost long texts more than the pass's own bookkeeping."""
     lm, _ = on_executor("llama", torch.float32, library_path)
     monkeypatch.setattr(plan, name, lambda *_: pytest.fail(f"{name} was called"))

@@ -36,9 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, library_path: Path) -> Path
 
 def decoder_of(folder: Path, drafter: str, dtype: str = "bfloat16", **settings: object) -> Decoder:
     options = Options(
-        target=str(folder), dtype=dtype, runtime="native", drafter=drafter, drafter_options=settings, threads=2,
+        target=str(folder),
+        dtype=dtype,
+        runtime="native",
+        drafter=drafter,
+        drafter_options=settings,
+        threads=2,
         num_draft_tokens=None if drafter == "none" else 4,
-    )  # fmt: skip
+    )
     return build(options).decoder
 
 
@@ -50,8 +55,8 @@ def texts(decoder: Decoder, params: SamplingParams) -> list[list[int]]:
 
 @pytest.mark.parametrize("how", HOW)
 def test_its_draft_is_on_the_runtime_and_changes_no_text(folder: Path, how: str) -> None:
-    """Catches a draft that writes where the target reads, a loop on another cache than the target's, and a chain that is not the
-    derived model's own."""
+    """Catches a draft that writes where the target reads, a loop on another cache than the
+    target's, and a chain that is not the derived model's own."""
     name, settings = HOW[how]
     decoder = decoder_of(folder, name, **settings)
     drafter = decoder.drafter
@@ -99,5 +104,7 @@ def test_a_copy_that_has_no_kernel_there_runs_torchs_and_says_so(folder: Path) -
     drafter = decoder.drafter
     assert isinstance(drafter, SelfDrafter)
     assert not isinstance(drafter.lm.run, NativeRun)
-    assert drafter.notes[-1].endswith("runs without the native runtime: weights in 4 and 8 bits multiply bfloat16 there")
+    assert drafter.notes[-1].endswith(
+        "runs without the native runtime: weights in 4 and 8 bits multiply bfloat16 there"
+    )
     assert texts(decoder, GREEDY) == texts(decoder_of(folder, "none", "float32"), GREEDY)

@@ -1,4 +1,5 @@
-"""Passes of a model and its twins on several threads: they wait for one another inside the library, and share nothing else."""
+"""Passes of a model and its twins on several threads: they wait for one another inside the library,
+and share nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ WIDTHS = (3, 40, 1, 200, 7, 90)  # tokens of passes, one after the other
 @torch.inference_mode()
 def passes(lm: LM, number: int) -> list[Tensor]:
     """Logits of passes over a text of its own."""
-    tokens, found = probe_tokens(lm.shape.vocab_size, 600, CPU), []
+    tokens = probe_tokens(lm.shape.vocab_size, 600, CPU)
+    found = []
     lm.kv.add_row()
     for width in WIDTHS[number:] + WIDTHS[:number]:
         found.append(lm.forward(tokens[:, number : number + width]).logits)
@@ -32,7 +34,9 @@ def passes(lm: LM, number: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_twins_on_several_threads_give_what_each_gives_alone(dtype: torch.dtype, library_path: Path) -> None:
+def test_twins_on_several_threads_give_what_each_gives_alone(
+    dtype: torch.dtype, library_path: Path
+) -> None:
     expected = [passes(on_executor("llama", dtype, library_path)[0], number) for number in range(4)]
     lm, _ = on_executor("llama", dtype, library_path)
     with ThreadPoolExecutor(4) as pool:
@@ -41,7 +45,9 @@ def test_twins_on_several_threads_give_what_each_gives_alone(dtype: torch.dtype,
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_pass_keeps_its_memory_when_another_thread_needs_more(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_keeps_its_memory_when_another_thread_needs_more(
+    library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches memory that is given back while a pass that waits for its turn still has its address."""
     lm, _ = on_executor("llama", torch.float32, library_path)
     taken: list[ReferenceType[Tensor]] = []

@@ -1,4 +1,5 @@
-"""Attention sinks of tests' families weigh enough that a wrong one is seen; `tests/contract/test_our_cache.py` compares texts."""
+"""Attention sinks of tests' families weigh enough that a wrong one is seen;
+`tests/contract/test_our_cache.py` compares texts."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def lost(op: Op) -> Op:
 
 def of_one_head(op: Op) -> Op:
     """BUG: with the first head's for all."""
-    return replace(op, inputs=(op.inputs[0], *(replace(view, col_step=0) for view in op.inputs[1:])))
+    return replace(
+        op, inputs=(op.inputs[0], *(replace(view, col_step=0) for view in op.inputs[1:]))
+    )
 
 
 @pytest.mark.parametrize("bug", [lost, of_one_head])
@@ -35,7 +38,8 @@ def of_one_head(op: Op) -> Op:
 def test_wrong_sinks_are_found(name: str, bug: Any) -> None:
     """Fails for sinks so small, or passes so long, that the families' tests would not see them."""
     module = make(name)
-    lm, program = build_lm(module, name, torch.float32, CPU), lower(module)
+    lm = build_lm(module, name, torch.float32, CPU)
+    program = lower(module)
     expected = every_pass(lm)
     program.body = [bug(op) if op.code == Code.ATTENTION else op for op in program.body]
     lm.run = ReferenceRun(module, program)

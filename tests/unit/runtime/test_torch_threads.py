@@ -25,7 +25,8 @@ from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
 from tests.helpers import make_row, tiny_llama
 
-THREADS, CPU = 2, torch.device("cpu")
+THREADS = 2
+CPU = torch.device("cpu")
 
 
 class Looking(NgramDrafter):
@@ -34,7 +35,8 @@ class Looking(NgramDrafter):
     def __init__(self, *, runs_modules: bool = False, trouble: BaseException | None = None) -> None:
         super().__init__()
         self.seen: list[int] = []
-        self._runs_modules, self._trouble = runs_modules, trouble
+        self._runs_modules = runs_modules
+        self._trouble = trouble
 
     @property
     def runs_modules(self) -> bool:
@@ -76,7 +78,11 @@ def decoder(target: LM, drafter: Looking) -> Decoder:
 
 def test_torch_has_one_thread_beside_native_passes_alone(native: LM, eager: LM) -> None:
     """Modules of torch keep all: eager targets, drafters that run some."""
-    for target, runs_modules, expected in ((native, False, 1), (native, True, THREADS), (eager, False, THREADS)):
+    for target, runs_modules, expected in (
+        (native, False, 1),
+        (native, True, THREADS),
+        (eager, False, THREADS),
+    ):
         drafter = Looking(runs_modules=runs_modules)
         decoder(target, drafter).step()
         assert drafter.seen == [expected]
@@ -92,7 +98,8 @@ def test_a_step_that_breaks_leaves_the_number_as_it_was(native: LM, trouble: Bas
 
 
 def test_other_threads_keep_theirs(native: LM) -> None:
-    """Catches a number set for the process: a thread that computes for the first time during a step would keep it for good."""
+    """Catches a number set for the process: a thread that computes for the first time during a step
+    would keep it for good."""
     found: list[int] = []
 
     class Neighbour(Looking):

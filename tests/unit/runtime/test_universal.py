@@ -1,4 +1,5 @@
-"""A draft with another tokenizer on the native runtime: whole chains, against the same passes token by token."""
+"""A draft with another tokenizer on the native runtime: whole chains, against the same passes token
+by token."""
 
 from __future__ import annotations
 
@@ -29,11 +30,22 @@ from outrider.verifiers.coupled import CoupledVerifier
 from tests.helpers import make_row, run_to_end, tiny_llama
 from tests.subword import byte_level_bpe
 
-CPU, NODES = torch.device("cpu"), 4
+CPU = torch.device("cpu")
+NODES = 4
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
-PARAMS = (GREEDY, replace(GREEDY, temperature=0.8), replace(GREEDY, max_tokens=9, top_p=0.9, temperature=1.0), GREEDY)
+PARAMS = (
+    GREEDY,
+    replace(GREEDY, temperature=0.8),
+    replace(GREEDY, max_tokens=9, top_p=0.9, temperature=1.0),
+    GREEDY,
+)
 RACING = 3  # whose verifier shares its noise
-PROMPTS = ("the sea and the fox", "1, 2, 3, 1, 2, 3, 1", "numbers return: ", "shells and shells and")
+PROMPTS = (
+    "the sea and the fox",
+    "1, 2, 3, 1, 2, 3, 1",
+    "numbers return: ",
+    "shells and shells and",
+)
 
 
 class Stepwise:
@@ -50,11 +62,17 @@ class Stepwise:
 
 
 def pair(path: Path) -> tuple[LoadedModel, LoadedModel]:
-    """A target, and on the native runtime what it would say in other tokens: its weights, where both have a token."""
-    ours, theirs = byte_level_bpe(330), byte_level_bpe(400, end="<eos>", text="the sea and the fox: numbers return 1, 2, 3\n" * 9)
-    target, draft = tiny_llama(len(ours), sharpness=3.0), tiny_llama(len(theirs), seed=1)
+    """A target, and on the native runtime what it would say in other tokens: its weights, where
+    both have a token."""
+    ours = byte_level_bpe(330)
+    theirs = byte_level_bpe(
+        400, end="<eos>", text="the sea and the fox: numbers return 1, 2, 3\n" * 9
+    )
+    target = tiny_llama(len(ours), sharpness=3.0)
+    draft = tiny_llama(len(theirs), seed=1)
     shared = TokenizerPair(ours, theirs, len(ours), len(theirs)).to_draft
-    own, moved = target.state_dict(), draft.state_dict()
+    own = target.state_dict()
+    moved = draft.state_dict()
     for name, weight in own.items():
         if weight.shape == moved[name].shape:
             moved[name] = weight
@@ -63,7 +81,8 @@ def pair(path: Path) -> tuple[LoadedModel, LoadedModel]:
     draft.load_state_dict(moved)
     lms = [build_lm(module, "tiny", torch.float32, CPU) for module in (target, draft)]
     lms[1] = LM(NativeRun(lms[1], draft, lower(draft), path), lms[1].shape, lms[1].dtype, CPU)
-    (lm, other), ends = lms, frozenset[int]()
+    (lm, other) = lms
+    ends = frozenset[int]()
     loaded = LoadedModel("target", lm, card_of(target.config), ours, ends)
     return loaded, LoadedModel("draft", other, card_of(draft.config), theirs, ends)
 
@@ -78,7 +97,9 @@ class Heard(UniversalDrafter):
         return draft
 
 
-def texts(target: LoadedModel, draft: LoadedModel, method: str) -> tuple[list[Row], list[list[list[int]]]]:
+def texts(
+    target: LoadedModel, draft: LoadedModel, method: str
+) -> tuple[list[Row], list[list[list[int]]]]:
     target.lm.kv.lengths.clear()
     drafter = Heard.build(DraftSetup(target, draft, NODES, UniversalSettings(method)))  # type: ignore[arg-type]
     assert isinstance(drafter, Heard)
@@ -92,8 +113,11 @@ def texts(target: LoadedModel, draft: LoadedModel, method: str) -> tuple[list[Ro
 
 
 @pytest.mark.parametrize("method", ["shared", "reencode"])
-def test_whole_chains_are_those_token_by_token(method: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a token that is fed by its target's id, one that the draft lacks, and a cache that holds what was not emitted."""
+def test_whole_chains_are_those_token_by_token(
+    method: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a token that is fed by its target's id, one that the draft lacks, and a cache that
+    holds what was not emitted."""
     target, draft = pair(library_path)
     calls: list[int] = []
     whole = UniversalDrafter._chains
@@ -107,7 +131,9 @@ def test_whole_chains_are_those_token_by_token(method: str, library_path: Path, 
     assert len(calls) > 10
     slow = replace(draft, lm=LM(Stepwise(draft.lm.run), draft.lm.shape, draft.lm.dtype, CPU))  # type: ignore[arg-type]
     expected, slowly = texts(target, slow, method)
-    assert [(row.output, row.origins) for row in found] == [(row.output, row.origins) for row in expected]
+    assert [(row.output, row.origins) for row in found] == [
+        (row.output, row.origins) for row in expected
+    ]
     assert proposed == slowly
     assert sum(len(tokens) == NODES for step in proposed for tokens in step) > 20
     assert any("accepted" in row.origins for row in found)

@@ -1,4 +1,5 @@
-"""Layers with windows hold the last positions alone: every number is that of a cache which keeps whole texts, to the bit."""
+"""Layers with windows hold the last positions alone: every number is that of a cache which keeps
+whole texts, to the bit."""
 
 from __future__ import annotations
 
@@ -38,16 +39,30 @@ from tests.helpers import OracleThatErrs, greedy_draws, make_row, run_to_end
 from tests.unit.runtime.families import SIZES, make
 from tests.unit.runtime.gpu.fake_triton import fake_triton
 
-CPU, VOCAB, WINDOW = torch.device("cpu"), SIZES["vocab_size"], 16
-FP32, BF16 = torch.float32, torch.bfloat16
+CPU = torch.device("cpu")
+VOCAB = SIZES["vocab_size"]
+WINDOW = 16
+FP32 = torch.float32
+BF16 = torch.bfloat16
 GAMMA = 4
 
 
 def test_a_layer_is_kept_as_far_as_its_widest_reader_looks() -> None:
-    """Catches a layer that is cut for the last or the narrowest of several operations. Where one reads everything, all stays."""
-    ops = [Op(Code.ATTENTION, (), None, layer=layer, window=window) for layer, window in (
-        (0, 16), (0, 64), (0, 32), (1, 16), (1, 0), (2, 16), (4, 128), (5, 127),
-    )]  # fmt: skip
+    """Catches a layer that is cut for the last or the narrowest of several operations. Where one
+    reads everything, all stays."""
+    ops = [
+        Op(Code.ATTENTION, (), None, layer=layer, window=window)
+        for layer, window in (
+            (0, 16),
+            (0, 64),
+            (0, 32),
+            (1, 16),
+            (1, 0),
+            (2, 16),
+            (4, 128),
+            (5, 127),
+        )
+    ]
     program = SimpleNamespace(body=[*ops, Op(Code.STORE, (), None, layer=2)])
     shape = LayerShape(1, 2, 2, window=7)
     layers = kept_layers([shape] * 6, program, context_length=128)  # type: ignore[arg-type]
@@ -84,21 +99,31 @@ def eager(family: str, dtype: torch.dtype = FP32) -> LM:
 @torch.inference_mode(False)
 def whole(lm: LM) -> LM:
     """The same model on a cache that keeps all of a text in every layer."""
-    twin = LM(lm.run, replace(lm.shape, layers=tuple(replace(shape, window=None) for shape in lm.shape.layers)), lm.dtype, CPU)
-    twin.limits, twin.kernels = lm.limits, lm.kernels
+    twin = LM(
+        lm.run,
+        replace(lm.shape, layers=tuple(replace(shape, window=None) for shape in lm.shape.layers)),
+        lm.dtype,
+        CPU,
+    )
+    twin.limits = lm.limits
+    twin.kernels = lm.kernels
     return twin
 
 
 def text_of(length: int, seed: int) -> list[int]:
-    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 class History:
-    """Passes over a batch, the same for every model: prompts in chunks, chains and trees with rejections at every depth, rows
-    that leave and come back."""
+    """Passes over a batch, the same for every model: prompts in chunks, chains and trees with
+    rejections at every depth, rows that leave and come back."""
 
     def __init__(self, lm: LM) -> None:
-        self.lm, self._rng, self.found = lm, random.Random(5), list[Tensor]()
+        self.lm = lm
+        self._rng = random.Random(5)
+        self.found = list[Tensor]()
         self._seed = 0
         self.lm.kv.clear()
 
@@ -119,16 +144,31 @@ class History:
     def _read(self, row: int, length: int) -> None:
         while (done := self.lm.kv.lengths[row]) < length:
             width = min(self._rng.choice((256, 100, 37)), length - done)
-            self.found.append(self.lm.forward(self._tokens(1, width), columns=torch.tensor([width - 1]), first_row=row).logits)
+            self.found.append(
+                self.lm.forward(
+                    self._tokens(1, width), columns=torch.tensor([width - 1]), first_row=row
+                ).logits
+            )
             self.lm.kv.advance(row, width)
 
     def _step(self) -> None:
-        num_rows, width = self.lm.kv.num_rows, self._rng.choice((1, 2, 5, 8, 30))
-        parents = [[self._rng.randint(-1, node - 1) for node in range(width - 1)] for _ in range(num_rows)]
+        num_rows = self.lm.kv.num_rows
+        width = self._rng.choice((1, 2, 5, 8, 30))
+        parents = [
+            [self._rng.randint(-1, node - 1) for node in range(width - 1)] for _ in range(num_rows)
+        ]
         is_tree = width > 2 and self._rng.random() < 0.5
-        self.found.append(self.lm.forward(self._tokens(num_rows, width), torch.tensor(parents) if is_tree else None).logits)
+        self.found.append(
+            self.lm.forward(
+                self._tokens(num_rows, width), torch.tensor(parents) if is_tree else None
+            ).logits
+        )
         for row in range(num_rows):
-            path = _path(parents[row], self._rng) if is_tree else list(range(self._rng.randint(1, width)))
+            path = (
+                _path(parents[row], self._rng)
+                if is_tree
+                else list(range(self._rng.randint(1, width)))
+            )
             self.lm.kv.keep(row, path)
 
     def _tokens(self, num_rows: int, width: int) -> Tensor:
@@ -138,7 +178,8 @@ class History:
 
 def _path(parents: list[int], rng: random.Random) -> list[int]:
     """A way down a tree that ends anywhere, as offsets in its pass."""
-    path, node = [0], -1
+    path = [0]
+    node = -1
     while children := [child for child, parent in enumerate(parents) if parent == node]:
         if rng.random() < 0.2:
             break
@@ -162,7 +203,8 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pass_has_the_bits_of_a_whole_cache(name: str) -> None:
-    """Catches a key that is lost, shifted or read in another order, in rows of unequal length up to a hundred windows long."""
+    """Catches a key that is lost, shifted or read in another order, in rows of unequal length up to
+    a hundred windows long."""
     lm = MODELS[name]()
     all_of_it = whole(lm)
     found = History(lm).run()
@@ -173,7 +215,8 @@ def test_every_pass_has_the_bits_of_a_whole_cache(name: str) -> None:
 
 
 def test_sums_that_torch_may_order_otherwise_keep_everything() -> None:
-    """Attention with soft caps and sinks is written out in products that add up in another order elsewhere in a store."""
+    """Attention with soft caps and sinks is written out in products that add up in another order
+    elsewhere in a store."""
     for family in ("gemma2", "gpt_oss", "mimo_v2_flash"):
         assert all(shape.window is None for shape in eager(family).shape.layers)
         assert WINDOW in [shape.window for shape in native(family).shape.layers]
@@ -192,11 +235,15 @@ def test_a_window_as_wide_as_the_context_is_none() -> None:
 # ---------------------------------------------------------------- texts
 
 
-def written(lm: LM, drafter: Drafter, gamma: int = GAMMA, verifier: str = "block") -> list[list[int]]:
+def written(
+    lm: LM, drafter: Drafter, gamma: int = GAMMA, verifier: str = "block"
+) -> list[list[int]]:
     decoder = Decoder(lm, drafter, VERIFIERS.load(verifier)(), FixedLength(gamma))
     lm.kv.clear()
     for number, prompt in enumerate(PROMPTS):
-        decoder.add(make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number))
+        decoder.add(
+            make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number)
+        )
     return [row.output for row in run_to_end(decoder)]
 
 
@@ -212,9 +259,12 @@ PROMPTS = [text_of(length, 60 + length) for length in (900, 30, 1400)]
 LENGTH = 300
 
 
-@pytest.mark.parametrize("load", [partial(native, "mistral"), partial(native, "gemma2", BF16), partial(eager, "mistral")])
+@pytest.mark.parametrize(
+    "load", [partial(native, "mistral"), partial(native, "gemma2", BF16), partial(eager, "mistral")]
+)
 def test_greedy_texts(load: Callable[[], LM]) -> None:
-    """Whole texts, alone and drafted for by chains and trees that err at every depth, cross the end of a slot again and again."""
+    """Whole texts, alone and drafted for by chains and trees that err at every depth, cross the end
+    of a slot again and again."""
     lm = load()
     expected = written(whole(lm), NoDrafter(), 0)
     assert written(lm, NoDrafter(), 0) == expected
@@ -240,9 +290,13 @@ def looped(lm: LM) -> ModelDrafter:
 
 
 @pytest.mark.parametrize("make_drafter", [Recorded, looped])
-def test_a_draft_model_forgets_what_its_windows_have_passed(make_drafter: Callable[[LM], Recorded]) -> None:
-    """Its rejected tokens are taken back from what it has committed: it proposes what it does on a whole cache."""
-    target, draft = native("gemma2"), native("mistral")
+def test_a_draft_model_forgets_what_its_windows_have_passed(
+    make_drafter: Callable[[LM], Recorded],
+) -> None:
+    """Its rejected tokens are taken back from what it has committed: it proposes what it does on a
+    whole cache."""
+    target = native("gemma2")
+    draft = native("mistral")
     drafters = [make_drafter(lm) for lm in (draft, whole(draft))]
     texts = [written(target, drafter) for drafter in drafters]
     assert texts[0] == texts[1]
@@ -266,7 +320,9 @@ def test_a_draft_on_the_targets_own_keys() -> None:
             return super()._catch_up(rows)
 
     lm = LM(target.run, target.shape, target.dtype, CPU)
-    lm.limits, lm.kernels, lm.kv = target.limits, target.kernels, KVView(target.kv)
+    lm.limits = target.limits
+    lm.kernels = target.kernels
+    lm.kv = KVView(target.kv)
     drafter = Follower(lm, ChainLoop(lm, lm.run, VOCAB))  # type: ignore[arg-type]
     assert written(target, drafter) == expected
 
@@ -280,7 +336,11 @@ def filled(lm: LM, lengths: tuple[int, ...]) -> LM:
     shapes += [(shape.num_kv_heads, shape.value_size) for shape in lm.shape.layers]
     for row, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(row)
-        lm.kv.put(lm.kv.add_row(), 0, [torch.randn(length, *shape, generator=generator).to(lm.dtype) for shape in shapes])
+        lm.kv.put(
+            lm.kv.add_row(),
+            0,
+            [torch.randn(length, *shape, generator=generator).to(lm.dtype) for shape in shapes],
+        )
     return lm
 
 
@@ -291,7 +351,9 @@ def test_the_recorded_drafting_loop() -> None:
         module = make("mistral")
         lm = build_lm(module, "mistral", FP32, CPU)
     for one in (lm, whole(lm)):
-        loop = DraftLoop(filled(one, (1500, 700)), {GAMMA: DraftLoopProgram(one, module, GAMMA, VOCAB)})
+        loop = DraftLoop(
+            filled(one, (1500, 700)), {GAMMA: DraftLoopProgram(one, module, GAMMA, VOCAB)}
+        )
         tokens = [loop([[5], [6, 7]], greedy_draws(GAMMA, VOCAB), GAMMA)[0] for _ in range(2)]
         found.append((tokens, one.forward(torch.tensor([[1, 2], [3, 4]])).logits))
     assert torch.equal(torch.stack(found[0][0]), torch.stack(found[1][0]))
@@ -301,9 +363,11 @@ def test_the_recorded_drafting_loop() -> None:
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
 def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device, without one: chains by indices and trees by masks, in passes that could be recorded."""
+    """On a device, without one: chains by indices and trees by masks, in passes that could be
+    recorded."""
     monkeypatch.setattr("outrider.runtime.gpu.run.find_spec", lambda name: name)
-    tokens, parents = torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[-1, 0], [-1, -1]])
+    tokens = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    parents = torch.tensor([[-1, 0], [-1, -1]])
     with fake_triton():
         with torch.inference_mode(False):
             module = make(family)
@@ -315,7 +379,9 @@ def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         filled(lm, (1500, 700))
         assert max(lm.kv.bases) > 0
         for tree in (None, parents):
-            assert torch.equal(lm.forward(tokens, tree).logits, all_of_it.forward(tokens, tree).logits)
+            assert torch.equal(
+                lm.forward(tokens, tree).logits, all_of_it.forward(tokens, tree).logits
+            )
             for one in (lm, all_of_it):
                 one.kv.keep(0, [0, 1])
                 one.kv.keep(1, [0, 2] if tree is not None else [0])

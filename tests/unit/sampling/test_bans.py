@@ -1,4 +1,5 @@
-"""Answers that may not end yet, and words that must not appear: in every distribution, with every drafter."""
+"""Answers that may not end yet, and words that must not appear: in every distribution, with every
+drafter."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def test_the_last_token_of_a_word_is_banned_behind_its_beginning_only() -> None:
 def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
     """Without this rule no token at all would be allowed."""
     grammars = Grammars(TOKENIZER, 257, [EOS])
-    bans = Bans(257, min_tokens=20, ends=[EOS], inner=grammars.constraint(choice(["yes", "yesterday"])))
+    bans = Bans(
+        257, min_tokens=20, ends=[EOS], inner=grammars.constraint(choice(["yes", "yesterday"]))
+    )
     for token in TOKENIZER("yes")["input_ids"]:
         assert EOS in banned(bans, [])
         bans.commit([token])
@@ -77,7 +80,9 @@ def test_words_that_leave_a_grammar_nothing_are_an_error() -> None:
     """One that names both, at once where the answer stands there."""
     grammars = Grammars(TOKENIZER, 257, [EOS])
     spelled = Spelling(vocabulary_bytes(TOKENIZER, 257))
-    bans = Bans(257, words=BadWords(spelled, ["yes"]), inner=grammars.constraint(choice(["yes", "no"])))
+    bans = Bans(
+        257, words=BadWords(spelled, ["yes"]), inner=grammars.constraint(choice(["yes", "no"]))
+    )
     y, e, n = TOKENIZER("yen")["input_ids"]
     assert banned(bans, []) == set(range(257)) - {y, n}
     bans.commit([y])
@@ -96,7 +101,8 @@ def test_a_draft_that_leads_nowhere_harms_nobody() -> None:
         words = BadWords(spelled, ["yes"])
         return Bans(257, ends=[EOS], words=words, inner=grammars.constraint(choice(["yes", "no"])))
 
-    other, taken = made(), made()
+    other = made()
+    taken = made()
     masks = [bans.allowed([[], [y], [y, e], [n]])[2] for bans in (other, taken)]
     assert not any(mask[s] or mask[EOS] for mask in masks)
     for token in (n, o):
@@ -119,7 +125,9 @@ def llm_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LLM]:
 
     def make(drafter: str, options: dict[str, Any]) -> LLM:
         draft = folder / "draft" if drafter in ("draft-model", "universal") else None
-        return LLM(folder / "target", drafter=drafter, draft=draft, drafter_options=options, threads=1)
+        return LLM(
+            folder / "target", drafter=drafter, draft=draft, drafter_options=options, threads=1
+        )
 
     return make
 
@@ -133,8 +141,11 @@ def asked() -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize(("drafter", "options"), DRAFTERS)
-def test_drafts_do_not_show(llm_for: Callable[..., LLM], drafter: str, options: dict[str, Any]) -> None:
-    """Greedy rows emit the text of plain decoding; every row keeps its bans and still has some drafts accepted."""
+def test_drafts_do_not_show(
+    llm_for: Callable[..., LLM], drafter: str, options: dict[str, Any]
+) -> None:
+    """Greedy rows emit the text of plain decoding; every row keeps its bans and still has some
+    drafts accepted."""
     prompts = [TOKENIZER("the one with the theme")["input_ids"] * 2] * 4
     plain = llm_for("none", {}).generate(prompts, asked())
     done = llm_for(drafter, options).generate(prompts, asked())
@@ -151,8 +162,10 @@ def test_drafts_do_not_show(llm_for: Callable[..., LLM], drafter: str, options: 
 
 
 def test_special_tokens_show_where_they_are_wanted(llm_for: Callable[..., LLM]) -> None:
-    """The one that ends an answer is no part of its text; stop strings count once the answer is long enough."""
-    llm, prompt = llm_for("none", {}), [5, 6, 7]
+    """The one that ends an answer is no part of its text; stop strings count once the answer is
+    long enough."""
+    llm = llm_for("none", {})
+    prompt = [5, 6, 7]
     fixed = {"logit_bias": EAGER, "max_tokens": 3}
     shown = SamplingParams(**fixed, skip_special_tokens=False, ignore_eos=True)
     ended = SamplingParams(**fixed, skip_special_tokens=False)
@@ -161,44 +174,64 @@ def test_special_tokens_show_where_they_are_wanted(llm_for: Callable[..., LLM]) 
     assert texts == ["<|end|>" * 3, "", ""]
     chunks = list(llm.stream(prompt, shown))
     assert "".join(chunk.text for chunk in chunks) == "<|end|>" * 3
-    biased = SamplingParams(logit_bias={70: 90.0}, stop=[TOKENIZER.decode([70])], min_tokens=4, max_tokens=9)
+    biased = SamplingParams(
+        logit_bias={70: 90.0}, stop=[TOKENIZER.decode([70])], min_tokens=4, max_tokens=9
+    )
     [one] = llm.generate([prompt], biased)
     assert one.token_ids == [70] * 5
     assert one.text == TOKENIZER.decode([70] * 4)
 
 
 def test_what_ends_an_answer_is_part_of_it_where_it_is_wanted(llm_for: Callable[..., LLM]) -> None:
-    """vLLM's include_stop_str_in_output: the stop string, and an end token where special tokens show."""
-    llm, prompt = llm_for("none", {}), [5, 6, 7]
+    """vLLM's include_stop_str_in_output: the stop string, and an end token where special tokens
+    show."""
+    llm = llm_for("none", {})
+    prompt = [5, 6, 7]
     letter = TOKENIZER.decode([70])
     stopped = {"logit_bias": {70: 90.0}, "stop": [letter * 2], "max_tokens": 9}
     ended = {"logit_bias": EAGER, "max_tokens": 3, "skip_special_tokens": False}
     wanted = [
-        SamplingParams(**stopped, include_stop_str_in_output=True), SamplingParams(**stopped),
-        SamplingParams(**ended, include_stop_str_in_output=True), SamplingParams(**ended),
-    ]  # fmt: skip
+        SamplingParams(**stopped, include_stop_str_in_output=True),
+        SamplingParams(**stopped),
+        SamplingParams(**ended, include_stop_str_in_output=True),
+        SamplingParams(**ended),
+    ]
     found = llm.generate([prompt] * 4, wanted)
     assert [one.text for one in found] == [letter * 2, "", "<|end|>", ""]
     assert [one.finish_reason for one in found] == ["stop"] * 4
-    assert ["".join(chunk.text for chunk in llm.stream(prompt, params)) for params in wanted] == [one.text for one in found]
+    assert ["".join(chunk.text for chunk in llm.stream(prompt, params)) for params in wanted] == [
+        one.text for one in found
+    ]
 
 
-def test_words_that_leave_none_of_the_allowed_tokens_are_refused(llm_for: Callable[..., LLM]) -> None:
+def test_words_that_leave_none_of_the_allowed_tokens_are_refused(
+    llm_for: Callable[..., LLM],
+) -> None:
     """Before the request runs, and by both names."""
     x, y = TOKENIZER("xy")["input_ids"]
     llm = llm_for("none", {})
     with pytest.raises(ConfigError, match=r"bad_words .* allowed_token_ids"):
         llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x]))
-    [one] = llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x, y], max_tokens=2))
+    [one] = llm.generate(
+        [[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x, y], max_tokens=2)
+    )
     assert one.text == "yy"
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
-def test_drafts_that_leave_none_of_the_allowed_tokens(llm_for: Callable[..., LLM], drafter: str) -> None:
-    """They cost nothing where the answer goes elsewhere; where it goes there it is an error, not a bad word at its end."""
+def test_drafts_that_leave_none_of_the_allowed_tokens(
+    llm_for: Callable[..., LLM], drafter: str
+) -> None:
+    """They cost nothing where the answer goes elsewhere; where it goes there it is an error, not a
+    bad word at its end."""
     x, y = TOKENIZER("xy")["input_ids"]
-    llm, prompt = llm_for(drafter, {}), [y, x, y, y] * 3
-    options: dict[str, Any] = {"bad_words": ["xx", "xy"], "allowed_token_ids": [x, y], "max_tokens": 4}
+    llm = llm_for(drafter, {})
+    prompt = [y, x, y, y] * 3
+    options: dict[str, Any] = {
+        "bad_words": ["xx", "xy"],
+        "allowed_token_ids": [x, y],
+        "max_tokens": 4,
+    }
     [done] = llm.generate([prompt], SamplingParams(**options, logit_bias={y: 90.0}))
     assert done.text == "yyyy"
     with pytest.raises(RequestError, match=r"bad_words leave no token"):
@@ -208,4 +241,6 @@ def test_drafts_that_leave_none_of_the_allowed_tokens(llm_for: Callable[..., LLM
 def test_end_tokens_alone_cannot_make_a_long_answer(llm_for: Callable[..., LLM]) -> None:
     """Refused before it runs, by both names."""
     with pytest.raises(ConfigError, match=r"min_tokens forbid .* allowed_token_ids"):
-        llm_for("none", {}).generate([[5, 6]], SamplingParams(min_tokens=2, allowed_token_ids=[EOS]))
+        llm_for("none", {}).generate(
+            [[5, 6]], SamplingParams(min_tokens=2, allowed_token_ids=[EOS])
+        )

@@ -1,4 +1,5 @@
-"""The Gumbel-max theorem, which the oracle of exact distributions takes as given: integrated and sampled."""
+"""The Gumbel-max theorem, which the oracle of exact distributions takes as given: integrated and
+sampled."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def test_the_winner_has_distribution_p_by_integration() -> None:
 
 
 def test_the_choice_has_distribution_p() -> None:
-    """Seeded chi-square, 4000 positions of one stream, zero-mass tokens among them; false alarm 1e-6."""
+    """Seeded chi-square, 4000 positions of one stream, zero-mass tokens among them; false alarm
+    1e-6."""
     p = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.0, 0.1], dtype=torch.float64)
     noise = KeyedStreams([3]).gumbel(torch.arange(4000)[None], 6)
     counts = torch.bincount(gumbel_choice(p.expand(1, 4000, 6), noise)[0], minlength=6)

@@ -1,4 +1,5 @@
-"""The one place where logits become a distribution: against transformers' own processors, per path, row by row."""
+"""The one place where logits become a distribution: against transformers' own processors, per path,
+row by row."""
 
 from __future__ import annotations
 
@@ -79,9 +80,12 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
     logits = 3 * torch.randn(1, 1, VOCAB, generator=generator)
     logits = logits.round() if is_tied else logits
     text = torch.randint(VOCAB, (9,), generator=generator).tolist()
-    ours, theirs = probs_of(logits, [params], [text])[0, 0], transformers_probs(logits[0, 0], params, text)
-    if is_tied and params.top_p < 1:  # which of equals top-p drops is up to transformers' unstable sort
-        ours, theirs = ours.sort().values, theirs.sort().values
+    ours = probs_of(logits, [params], [text])[0, 0]
+    theirs = transformers_probs(logits[0, 0], params, text)
+    # which of equals top-p drops is up to transformers' unstable sort
+    if is_tied and params.top_p < 1:
+        ours = ours.sort().values
+        theirs = theirs.sort().values
     assert torch.equal(ours > 0, theirs > 0)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
@@ -90,7 +94,8 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("third", [0.5, 1.0])
 def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool, third: float) -> None:
-    """Flat distributions (head too small), peaked ones, and ties across the edge; with a row with top-p off, and without."""
+    """Flat distributions (head too small), peaked ones, and ties across the edge; with a row with
+    top-p off, and without."""
     generator = torch.Generator().manual_seed(1)
     scores = scale * torch.randn(4, 3, 900, generator=generator)
     scores = (scores * 2).round() / 2 if is_tied else scores
@@ -100,13 +105,18 @@ def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool, third: flo
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(params=options, seed=st.integers(0, 10_000), is_tied=st.booleans())
-def test_drafts_are_filtered_as_the_target_is(params: SamplingParams, seed: int, is_tied: bool) -> None:
+def test_drafts_are_filtered_as_the_target_is(
+    params: SamplingParams, seed: int, is_tied: bool
+) -> None:
     """But for equals at the edge of a nucleus, which all stay."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(2, 3, VOCAB, generator=generator)
     logits = logits.round() if is_tied else logits
-    sampling = BatchSampling.of([replace(params, repetition_penalty=1.0), SamplingParams(temperature=0.9)], VOCAB)
-    exact, ours = distribution(logits, sampling), distribution(logits, sampling, drafting=True)
+    sampling = BatchSampling.of(
+        [replace(params, repetition_penalty=1.0), SamplingParams(temperature=0.9)], VOCAB
+    )
+    exact = distribution(logits, sampling)
+    ours = distribution(logits, sampling, drafting=True)
     torch.testing.assert_close(ours.sum(-1), torch.ones(2, 3))
     assert torch.equal(ours[1], exact[1]), "a row without filters is left alone to the last bit"
     if not is_tied:
@@ -117,10 +127,13 @@ def test_drafts_are_filtered_as_the_target_is(params: SamplingParams, seed: int,
 
 
 def test_a_filter_that_keeps_more_than_the_head_does_nothing_to_a_draft() -> None:
-    """Beside rows whose filters do: catches a nucleus cut off at the head, and a k that is clamped to it."""
+    """Beside rows whose filters do: catches a nucleus cut off at the head, and a k that is clamped
+    to it."""
     scores = torch.randn(4, 3, 900, generator=torch.Generator().manual_seed(1))
     scores[1] *= 8
-    top_k, top_p = (torch.tensor(each)[:, None, None] for each in ([0, 0, 65, 64], [0.99, 0.9, 1.0, 1.0]))
+    top_k, top_p = (
+        torch.tensor(each)[:, None, None] for each in ([0, 0, 65, 64], [0.99, 0.9, 1.0, 1.0])
+    )
     kept = scores >= floor(scores, top_k, top_p, torch.zeros(4, 1, 1), head=64)
     assert kept[0].all()
     assert kept[2].all()
@@ -129,7 +142,8 @@ def test_a_filter_that_keeps_more_than_the_head_does_nothing_to_a_draft() -> Non
 
 
 def test_greedy_is_a_point_mass_at_the_lowest_of_equals() -> None:
-    """Long rows, so that vectorised and threaded reductions are covered; the tie crosses their blocks."""
+    """Long rows, so that vectorised and threaded reductions are covered; the tie crosses their
+    blocks."""
     logits = torch.randn(2, 3, 70_000).clamp(max=4)
     logits[..., [317, 41_000, 69_999]] = 9.0
     probs = probs_of(logits, [SamplingParams()] * 2)
@@ -145,7 +159,8 @@ def test_the_largest_score_is_the_one_that_torch_finds(dtype: torch.dtype) -> No
     scores[0, 1, 7] = torch.nan
     scores[0, 2, 5], scores[0, 2, 6] = torch.inf, torch.nan  # NaN wins over everything
     scores[1, 0], scores[1, 0, 3] = -0.0, 0.0  # equal: the first
-    expected, found = scores.max(dim=-1), distributions._first_max(scores)
+    expected = scores.max(dim=-1)
+    found = distributions._first_max(scores)
     assert torch.equal(found[1], expected.indices)
     assert torch.equal(found[0].nan_to_num(nan=99.0), expected.values.nan_to_num(nan=99.0))
     assert found[0].dtype == dtype
@@ -157,7 +172,10 @@ def test_logits_of_any_dtype_give_an_fp32_distribution(dtype: torch.dtype) -> No
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         assert probs_of(logits, [params]).dtype == torch.float32
     torch.testing.assert_close(
-        probs_of(logits, [SamplingParams(temperature=1.0)]), logits.float().softmax(-1), rtol=1e-6, atol=0
+        probs_of(logits, [SamplingParams(temperature=1.0)]),
+        logits.float().softmax(-1),
+        rtol=1e-6,
+        atol=0,
     )
 
 
@@ -180,7 +198,8 @@ MANY = [
 
 
 def test_a_row_does_not_depend_on_its_neighbours_to_the_bit() -> None:
-    """Batch invariance: what a neighbour asks for must not touch, reorder or re-round a row. Every option has two values here."""
+    """Batch invariance: what a neighbour asks for must not touch, reorder or re-round a row. Every
+    option has two values here."""
     generator = torch.Generator().manual_seed(3)
     logits = 2 * torch.randn(len(MANY), 4, 700, generator=generator)
     texts = torch.randint(700, (len(MANY), 12), generator=generator).tolist()
@@ -189,12 +208,17 @@ def test_a_row_does_not_depend_on_its_neighbours_to_the_bit() -> None:
     together = probs_of(logits, MANY, texts, draft)
     for row, params in enumerate(MANY):
         alone = probs_of(
-            logits[row : row + 1], [params], [texts[row]], Draft(tokens[row : row + 1], torch.tensor([3]))
+            logits[row : row + 1],
+            [params],
+            [texts[row]],
+            Draft(tokens[row : row + 1], torch.tensor([3])),
         )
         assert torch.equal(together[row], alone[0]), f"row {row}: {params}"
 
 
-def plain_scores(logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> Tensor:
+def plain_scores(
+    logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int]
+) -> Tensor:
     """The bias's and the penalties' definition, token by token: (V,) -> (V,)."""
     scores = logits.clone()
     for token in range(len(scores)):
@@ -209,14 +233,16 @@ def plain_scores(logits: Tensor, params: SamplingParams, prompt: list[int], outp
 
 @pytest.mark.parametrize("parents", [None, [-1, -1, 0, 0, 1, 3]])
 def test_penalties_follow_the_path(parents: list[int] | None) -> None:
-    """Output m sees prompt, committed output and ONLY the nodes that lead to it, in chains and in trees."""
+    """Output m sees prompt, committed output and ONLY the nodes that lead to it, in chains and in
+    trees."""
     params = SamplingParams(
         temperature=1.0, repetition_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.4
     )
     tokens = [2, 5, 2, 7, 5, 2]
     chain = [-1, 0, 1, 2, 3, 4]
     logits = torch.randn(1, 7, 10, dtype=torch.float64)
-    prompt, output = [1, 5], [8, 8]
+    prompt = [1, 5]
+    output = [8, 8]
     draft = Draft(
         torch.tensor([tokens]),
         torch.tensor([6]),
@@ -226,21 +252,27 @@ def test_penalties_follow_the_path(parents: list[int] | None) -> None:
     history = History.start([prompt], [output], 10)
     probs = distribution(logits, sampling, history, draft, dtype=torch.float64)
     for m in range(7):
-        path, node = [], m - 1
+        path = []
+        node = m - 1
         while node >= 0:
             path.append(tokens[node])
             node = (parents or chain)[node]
         expected = plain_scores(logits[0, m], params, prompt, output + path).softmax(-1)
         torch.testing.assert_close(probs[0, m], expected, rtol=1e-12, atol=1e-15)
-        one = distribution(logits[:, m : m + 1], sampling, history, draft, dtype=torch.float64, first_node=m)
+        one = distribution(
+            logits[:, m : m + 1], sampling, history, draft, dtype=torch.float64, first_node=m
+        )
         assert torch.equal(one[0, 0], probs[0, m])
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 @pytest.mark.parametrize("ban", [{}, {"allowed_token_ids": [1, 2, 7]}])
 def test_bias_comes_before_penalties(penalty: str, ban: dict[str, list[int]]) -> None:
-    """A bias that changes a score's sign decides which way a repetition penalty works; a banned token's brings it not back."""
-    params = SamplingParams(temperature=1.0, logit_bias={1: -3.0, 2: 3.0, 5: 0.5}, **{penalty: 1.7}, **ban)
+    """A bias that changes a score's sign decides which way a repetition penalty works; a banned
+    token's brings it not back."""
+    params = SamplingParams(
+        temperature=1.0, logit_bias={1: -3.0, 2: 3.0, 5: 0.5}, **{penalty: 1.7}, **ban
+    )
     logits = torch.tensor([[[0.5, 1.0, -1.0, 2.0, 0.1, -0.2, 1.5, 0.3]]], dtype=torch.float64)
     history = History.start([[1, 2]], [[5, 5, 1]], 8)
     ours = distribution(logits, BatchSampling.of([params], 8), history, dtype=torch.float64)[0, 0]
@@ -266,9 +298,9 @@ def test_history_kept_incrementally_equals_a_fresh_one() -> None:
 
 def test_mask_and_bias() -> None:
     logits = torch.zeros(1, 1, 6)
-    probs = probs_of(logits, [SamplingParams(temperature=1.0, allowed_token_ids=[1, 4], logit_bias={4: 1.0})])[
-        0, 0
-    ]
+    probs = probs_of(
+        logits, [SamplingParams(temperature=1.0, allowed_token_ids=[1, 4], logit_bias={4: 1.0})]
+    )[0, 0]
     expected = torch.tensor([0, 1, 0, 0, torch.e, 0]) / (1 + torch.e)
     torch.testing.assert_close(probs, expected)
     assert probs_of(logits, [SamplingParams(allowed_token_ids=[4, 2])])[0, 0].argmax() == 2
@@ -289,8 +321,11 @@ def test_ids_outside_the_vocabulary_are_refused(options: dict) -> None:
         ([{"min_p": 0.5}, {"min_p": 0.1}, {"min_p": 0.02}, {}], [1, 3, 5, 8]),
     ],
 )
-def test_each_row_is_filtered_by_its_own_value(options: list[dict], num_kept: list[int], drafting: bool) -> None:
-    """Laws that fall by more than half from token to token. Catches a value of a neighbour, and a bound that is one too large."""
+def test_each_row_is_filtered_by_its_own_value(
+    options: list[dict], num_kept: list[int], drafting: bool
+) -> None:
+    """Laws that fall by more than half from token to token. Catches a value of a neighbour, and a
+    bound that is one too large."""
     logits = -0.9 * torch.arange(8.0).expand(len(options), 2, 8)
     sampling = BatchSampling.of([SamplingParams(temperature=1.0, **each) for each in options], 8)
     law = distribution(logits, sampling, drafting=drafting)
@@ -300,13 +335,19 @@ def test_each_row_is_filtered_by_its_own_value(options: list[dict], num_kept: li
 def test_a_top_k_that_no_number_of_the_batch_holds_keeps_the_whole_vocabulary() -> None:
     """A client may send whole numbers of any size."""
     logits = torch.randn(1, 1, 6)
-    huge, off = (BatchSampling.of([SamplingParams(temperature=1.0, top_k=k)], 6) for k in (10**400, 0))
+    huge, off = (
+        BatchSampling.of([SamplingParams(temperature=1.0, top_k=k)], 6) for k in (10**400, 0)
+    )
     assert torch.equal(distribution(logits, huge), distribution(logits, off))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.5, top_k=3)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.5, top_k=3)]
+)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_broken_logits_are_refused_by_row_but_not_in_padding(params: SamplingParams, value: float) -> None:
+def test_broken_logits_are_refused_by_row_but_not_in_padding(
+    params: SamplingParams, value: float
+) -> None:
     """NaN must stop generation with an error, yet padding nodes of a short row may hold anything."""
     logits = torch.randn(2, 3, 600)
     logits[1, 2, 17] = value
@@ -329,4 +370,6 @@ def test_wrong_shapes_and_missing_history_are_named() -> None:
     with pytest.raises(ValueError, match=r"must be \(1, M, 5\), got \(2, 1, 5\)"):
         distribution(torch.zeros(2, 1, 5), BatchSampling.of([SamplingParams()], 5))
     with pytest.raises(ValueError, match="needs the History"):
-        distribution(torch.zeros(1, 1, 5), BatchSampling.of([SamplingParams(presence_penalty=1.0)], 5))
+        distribution(
+            torch.zeros(1, 1, 5), BatchSampling.of([SamplingParams(presence_penalty=1.0)], 5)
+        )

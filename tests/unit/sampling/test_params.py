@@ -16,7 +16,10 @@ from outrider.sampling.params import MIN_TEMPERATURE
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be at least 0 (0, or below 0.0001, is greedy), got -0.1"),
+        (
+            {"temperature": -0.1},
+            "temperature must be at least 0 (0, or below 0.0001, is greedy), got -0.1",
+        ),
         ({"temperature": -1e-9}, "temperature must be at least 0"),
         ({"temperature": True}, "temperature must be a finite number, got True"),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
@@ -27,13 +30,22 @@ from outrider.sampling.params import MIN_TEMPERATURE
         ({"top_p": -1e-9}, "top_p must be between 0 (greedy) and 1 (off)"),
         ({"top_p": 1.5}, "got 1.5"),
         ({"min_p": 1.01}, "min_p must be between 0 (off) and 1, got 1.01"),
-        ({"temperature": 1e39}, "temperature must be a finite number, got 1e+39 (at most 1e+30 in size)"),
+        (
+            {"temperature": 1e39},
+            "temperature must be a finite number, got 1e+39 (at most 1e+30 in size)",
+        ),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty must be above 0, at least 0.0001 (1 = off), got 1e-40"),
+        (
+            {"repetition_penalty": 1e-40},
+            "repetition_penalty must be above 0, at least 0.0001 (1 = off), got 1e-40",
+        ),
         ({"logit_bias": {1: -1e39}}, "logit_bias[1] must be a finite number, got -1e+39"),
         ({"presence_penalty": 3}, "presence_penalty must be between -2 and 2"),
         ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2"),
-        ({"seed": -(2**63) - 1}, "seed must be between -2**63 and 2**64 - 1, or None, got -9223372036854775809"),
+        (
+            {"seed": -(2**63) - 1},
+            "seed must be between -2**63 and 2**64 - 1, or None, got -9223372036854775809",
+        ),
         ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
         ({"seed": 2**64}, "seed must be"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
@@ -71,7 +83,9 @@ def test_each_penalty_needs_history(name: str) -> None:
     assert SamplingParams(**{name: 1.2}).needs_history
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1e-8}, {"temperature": 9.9e-5}, {"temperature": 0.7, "top_p": 0}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1e-8}, {"temperature": 9.9e-5}, {"temperature": 0.7, "top_p": 0}]
+)
 def test_numbers_that_are_nearly_zero_are_greedy(options: dict[str, Any]) -> None:
     """1e-8 is an evaluation client's default; dividing logits by it would overflow."""
     params = SamplingParams(**options)
@@ -102,7 +116,9 @@ def test_numbers_may_be_numpys() -> None:
     assert [params.answer(number).seed for number in range(params.n)] == [2**64 - 1, 0]
 
 
-@pytest.mark.parametrize(("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1), (0, 0)])
+@pytest.mark.parametrize(
+    ("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1), (0, 0)]
+)
 def test_negative_seeds_count_down_from_2_to_the_64(given: int, used: int) -> None:
     assert SamplingParams(seed=given).seed == used
 
@@ -110,9 +126,15 @@ def test_negative_seeds_count_down_from_2_to_the_64(given: int, used: int) -> No
 def test_what_changes_the_distribution_makes_it_no_softmax() -> None:
     """Catches an option that drafters which rank tokens by their scores alone would not honour."""
     changes: list[dict[str, Any]] = [
-        {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5},
-        {"frequency_penalty": -0.5}, {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [3]},
-    ]  # fmt: skip
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"logit_bias": {3: 1.0}},
+        {"allowed_token_ids": [3]},
+    ]
     assert SamplingParams().is_softmax
     assert SamplingParams(temperature=0.4, seed=1).is_softmax
     assert not any(SamplingParams(**change).is_softmax for change in changes)

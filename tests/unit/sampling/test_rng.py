@@ -9,7 +9,15 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.sampling.rng import KEPT_BYTES, MIN_KEPT, KeyedStreams, PhiloxNoise, Purpose, RowStreams, inverse_cdf
+from outrider.sampling.rng import (
+    KEPT_BYTES,
+    MIN_KEPT,
+    KeyedStreams,
+    PhiloxNoise,
+    Purpose,
+    RowStreams,
+    inverse_cdf,
+)
 
 FALSE_ALARM = 1e-6  # of every statistical test here, were the seeds drawn afresh; they are fixed
 
@@ -27,7 +35,8 @@ def coins(streams: KeyedStreams, purpose: Purpose, start: list[int], num: int) -
 
 def test_independent_of_batch_and_of_call_order() -> None:
     """A row alone, among others, asked backwards, asked twice, with more coins: the same numbers."""
-    alone, batch = KeyedStreams([7]), KeyedStreams([3, 7, 9])
+    alone = KeyedStreams([7])
+    batch = KeyedStreams([3, 7, 9])
     expected = {start: coins(alone, Purpose.ACCEPT, [start], 4)[0] for start in (0, 5, 63, 64, 500)}
     for start in (500, 64, 5, 63, 0, 5):
         got = coins(batch, Purpose.ACCEPT, [start + 1, start, start + 2], 20)[1, :4]
@@ -46,8 +55,8 @@ def test_rows_follow_their_seed_through_swap_remove() -> None:
 
 
 def test_no_number_is_used_twice() -> None:
-    """(start, offset), purpose and seed all matter; (1, 0) and (0, 1) are the same text position but
-    different coins.
+    """(start, offset), purpose and seed all matter; (1, 0) and (0, 1) are the same text position
+    but different coins.
     """
     seen = set()
     for seed in (0, 1, 2**64 - 1):
@@ -80,7 +89,9 @@ def test_categorical_has_the_distribution_of_its_weights() -> None:
     """Seeded chi-square over 4000 starts, unnormalised weights with zeros; false alarm 1e-6."""
     weights = torch.tensor([[0.0, 3.0, 0.5, 0.0, 1.5, 2.0, 0.0]])
     streams = KeyedStreams([42])
-    drawn = [int(streams.categorical(weights, Purpose.DRAFT, torch.tensor([s]), 1)) for s in range(4000)]
+    drawn = [
+        int(streams.categorical(weights, Purpose.DRAFT, torch.tensor([s]), 1)) for s in range(4000)
+    ]
     counts = np.bincount(drawn, minlength=7)
     support = weights[0].numpy() > 0
     assert counts[~support].sum() == 0
@@ -90,7 +101,8 @@ def test_categorical_has_the_distribution_of_its_weights() -> None:
 
 @pytest.mark.parametrize("uniform", [0.0, 1e-300, 0.5, 1 - 2**-53])
 def test_zero_mass_is_never_drawn_even_at_the_ends(uniform: float) -> None:
-    """u = 0 with leading zeros and the largest u with trailing zeros are where an inverse CDF goes wrong."""
+    """u = 0 with leading zeros and the largest u with trailing zeros are where an inverse CDF goes
+    wrong."""
     weights = torch.zeros(1, 5000)
     weights[0, [10, 11, 4000]] = torch.tensor([1e-8, 0.3, 1e-7])
     token = int(inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64)))
@@ -101,12 +113,17 @@ def test_certain_and_impossible_coins() -> None:
     streams = KeyedStreams([0])
     probs = torch.tensor([[0.0, 1.0]])
     for start in range(2000):
-        assert streams.bernoulli(probs, Purpose.ACCEPT, torch.tensor([start])).tolist() == [[False, True]]
+        assert streams.bernoulli(probs, Purpose.ACCEPT, torch.tensor([start])).tolist() == [
+            [False, True]
+        ]
 
 
 def test_gumbel_noise_is_keyed_by_position_alone() -> None:
-    """Same noise whichever positions are asked with it, in whichever batch, twice at once, and after the cache forgot it."""
-    streams, size = KeyedStreams([8, 9]), KEPT_BYTES // 8 // MIN_KEPT  # of which no more than that are kept
+    """Same noise whichever positions are asked with it, in whichever batch, twice at once, and
+    after the cache forgot it."""
+    # of which no more than that are kept
+    streams = KeyedStreams([8, 9])
+    size = KEPT_BYTES // 8 // MIN_KEPT
     first = streams.gumbel(torch.tensor([[3, 4], [50, 51]]), size)
     streams.gumbel(torch.arange(MIN_KEPT + 2)[None].expand(2, -1) + 100, size)
     again = KeyedStreams([9]).gumbel(torch.tensor([[51, 51]]), size)
@@ -114,11 +131,15 @@ def test_gumbel_noise_is_keyed_by_position_alone() -> None:
     assert torch.equal(first[1, 1], again[0, 1])
     assert torch.equal(first, streams.gumbel(torch.tensor([[3, 4], [50, 51]]), size))
     assert streams.gumbel(torch.zeros(2, 0, dtype=torch.int64), 30).shape == (2, 0, 30)
-    assert torch.equal(streams.gumbel(torch.tensor([[3], [50]]), 30), KeyedStreams([8, 9]).gumbel(torch.tensor([[3], [50]]), 30))
+    assert torch.equal(
+        streams.gumbel(torch.tensor([[3], [50]]), 30),
+        KeyedStreams([8, 9]).gumbel(torch.tensor([[3], [50]]), 30),
+    )
 
 
 def test_of_noise_no_more_than_some_is_remembered() -> None:
-    """Catches a row that keeps all the noise of a long text over a large vocabulary, or that makes the same noise twice."""
+    """Catches a row that keeps all the noise of a long text over a large vocabulary, or that makes
+    the same noise twice."""
 
     class Watched(PhiloxNoise):
         made: ClassVar[list[int]] = []
@@ -127,7 +148,8 @@ def test_of_noise_no_more_than_some_is_remembered() -> None:
             self.made.extend(positions)
             return super().noise(seed, positions, vocab_size)
 
-    row, size = RowStreams(5, Watched()), KEPT_BYTES // 8 // MIN_KEPT
+    row = RowStreams(5, Watched())
+    size = KEPT_BYTES // 8 // MIN_KEPT
     for start in range(0, 3 * MIN_KEPT, 3):
         row.noise(list(range(start, start + 6)), size)
     assert Watched.made == list(range(3 * MIN_KEPT + 3))
@@ -146,7 +168,8 @@ def test_gumbel_noise_has_its_distribution() -> None:
 
 def test_draft_uniforms_are_the_numbers_behind_categorical() -> None:
     """A compiled drafting loop draws for itself: it must get what `categorical` would have used."""
-    streams, start = KeyedStreams([3, 4]), torch.tensor([9, 70])
+    streams = KeyedStreams([3, 4])
+    start = torch.tensor([9, 70])
     weights = torch.rand(2, 50, generator=torch.Generator().manual_seed(0))
     uniforms = streams.draft_uniforms(start, 20)
     for offset in range(20):
@@ -159,7 +182,9 @@ def test_draft_uniforms_are_the_numbers_behind_categorical() -> None:
 def test_cuda_draws_are_the_cpus() -> None:
     """The masked search on CUDA (parallel sums) against the CPU's binary search, zeros included."""
     generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(200, 3000, generator=generator) * (torch.rand(200, 3000, generator=generator) < 0.1)
+    weights = torch.rand(200, 3000, generator=generator) * (
+        torch.rand(200, 3000, generator=generator) < 0.1
+    )
     uniforms = torch.rand(200, generator=generator, dtype=torch.float64)
     there = inverse_cdf(weights.cuda(), uniforms.cuda()).cpu()
     assert torch.equal(inverse_cdf(weights, uniforms), there)

@@ -17,7 +17,8 @@ def test_tau_counts_the_bonus() -> None:
 
 
 def test_speedups_of_leviathans_table() -> None:
-    """Table 1 of 2211.17192: alpha .6 gamma 2 -> 1.96x at c = 0; alpha .8 gamma 5 -> 3.69x; alpha .9 gamma 10 -> 6.86x."""
+    """Table 1 of 2211.17192: alpha .6 gamma 2 -> 1.96x at c = 0; alpha .8 gamma 5 -> 3.69x; alpha
+    .9 gamma 10 -> 6.86x."""
     for alpha, k, gain in ((0.6, 2, 1.96), (0.8, 5, 3.69), (0.9, 10, 6.86)):
         assert speedup(tau(alpha, k), k, c=0.0) == pytest.approx(gain, abs=0.005)
 
@@ -36,7 +37,9 @@ def test_tau_is_what_steps_emit() -> None:
     assert tau(0.7, 5) == pytest.approx(tokens / steps, rel=0.01)
 
 
-@pytest.mark.parametrize(("alpha", "k", "c"), [(1.1, 3, 0.1), (-0.1, 3, 0.1), (0.5, -1, 0.1), (0.5, 3, -0.1)])
+@pytest.mark.parametrize(
+    ("alpha", "k", "c"), [(1.1, 3, 0.1), (-0.1, 3, 0.1), (0.5, -1, 0.1), (0.5, 3, -0.1)]
+)
 def test_out_of_range_is_refused(alpha: float, k: int, c: float) -> None:
     with pytest.raises(ConfigError, match="must be"):
         speedup(tau(alpha, k), k, c)

@@ -1,7 +1,8 @@
-"""An engine without a model: a thread that emits a scripted text in steps, as `outrider.engine.Engine` would.
+"""An engine without a model: a thread that emits a scripted text in steps, as
+`outrider.engine.Engine` would.
 
-Every step emits one accepted token and one correction (one plain token where the request switched drafting off). Bytes are
-tokens.
+Every step emits one accepted token and one correction (one plain token where the request switched
+drafting off). Bytes are tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}{% if shout %}!{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-Reply = str | list[int] | Callable[[Request], str] | OutriderError  # the text or its tokens, or how its request fails
+# the text or its tokens, or how its request fails
+Reply = str | list[int] | Callable[[Request], str] | OutriderError
 
 
 @dataclass
 class FakeEngine:
-    """`gate`: when given, a step waits for it. `reply`: the emitted text; max_tokens cuts it, else EOS ends it."""
+    """`gate`: when given, a step waits for it. `reply`: the emitted text; max_tokens cuts it, else
+    EOS ends it."""
 
     name: str = "fake"
     reply: Reply = "Hello, world"
@@ -48,7 +51,8 @@ class FakeEngine:
     tokenizer: Any = field(default_factory=byte_tokenizer)
     seen: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
-    prepared: list[tuple[list[str], threading.Thread]] = field(default_factory=list)  # bad words, and who looked for them
+    # bad words, and who looked for them
+    prepared: list[tuple[list[str], threading.Thread]] = field(default_factory=list)
     drained: float | None = None
     stopped: bool = False
     late: bool = False  # requests run into their time limit after one step
@@ -58,7 +62,9 @@ class FakeEngine:
     lossless: bool = True
     notes: list[str] = field(default_factory=list)
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    config: dict[str, Any] = field(default_factory=lambda: {"num_draft_tokens": 3, "drafter": "draft-model"})
+    config: dict[str, Any] = field(
+        default_factory=lambda: {"num_draft_tokens": 3, "drafter": "draft-model"}
+    )
 
     def __post_init__(self) -> None:
         if self.tokenizer.chat_template is None:
@@ -89,7 +95,9 @@ class FakeEngine:
             self.cancelled.append(request_id)
 
     def snapshot(self) -> EngineSnapshot:
-        return EngineSnapshot(running=len(self._alive), failed=self.failed, turn_age_s=self.turn_age_s)
+        return EngineSnapshot(
+            running=len(self._alive), failed=self.failed, turn_age_s=self.turn_age_s
+        )
 
     def drain(self, timeout_s: float) -> bool:
         self.drained = timeout_s
@@ -112,7 +120,10 @@ class FakeEngine:
         if isinstance(reply, OutriderError):
             speech.end("error", reply)
             return
-        tokens = [*(self.tokenizer(reply)["input_ids"] if isinstance(reply, str) else reply), *self.eos_token_ids]
+        tokens = [
+            *(self.tokenizer(reply)["input_ids"] if isinstance(reply, str) else reply),
+            *self.eos_token_ids,
+        ]
         size = 1 if request.speculation.mode == "off" else 2
         speech.take_up(tokens[: len(request.committed)])
         for start in range(len(request.committed), len(tokens), size):
@@ -136,11 +147,16 @@ class FakeEngine:
         self._alive.discard(request.id)
 
 
-def engine(reply: str, more: str = "{# </think> #}", tokens: tuple[str, ...] = (), *, special: bool = True) -> FakeEngine:
-    """One whose model thinks. `more`: behind the usual template; `tokens`: marks that are tokens, special or not."""
+def engine(
+    reply: str, more: str = "{# </think> #}", tokens: tuple[str, ...] = (), *, special: bool = True
+) -> FakeEngine:
+    """One whose model thinks. `more`: behind the usual template; `tokens`: marks that are tokens,
+    special or not."""
     made = FakeEngine(reply=reply, context=2000)
     made.tokenizer.chat_template = TEMPLATE + more
-    made.tokenizer.add_tokens([token for token in tokens if token != "final"], special_tokens=special)
+    made.tokenizer.add_tokens(
+        [token for token in tokens if token != "final"], special_tokens=special
+    )
     made.tokenizer.add_tokens([token for token in tokens if token == "final"])
     made.vocab_size = len(made.tokenizer)
     if "<|return|>" in tokens:
@@ -152,11 +168,19 @@ class _Speech:
     """One answer."""
 
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
-        self._engine, self._request, self._listener = engine, request, listener
-        self._text = Detokenizer(engine.tokenizer, request.prompt, special=not request.params.skip_special_tokens)
-        stops, include, thinking = request.params.stop, request.params.include_stop_str_in_output, request.params.thinking
+        self._engine = engine
+        self._request = request
+        self._listener = listener
+        self._text = Detokenizer(
+            engine.tokenizer, request.prompt, special=not request.params.skip_special_tokens
+        )
+        stops = request.params.stop
+        include = request.params.include_stop_str_in_output
+        thinking = request.params.thinking
         self._stops = (
-            StopsBehindThoughts(stops, thinking, include=include) if thinking else StopStrings(stops, include=include)
+            StopsBehindThoughts(stops, thinking, include=include)
+            if thinking
+            else StopStrings(stops, include=include)
         )
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._num_emitted = 0
@@ -171,8 +195,11 @@ class _Speech:
 
     def step(self, tokens: list[int]) -> bool:
         """Whether the answer ends with it."""
-        params, plain = self._request.params, self._request.speculation.mode == "off"
-        emitted, pieces, reason = [], [], None
+        params = self._request.params
+        plain = self._request.speculation.mode == "off"
+        emitted = []
+        pieces = []
+        reason = None
         for token in tokens:
             is_eos = token in self._engine.eos_token_ids and not params.ignore_eos
             ends = is_eos or token in params.stop_token_ids
@@ -189,8 +216,12 @@ class _Speech:
                 if not self._stops.found:
                     pieces[-1] += self._stops.push(self._text.flush()) + self._stops.flush()
                 break
-        origins = (["plain"] if plain else ["accepted", "correction"][-len(tokens) :])[: len(emitted)]
-        self._stats.count_step(0 if plain else 3, origins.count("accepted"), len(emitted), rejected=not plain)
+        origins = (["plain"] if plain else ["accepted", "correction"][-len(tokens) :])[
+            : len(emitted)
+        ]
+        self._stats.count_step(
+            0 if plain else 3, origins.count("accepted"), len(emitted), rejected=not plain
+        )
         self._send(emitted, origins, pieces, reason)
         return reason is not None
 
@@ -199,26 +230,44 @@ class _Speech:
         self._listener(Update(finish=self._finish(reason, error)))
 
     def _send(self, emitted: list[int], origins: list[str], pieces: list[str], reason: Any) -> None:
-        count, first = self._request.params.logprobs, self._first
+        count = self._request.params.logprobs
+        first = self._first
         self._first = False
         logprobs = [] if count is None else [_logprobs(token, count) for token in emitted]
         wanted = self._request.prompt_logprobs
-        prompt = [None, *(_logprobs(t, wanted) for t in self._request.prompt[1:])] if first and wanted is not None else None
+        prompt = (
+            [None, *(_logprobs(t, wanted) for t in self._request.prompt[1:])]
+            if first and wanted is not None
+            else None
+        )
         if reason:
             self._engine.left(self._request)
         self._listener(
             Update(
-                text="".join(pieces), token_ids=emitted, origins=origins, pieces=pieces, logprobs=logprobs,
-                prompt_logprobs=prompt, finish=self._finish(reason) if reason else None,
+                text="".join(pieces),
+                token_ids=emitted,
+                origins=origins,
+                pieces=pieces,
+                logprobs=logprobs,
+                prompt_logprobs=prompt,
+                finish=self._finish(reason) if reason else None,
             )
-        )  # fmt: skip
+        )
 
     def _finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         return Finish(
-            reason=reason, stop_reason=self._ended_by, stats=self._stats, seed=self._request.params.seed or 7, lossless=True,
-            drafter="prediction" if self._request.is_predicted else self._request.speculation.drafter or self._engine.drafters[0],
-            prompt_tokens=len(self._request.prompt), cached_tokens=self._engine.cached, error=error,
-        )  # fmt: skip
+            reason=reason,
+            stop_reason=self._ended_by,
+            stats=self._stats,
+            seed=self._request.params.seed or 7,
+            lossless=True,
+            drafter="prediction"
+            if self._request.is_predicted
+            else self._request.speculation.drafter or self._engine.drafters[0],
+            prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._engine.cached,
+            error=error,
+        )
 
 
 def _logprobs(token: int, count: int) -> dict[int, float]:

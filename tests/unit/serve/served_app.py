@@ -20,7 +20,9 @@ from tests.unit.serve.fake_engine import FakeEngine
 
 
 def state_of(*engines: FakeEngine, **settings: Any) -> ServerState:
-    models = tuple(ServedModel(name=engine.name, options=Options(target=engine.name)) for engine in engines)
+    models = tuple(
+        ServedModel(name=engine.name, options=Options(target=engine.name)) for engine in engines
+    )
     state = ServerState(ServerSettings(models=models, **settings))
     state.serve(engines, created=1_700_000_000)
     return state
@@ -38,8 +40,11 @@ def serving(*engines: FakeEngine, **settings: Any) -> Iterator[TestClient]:
 
 @contextmanager
 def listening(*engines: FakeEngine, **settings: Any) -> Iterator[str]:
-    """The application behind a real socket, for clients that bring their own HTTP; yields the address."""
-    server = uvicorn.Server(uvicorn.Config(make_app(state_of(*engines, **settings)), port=0, log_level="error"))
+    """The application behind a real socket, for clients that bring their own HTTP; yields the
+    address."""
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(state_of(*engines, **settings)), port=0, log_level="error")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

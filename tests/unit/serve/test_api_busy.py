@@ -1,4 +1,5 @@
-"""The event loop is everybody's: what one client sends, or one model writes, must not keep it for long."""
+"""The event loop is everybody's: what one client sends, or one model writes, must not keep it for
+long."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class HeldTokenizer:
 
     def __init__(self) -> None:
         self._own = byte_tokenizer()
-        self.began, self.go = threading.Event(), threading.Event()
+        self.began = threading.Event()
+        self.go = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -61,7 +63,9 @@ def test_short_texts_wait_for_a_long_one_outside_the_loop() -> None:
     assert (len(long), short) == (LONG, letter)
 
 
-def test_a_conversation_is_as_long_as_its_tools_and_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_as_long_as_its_tools_and_calls_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = SharedTokenizer(byte_tokenizer(), "m")
     texts.tokenizer.chat_template = TEMPLATE
     seen: list[threading.Thread] = []
@@ -81,12 +85,16 @@ def test_a_conversation_is_as_long_as_its_tools_and_calls_too(monkeypatch: pytes
 
 def call(size: int) -> None:
     reader = ToolReader(HERMES, {"f": {}}, parallel=True)
-    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": "' + "x" * size + '"}}\n</tool_call>')
+    reader.push(
+        '<tool_call>\n{"name": "f", "arguments": {"a": "' + "x" * size + '"}}\n</tool_call>'
+    )
     assert reader.finish_reason == "tool_calls"
 
 
 def thoughts(size: int) -> None:
-    marks = ThinkingMarks(opening=("<think>",), closing=("</think>",), opening_id=1, closing_ids=(2,), is_open=True)
+    marks = ThinkingMarks(
+        opening=("<think>",), closing=("</think>",), opening_id=1, closing_ids=(2,), is_open=True
+    )
     [delta] = ThoughtsFirst(marks, PlainReader()).push([5] * size, ["abcdefgh"] * size)
     assert len(delta["reasoning"]) == 8 * size
 

@@ -12,7 +12,10 @@ from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, events, serving
 
 URL = "/v1/chat/completions"
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def ask(engine: FakeEngine, body: dict[str, Any]) -> dict[str, Any]:
@@ -42,9 +45,19 @@ def test_messages_are_rendered_by_the_models_template() -> None:
     engine = FakeEngine()
     messages = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}],
+        },
     ]
-    ask(engine, {"messages": messages, "chat_template_kwargs": {"shout": True}, "add_generation_prompt": False})
+    ask(
+        engine,
+        {
+            "messages": messages,
+            "chat_template_kwargs": {"shout": True},
+            "add_generation_prompt": False,
+        },
+    )
     assert prompt_of(engine) == "<system>Be brief.<user>What is this?!"
 
 
@@ -64,7 +77,9 @@ def test_token_ids_instead_of_messages() -> None:
 
 
 def test_logprobs_have_bytes_and_exactly_so_many_alternatives() -> None:
-    content = ask(FakeEngine(reply="é"), chat(logprobs=True, top_logprobs=2))["choices"][0]["logprobs"]["content"]
+    content = ask(FakeEngine(reply="é"), chat(logprobs=True, top_logprobs=2))["choices"][0][
+        "logprobs"
+    ]["content"]
     assert [entry["bytes"] for entry in content[:2]] == [[0xC3], [0xA9]]
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
     assert all(set(entry["top_logprobs"][0]) == {"token", "logprob", "bytes"} for entry in content)
@@ -109,7 +124,9 @@ class TestTools:
     @staticmethod
     def engine(reply: str) -> FakeEngine:
         engine = FakeEngine(reply=reply, context=2000)
-        engine.tokenizer.chat_template += "{# <tool_call> {'name': ..., 'arguments': ...} </tool_call> #}"
+        engine.tokenizer.chat_template += (
+            "{# <tool_call> {'name': ..., 'arguments': ...} </tool_call> #}"
+        )
         return engine
 
     def test_call_is_read_back(self) -> None:
@@ -128,7 +145,9 @@ class TestTools:
         for chunk in chunks:
             ChatChunk.model_validate(chunk)
         parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", [])]
-        assert json.loads("".join(part["function"].get("arguments", "") for part in parts)) == {"city": "Oslo"}
+        assert json.loads("".join(part["function"].get("arguments", "") for part in parts)) == {
+            "city": "Oslo"
+        }
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
     def test_text_stays_text(self) -> None:
@@ -143,9 +162,10 @@ class TestTools:
     def test_messages_with_calls_are_rendered(self) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
         messages = [
-            {"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "rain"},
-        ]  # fmt: skip
+        ]
         engine = self.engine("ok")
         ask(engine, {"messages": messages, "tools": [WEATHER]})
         assert "<tool>rain" in prompt_of(engine)
@@ -153,7 +173,13 @@ class TestTools:
 
 class TestStream:
     def test_pieces_make_the_whole(self) -> None:
-        body = chat(stream=True, stream_options={"include_usage": True}, logprobs=True, return_token_origins=True, n=2)
+        body = chat(
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            return_token_origins=True,
+            n=2,
+        )
         with serving(FakeEngine(reply="Grüße")) as client:
             *chunks, last = events(client.post(URL, json=body))
         for chunk in [*chunks, last]:
@@ -164,7 +190,10 @@ class TestStream:
             assert "".join(c["delta"].get("content", "") for c in own) == "Grüße"
             assert own[-1]["finish_reason"] == "stop"
             assert [c["finish_reason"] for c in own[:-1]] == [None] * (len(own) - 1)
-            assert len([entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]]) == 8
+            assert (
+                len([entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]])
+                == 8
+            )
             assert "".join(piece for c in own for piece, _ in c.get("token_origins", [])) == "Grüße"
         assert last["usage"]["completion_tokens"] == 16
         assert last["metrics"]["speculative_decoding"]["num_spec_steps"] == 8
@@ -182,14 +211,26 @@ def test_an_event_is_one_line_for_clients_that_split_as_python_does() -> None:
     with serving(FakeEngine(reply=text)) as client:
         lines = client.post(URL, json=chat(stream=True)).text.splitlines()
         whole = client.post(URL, json=chat()).json()["choices"][0]["message"]["content"]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole == text
+    chunks = [
+        json.loads(line.removeprefix("data: "))
+        for line in lines
+        if line and not line.endswith("[DONE]")
+    ]
+    assert (
+        "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        == whole
+        == text
+    )
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_template_that_raises_is_a_400(role: str) -> None:
     engine = FakeEngine()
     engine.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    body = {"messages": [{"role": role, "content": "x", **({"tool_call_id": "1"} if role == "tool" else {})}]}
+    body = {
+        "messages": [
+            {"role": role, "content": "x", **({"tool_call_id": "1"} if role == "tool" else {})}
+        ]
+    }
     with serving(engine) as client:
         assert "roles must alternate" in error_of(client.post(URL, json=body), 400)["message"]

@@ -16,7 +16,9 @@ URL = "/v1/completions"
 
 def ask(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
     with serving(engine) as client:
-        response = client.post(URL, json={"model": "fake", "prompt": "Say", "max_tokens": 50, **fields})
+        response = client.post(
+            URL, json={"model": "fake", "prompt": "Say", "max_tokens": 50, **fields}
+        )
         assert response.status_code == 200, response.text
         CompletionAnswer.model_validate_json(response.text, strict=True)
         return response.json()
@@ -27,35 +29,59 @@ def test_answer_has_openais_shape() -> None:
     assert answer["object"] == "text_completion"
     assert answer["model"] == "fake"
     assert answer["id"].startswith("cmpl-")
-    choice = {"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    choice = {
+        "index": 0,
+        "text": "Hello, world",
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
     assert answer["choices"] == [choice]
     assert answer["usage"] == {
-        "prompt_tokens": 3, "completion_tokens": 13, "total_tokens": 16, "prompt_tokens_details": {"cached_tokens": 2},
-    }  # fmt: skip
+        "prompt_tokens": 3,
+        "completion_tokens": 13,
+        "total_tokens": 16,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 def test_speculation_is_counted_in_vllms_names() -> None:
     """13 tokens in steps of two, the last of one: 7 steps, 6 accepted of 21 drafted."""
     answer = ask(FakeEngine())
     assert answer["metrics"]["speculative_decoding"] == {
-        "mean_acceptance_length": 1 + 6 / 7, "draft_acceptance_rate": 6 / 21, "acceptance_histogram": [1, 6, 0, 0],
-        "num_spec_steps": 7, "num_accepted_draft_tokens": 6, "num_draft_tokens": 21, "num_spec_tokens": 3,
-    }  # fmt: skip
+        "mean_acceptance_length": 1 + 6 / 7,
+        "draft_acceptance_rate": 6 / 21,
+        "acceptance_histogram": [1, 6, 0, 0],
+        "num_spec_steps": 7,
+        "num_accepted_draft_tokens": 6,
+        "num_draft_tokens": 21,
+        "num_spec_tokens": 3,
+    }
     timing = {
-        "queued_s": 0.0, "prefill_s": 0.0, "ttft_s": 0.25, "decode_s": 0.75, "tpot_s": 0.75 / 11,
-        "decode_tokens_per_s": 11 / 0.75, "tokens_per_s": 13.0,
-    }  # fmt: skip
+        "queued_s": 0.0,
+        "prefill_s": 0.0,
+        "ttft_s": 0.25,
+        "decode_s": 0.75,
+        "tpot_s": 0.75 / 11,
+        "decode_tokens_per_s": 11 / 0.75,
+        "tokens_per_s": 13.0,
+    }
     assert answer["metrics"]["timing"] == timing
 
 
 @pytest.mark.parametrize(
     ("wish", "number"),
     [
-        ({"mode": "fixed", "max_draft_tokens": 2}, 2), ({"max_draft_tokens": 2}, 2),
-        ({"drafter": "draft-model"}, 3), ({"drafter": "ngram"}, None), ({}, 3),
+        ({"mode": "fixed", "max_draft_tokens": 2}, 2),
+        ({"max_draft_tokens": 2}, 2),
+        ({"drafter": "draft-model"}, 3),
+        ({"drafter": "ngram"}, None),
+        ({}, 3),
     ],
-)  # fmt: skip
-def test_the_number_of_draft_tokens_is_the_one_that_was_asked_for(wish: dict[str, Any], number: int | None) -> None:
+)
+def test_the_number_of_draft_tokens_is_the_one_that_was_asked_for(
+    wish: dict[str, Any], number: int | None
+) -> None:
     """The server's own is about its first drafter, and about requests that name no other number."""
     found = ask(FakeEngine(), speculation=wish)["metrics"]["speculative_decoding"]
     assert found["num_spec_tokens"] == number
@@ -66,20 +92,39 @@ def test_defaults_are_openais() -> None:
     with serving(engine) as client:
         client.post(URL, json={"prompt": "Say"})
     params = engine.seen[0].params
-    assert (params.temperature, params.max_tokens, params.top_p, params.seed) == (1.0, 16, 1.0, None)
+    assert (params.temperature, params.max_tokens, params.top_p, params.seed) == (
+        1.0,
+        16,
+        1.0,
+        None,
+    )
     assert engine.seen[0].timeout_s == 600
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
     engine = FakeEngine()
     fields: dict[str, Any] = {
-        "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2, "presence_penalty": -1,
-        "frequency_penalty": 2, "allowed_token_ids": [1, 2], "max_tokens": 9, "stop_token_ids": [3], "ignore_eos": True,
-    }  # fmt: skip
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -1,
+        "frequency_penalty": 2,
+        "allowed_token_ids": [1, 2],
+        "max_tokens": 9,
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+    }
     ask(engine, **fields, seed=-1, stop="x", logit_bias={"5": -100}, priority=-4, logprobs=2)
     params = engine.seen[0].params
     assert {name: getattr(params, name) for name in fields} == fields
-    assert (params.seed, params.stop, params.logit_bias, params.logprobs) == (2**64 - 1, ["x"], {5: -100}, 2)
+    assert (params.seed, params.stop, params.logit_bias, params.logprobs) == (
+        2**64 - 1,
+        ["x"],
+        {5: -100},
+        2,
+    )
     assert engine.seen[0].priority == -4
 
 
@@ -93,13 +138,19 @@ def test_prompts_come_in_four_forms(prompt: Any) -> None:
 def test_several_prompts_and_answers_are_numbered_prompt_by_prompt() -> None:
     engine = FakeEngine(reply=lambda request: f"{len(request.prompt)}/{request.params.seed}")
     answer = ask(engine, prompt=["a", "bc"], n=2, seed=10)
-    assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "1/10"), (1, "1/11"), (2, "2/10"), (3, "2/11")]
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+        (0, "1/10"),
+        (1, "1/11"),
+        (2, "2/10"),
+        (3, "2/11"),
+    ]
     assert answer["usage"]["prompt_tokens"] == 3
     assert len({request.id for request in engine.seen}) == 4
 
 
 def test_best_of_returns_the_likeliest_per_token() -> None:
-    """The fake's probabilities make tokens with small ids likelier; a sum would prefer the shorter text."""
+    """The fake's probabilities make tokens with small ids likelier; a sum would prefer the shorter
+    text."""
     texts = {0: "z", 1: "!!!!", 2: "yy"}
     engine = FakeEngine(reply=lambda request: texts[request.params.seed])
     answer = ask(engine, best_of=3, n=2, seed=0)
@@ -124,7 +175,10 @@ def test_logprobs_are_parallel_lists() -> None:
     logprobs = ask(FakeEngine(reply="é!"), logprobs=1)["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|end|>"]
     assert logprobs["text_offset"] == [0, 0, 1, 2]
-    assert all(len(one) == 2 and name in one for one, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True))
+    assert all(
+        len(one) == 2 and name in one
+        for one, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True)
+    )
 
 
 def test_logprobs_zero_reports_the_tokens_alone() -> None:
@@ -157,7 +211,13 @@ def test_no_tokens_with_echo_scores_the_prompt_alone() -> None:
 
 def test_token_ids_and_origins_on_request() -> None:
     engine = FakeEngine(reply="ab")
-    answer = ask(engine, return_token_ids=True, return_token_origins=True, logprobs=0, return_tokens_as_token_ids=True)
+    answer = ask(
+        engine,
+        return_token_ids=True,
+        return_token_origins=True,
+        logprobs=0,
+        return_tokens_as_token_ids=True,
+    )
     choice = answer["choices"][0]
     a, b = engine.tokenizer("ab")["input_ids"]
     assert choice["token_ids"] == [a, b, 0]
@@ -175,9 +235,17 @@ def test_prompt_logprobs_in_vllms_form() -> None:
 
 def test_speculation_reaches_the_engine() -> None:
     engine = FakeEngine()
-    ask(engine, speculation={"mode": "fixed", "drafter": "ngram", "max_draft_tokens": 2, "invariant": True})
+    ask(
+        engine,
+        speculation={"mode": "fixed", "drafter": "ngram", "max_draft_tokens": 2, "invariant": True},
+    )
     asked = engine.seen[0].speculation
-    assert (asked.mode, asked.drafter, asked.max_draft_tokens, asked.invariant) == ("fixed", "ngram", 2, True)
+    assert (asked.mode, asked.drafter, asked.max_draft_tokens, asked.invariant) == (
+        "fixed",
+        "ngram",
+        2,
+        True,
+    )
 
 
 def test_without_drafting_there_is_nothing_to_count() -> None:
@@ -196,7 +264,9 @@ def test_suffix_needs_a_tokenizer_that_knows_it() -> None:
 def test_an_empty_suffix_asks_only_a_model_that_was_trained_for_it(has_tokens: bool) -> None:
     engine = FakeEngine()
     if has_tokens:
-        engine.tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]})
+        engine.tokenizer.add_special_tokens(
+            {"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]}
+        )
         engine.vocab_size = 260
     ask(engine, prompt="a", suffix="")
     (a,) = engine.tokenizer("a")["input_ids"]
@@ -205,7 +275,9 @@ def test_an_empty_suffix_asks_only_a_model_that_was_trained_for_it(has_tokens: b
 
 def test_suffix_is_laid_out_with_the_models_own_tokens() -> None:
     engine = FakeEngine()
-    engine.tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]})
+    engine.tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]}
+    )
     engine.vocab_size = 260
     ask(engine, prompt="a", suffix="b")
     a, b = engine.tokenizer("ab")["input_ids"]
@@ -215,7 +287,9 @@ def test_suffix_is_laid_out_with_the_models_own_tokens() -> None:
 class TestStream:
     def test_pieces_make_the_whole(self) -> None:
         with serving(FakeEngine(reply="Grüße")) as client:
-            chunks = events(client.post(URL, json={"prompt": "a", "stream": True, "return_token_origins": True}))
+            chunks = events(
+                client.post(URL, json={"prompt": "a", "stream": True, "return_token_origins": True})
+            )
         assert "".join(c["choices"][0]["text"] for c in chunks) == "Grüße"
         assert [c["choices"][0]["finish_reason"] for c in chunks][-1] == "stop"
         assert all("usage" not in c for c in chunks)
@@ -251,4 +325,9 @@ class TestStream:
 def test_failure_of_the_engine_is_a_500() -> None:
     with serving(FakeEngine(reply=NumericalError("NaN in layer 3"))) as client:
         error = error_of(client.post(URL, json={"prompt": "a"}), 500)
-    assert error == {"message": "NaN in layer 3", "type": "server_error", "param": None, "code": "internal_error"}
+    assert error == {
+        "message": "NaN in layer 3",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }

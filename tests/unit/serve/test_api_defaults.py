@@ -11,7 +11,14 @@ from outrider.sampling.params import SamplingParams
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, serving
 
-VALUES = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "max_tokens": 5}
+VALUES = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "max_tokens": 5,
+}
 
 
 def asked(values: dict[str, Any], path: str, body: dict[str, Any]) -> SamplingParams:
@@ -25,18 +32,39 @@ def asked(values: dict[str, Any], path: str, body: dict[str, Any]) -> SamplingPa
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_the_model_s_settings_hold_where_a_request_says_nothing(endpoint: str) -> None:
-    path, body = ("/v1/chat/completions", chat()) if endpoint == "chat" else ("/v1/completions", {"prompt": "a"})
+    path, body = (
+        ("/v1/chat/completions", chat())
+        if endpoint == "chat"
+        else ("/v1/completions", {"prompt": "a"})
+    )
     params = asked(VALUES, path, {**body, "temperature": None})
     assert {name: getattr(params, name) for name in VALUES} == VALUES
     openai = asked({}, path, body)
-    assert (openai.temperature, openai.top_p, openai.top_k, openai.repetition_penalty) == (1.0, 1.0, 0, 1.0)
+    assert (openai.temperature, openai.top_p, openai.top_k, openai.repetition_penalty) == (
+        1.0,
+        1.0,
+        0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_what_a_request_says_wins(endpoint: str) -> None:
-    """A request's value wins, also one that switches a setting off, and one longer than the model's own length."""
-    path, body = ("/v1/chat/completions", chat()) if endpoint == "chat" else ("/v1/completions", {"prompt": "a"})
-    given = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "max_tokens": 50}
+    """A request's value wins, also one that switches a setting off, and one longer than the model's
+    own length."""
+    path, body = (
+        ("/v1/chat/completions", chat())
+        if endpoint == "chat"
+        else ("/v1/completions", {"prompt": "a"})
+    )
+    given = {
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "max_tokens": 50,
+    }
     params = asked(VALUES, path, {**body, **given})
     assert {name: getattr(params, name) for name in given} == given
 

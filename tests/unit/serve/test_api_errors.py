@@ -1,4 +1,5 @@
-"""Everything that can be refused is refused by name, in OpenAI's shape, with the status that fits; nothing kills the server."""
+"""Everything that can be refused is refused by name, in OpenAI's shape, with the status that fits;
+nothing kills the server."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from outrider.serve.schema.responses import ResponsesBody
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, listening, serving
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 
 REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": "hot"}, "temperature", "valid number"),
@@ -110,7 +112,9 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param", "message"), REFUSED_IN_CHAT, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("fields", "param", "message"), REFUSED_IN_CHAT, ids=lambda value: str(value)[:40]
+)
 def test_chat_refuses_by_name(fields: dict[str, Any], param: str, message: str) -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(CHAT, json=chat(**fields)), 400)
@@ -159,7 +163,10 @@ def test_what_is_wrong_inside_a_value_is_named(fields: dict[str, Any], message: 
 def test_a_list_that_is_too_short_is_named_in_plain_words() -> None:
     with serving(FakeEngine()) as client:
         body = {"model": "fake", "max_tokens": 3, "messages": []}
-        assert client.post("/v1/messages", json=body).json()["error"]["message"] == "'messages' must have at least 1, got []"
+        assert (
+            client.post("/v1/messages", json=body).json()["error"]["message"]
+            == "'messages' must have at least 1, got []"
+        )
 
 
 REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -187,8 +194,12 @@ REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param", "message"), REFUSED_IN_COMPLETIONS, ids=lambda value: str(value)[:40])
-def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, message: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "param", "message"), REFUSED_IN_COMPLETIONS, ids=lambda value: str(value)[:40]
+)
+def test_completions_refuse_by_name(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(COMPLETIONS, json={"prompt": "a", **fields}), 400)
     assert message in error["message"], error
@@ -199,23 +210,30 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, m
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (CompletionBody, {"prompt": [1.5] * 1000}), (ChatBody, {"messages": [{}] * 1000}),
+        (CompletionBody, {"prompt": [1.5] * 1000}),
+        (ChatBody, {"messages": [{}] * 1000}),
         (ChatBody, {**chat(), "logit_bias": dict.fromkeys(map(str, range(1000)), "x")}),
         (ResponsesBody, {"input": [{"role": "user", "content": [{}] * 1000}]}),
         (MessagesBody, {"max_tokens": 1, "messages": [{}] * 1000}),
     ],
     ids=lambda value: str(value)[:20],
-)  # fmt: skip
-def test_a_thousand_mistakes_are_not_all_collected(kind: type[Body], fields: dict[str, Any]) -> None:
-    """A body has room for millions, which took gigabytes and minutes in which nobody else was answered."""
+)
+def test_a_thousand_mistakes_are_not_all_collected(
+    kind: type[Body], fields: dict[str, Any]
+) -> None:
+    """A body has room for millions, which took gigabytes and minutes in which nobody else was
+    answered."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(fields)
     assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, {"prompt": "a"})])
-def test_fields_of_other_servers_that_would_change_the_answer(path: str, body: dict[str, Any]) -> None:
-    """Each is refused by name with what to do instead, whatever the server thinks of unknown fields."""
+def test_fields_of_other_servers_that_would_change_the_answer(
+    path: str, body: dict[str, Any]
+) -> None:
+    """Each is refused by name with what to do instead, whatever the server thinks of unknown
+    fields."""
     with serving(FakeEngine()) as client:
         for name, why in REFUSED.items():
             error = error_of(client.post(path, json={**body, name: ["x"]}), 400)
@@ -224,10 +242,18 @@ def test_fields_of_other_servers_that_would_change_the_answer(path: str, body: d
 
 @pytest.mark.parametrize(
     "fields",
-    [{"t_max_predict_ms": 50}, {"n_cmpl": 3}, {"no_stop_trim": True}, {"reasoning_format": "none"}, {"lora": [{"id": 0}]}],
+    [
+        {"t_max_predict_ms": 50},
+        {"n_cmpl": 3},
+        {"no_stop_trim": True},
+        {"reasoning_format": "none"},
+        {"lora": [{"id": 0}]},
+    ],
     ids=str,
 )
-def test_what_llama_cpp_and_sglang_would_do_otherwise_is_not_ignored(fields: dict[str, Any]) -> None:
+def test_what_llama_cpp_and_sglang_would_do_otherwise_is_not_ignored(
+    fields: dict[str, Any],
+) -> None:
     """Taken as unknown fields they would leave their client with another answer than it asked for."""
     with serving(FakeEngine()) as client:
         error = error_of(client.post(CHAT, json=chat(**fields)), 400)
@@ -237,7 +263,8 @@ def test_what_llama_cpp_and_sglang_would_do_otherwise_is_not_ignored(fields: dic
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TokenizeBody])
 def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
-    """A field that is both honoured and refused, or a neutral value of a field that nobody refuses, is a mistake in a table."""
+    """A field that is both honoured and refused, or a neutral value of a field that nobody refuses,
+    is a mistake in a table."""
     tables = {*kind.refused, *kind.without_effect, *kind.only}
     assert not set(kind.names()) & {*kind.refused, *kind.without_effect}
     assert set(kind.neutral) <= tables | {"tool_calls"}
@@ -247,11 +274,20 @@ def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
 def test_arguments_that_no_parser_takes_are_left_to_the_template() -> None:
     """A client hands back what a model wrote, and models write anything."""
     engine = FakeEngine(context=200_000)
-    engine.tokenizer.chat_template += "{% for m in messages %}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    engine.tokenizer.chat_template += (
+        "{% for m in messages %}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    )
     with serving(engine) as client:
         for arguments in ("[" * 100_000, "{", "", '{"a": "\\ud83d"}'):
-            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-            messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+            call = {
+                "id": "c",
+                "type": "function",
+                "function": {"name": "f", "arguments": arguments},
+            }
+            messages = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [call]},
+            ]
             response = client.post(CHAT, json={"messages": messages})
             assert response.status_code == 200, response.text
 
@@ -260,45 +296,77 @@ def test_half_a_character_is_no_text() -> None:
     """JSON can escape one half of a surrogate pair, which no tokenizer takes."""
     content = b'{"prompt": "\\ud800"}'
     with serving(FakeEngine()) as client:
-        error = error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
+        error = error_of(
+            client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}),
+            400,
+        )
     assert error["param"] == "prompt"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logit_bias", 1), ("chat_template_kwargs", 1), ("structured_outputs", 1), ("speculation", 1), ("metadata", "x" * 513)],
+    [
+        ("logit_bias", 1),
+        ("chat_template_kwargs", 1),
+        ("structured_outputs", 1),
+        ("speculation", 1),
+        ("metadata", "x" * 513),
+    ],
 )
 def test_half_a_character_in_a_name_is_refused_by_that_name(name: str, value: Any) -> None:
     """The refusal names what was sent, and must be something that can be sent back."""
     content = json.dumps(chat(**{name: {"\ud800": value}})).encode()
     with serving(FakeEngine()) as client:
-        error = error_of(client.post(CHAT, content=content, headers={"Content-Type": "application/json"}), 400)
+        error = error_of(
+            client.post(CHAT, content=content, headers={"Content-Type": "application/json"}), 400
+        )
     assert "\ud800" in error["message"].replace("\\ud800", "\ud800")
 
 
 PART = {"role": "user", "content": [{"type": "text", "text": "x"}]}
 FORM = {"name": "f", "input_schema": {}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 
 
-@pytest.mark.parametrize(("path", "body", "inside"), [
-    (CHAT, {"messages": [PART]}, ()), (CHAT, {"messages": [PART]}, ("messages", 0)),
-    (CHAT, {"messages": [PART]}, ("messages", 0, "content", 0)), (CHAT, chat(stream_options={}), ("stream_options",)),
-    (CHAT, chat(tools=[TOOL]), ("tools", 0)), (CHAT, chat(tools=[TOOL]), ("tools", 0, "function", "parameters", "properties")),
-    (COMPLETIONS, {"prompt": "x"}, ()), ("/detokenize", {"tokens": [1]}, ()), ("/tokenize", {"prompt": "x"}, ()),
-    ("/v1/responses", {"input": [PART | {"content": "x"}]}, ("input", 0)),
-    ("/v1/messages", {"max_tokens": 1, "messages": [PART]}, ("messages", 0, "content", 0)),
-    ("/v1/messages", {"max_tokens": 1, "messages": [PART], "tools": [FORM]}, ("tools", 0, "input_schema")),
-], ids=str)  # fmt: skip
-def test_half_a_character_in_the_name_of_a_field_is_named(path: str, body: dict[str, Any], inside: tuple[str | int, ...]) -> None:
-    """Catches errors that say an object is no text, or that the body is no JSON, because one of its names cannot be written."""
+@pytest.mark.parametrize(
+    ("path", "body", "inside"),
+    [
+        (CHAT, {"messages": [PART]}, ()),
+        (CHAT, {"messages": [PART]}, ("messages", 0)),
+        (CHAT, {"messages": [PART]}, ("messages", 0, "content", 0)),
+        (CHAT, chat(stream_options={}), ("stream_options",)),
+        (CHAT, chat(tools=[TOOL]), ("tools", 0)),
+        (CHAT, chat(tools=[TOOL]), ("tools", 0, "function", "parameters", "properties")),
+        (COMPLETIONS, {"prompt": "x"}, ()),
+        ("/detokenize", {"tokens": [1]}, ()),
+        ("/tokenize", {"prompt": "x"}, ()),
+        ("/v1/responses", {"input": [PART | {"content": "x"}]}, ("input", 0)),
+        ("/v1/messages", {"max_tokens": 1, "messages": [PART]}, ("messages", 0, "content", 0)),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, "messages": [PART], "tools": [FORM]},
+            ("tools", 0, "input_schema"),
+        ),
+    ],
+    ids=str,
+)
+def test_half_a_character_in_the_name_of_a_field_is_named(
+    path: str, body: dict[str, Any], inside: tuple[str | int, ...]
+) -> None:
+    """Catches errors that say an object is no text, or that the body is no JSON, because one of its
+    names cannot be written."""
     changed = copy.deepcopy(body)
     place: Any = changed
     for key in inside:
         place = place[key]
     place["a\ud800"] = {}
     with serving(FakeEngine()) as client:
-        response = client.post(path, content=json.dumps(changed), headers={"Content-Type": "application/json"})
+        response = client.post(
+            path, content=json.dumps(changed), headers={"Content-Type": "application/json"}
+        )
     assert response.status_code == 400
     message = response.json()["error"]["message"]
     assert "'a\\ud800'" in message
@@ -306,7 +374,18 @@ def test_half_a_character_in_the_name_of_a_field_is_named(path: str, body: dict[
 
 
 def test_null_is_the_same_as_leaving_a_field_out() -> None:
-    fields = ("temperature", "tools", "tool_choice", "functions", "stop", "seed", "speculation", "audio", "prediction", "store")
+    fields = (
+        "temperature",
+        "tools",
+        "tool_choice",
+        "functions",
+        "stop",
+        "seed",
+        "speculation",
+        "audio",
+        "prediction",
+        "store",
+    )
     with serving(FakeEngine()) as client:
         response = client.post(CHAT, json=chat(**dict.fromkeys(fields)))
     assert response.status_code == 200
@@ -314,23 +393,40 @@ def test_null_is_the_same_as_leaving_a_field_out() -> None:
 
 def test_harmless_values_of_other_servers_are_taken() -> None:
     fields = {
-        "store": False, "modalities": ["text"], "service_tier": "auto", "verbosity": "medium", "skip_special_tokens": True,
-        "user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "k",
+        "store": False,
+        "modalities": ["text"],
+        "service_tier": "auto",
+        "verbosity": "medium",
+        "skip_special_tokens": True,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "safety_identifier": "x",
+        "prompt_cache_key": "k",
         "response_format": {"type": "text"},
-    }  # fmt: skip
+    }
     with serving(FakeEngine()) as client:
         assert client.post(CHAT, json=chat(**fields)).status_code == 200
 
 
 def test_labels_are_cut_short_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A client must not fill the log; what OpenAI takes is taken, and so is what others send as metadata."""
+    """A client must not fill the log; what OpenAI takes is taken, and so is what others send as
+    metadata."""
     caplog.set_level("INFO", "outrider.serve")
     metadata = {"x" * 64: "y" * 512, "deep": {"a": ["z" * 9000]}, "number": 3, "none": None}
     with serving(FakeEngine()) as client:
-        assert client.post(CHAT, json=chat(user="u" * 9000, metadata=metadata, safety_identifier="s" * 64)).status_code == 200
+        assert (
+            client.post(
+                CHAT, json=chat(user="u" * 9000, metadata=metadata, safety_identifier="s" * 64)
+            ).status_code
+            == 200
+        )
     [line] = [vars(record) for record in caplog.records if record.message == "labels"]
     assert line["user"] == "u" * 511 + "…"
-    assert (line["metadata"]["x" * 64], line["metadata"]["number"], line["safety_identifier"]) == ("y" * 512, 3, "s" * 64)
+    assert (line["metadata"]["x" * 64], line["metadata"]["number"], line["safety_identifier"]) == (
+        "y" * 512,
+        3,
+        "s" * 64,
+    )
     assert len(line["metadata"]["deep"]) == 512
     assert line["metadata"]["deep"].startswith('{"a": ["zzz')
 
@@ -345,34 +441,57 @@ def test_too_long_a_prompt_is_known_by_code_and_by_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"", b"[1]", b'"x"', b"\xff", b"null", b'{"prompt": "a", "temperature": NaN}', b"[" * 100_000]
+    "content",
+    [
+        b"{",
+        b"",
+        b"[1]",
+        b'"x"',
+        b"\xff",
+        b"null",
+        b'{"prompt": "a", "temperature": NaN}',
+        b"[" * 100_000,
+    ],
 )
 def test_bodies_that_are_no_request(content: bytes) -> None:
     with serving(FakeEngine()) as client:
-        error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
+        error_of(
+            client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}),
+            400,
+        )
 
 
 @pytest.mark.parametrize("field", ["prompt", "stop", "logit_bias", "guided_json", "nonsense"])
 @pytest.mark.parametrize(("opens", "closes"), ["[]", ('{"a":', "}")])
 def test_values_that_are_nested_deeply(field: str, opens: str, closes: str) -> None:
-    """Deeper than Python recurses from where bodies are checked, and not as deep as makes the JSON reader give up."""
+    """Deeper than Python recurses from where bodies are checked, and not as deep as makes the JSON
+    reader give up."""
     content = f'{{"prompt": "a", "{field}": {opens * 900}1{closes * 900}}}'
     with serving(FakeEngine()) as client:
-        response = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+        response = client.post(
+            COMPLETIONS, content=content, headers={"Content-Type": "application/json"}
+        )
     assert response.status_code == (200 if field == "nonsense" else 400), response.text
     assert response.status_code == 200 or len(response.text) < 600, "the path to it is cut off"
 
 
 def test_where_json_breaks_off() -> None:
     with serving(FakeEngine()) as client:
-        response = client.post(COMPLETIONS, content=b'{"prompt', headers={"Content-Type": "application/json"})
+        response = client.post(
+            COMPLETIONS, content=b'{"prompt', headers={"Content-Type": "application/json"}
+        )
     message = "the body is not JSON: Unterminated string starting at character 1"
     assert error_of(response, 400)["message"] == message
 
 
 def test_body_that_is_not_declared_as_json() -> None:
     with serving(FakeEngine()) as client:
-        error = error_of(client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}), 400)
+        error = error_of(
+            client.post(
+                COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}
+            ),
+            400,
+        )
     assert "application/json" in error["message"]
 
 
@@ -411,7 +530,9 @@ def test_a_queue_that_fills_meanwhile_is_a_429_with_retry_after() -> None:
         assert error_of(response, 429)["code"] == "queue_full"
         assert response.headers["retry-after"] == "3"
         assert streamed.status_code == 429
-        assert len(engine.cancelled) > 0, "answers that were accepted before the refusal must not go on"
+        assert len(engine.cancelled) > 0, (
+            "answers that were accepted before the refusal must not go on"
+        )
 
 
 def test_a_bug_is_a_500_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -435,7 +556,8 @@ def test_a_bug_is_a_500_and_the_server_goes_on(caplog: pytest.LogCaptureFixture)
 def test_what_goes_wrong_in_an_answer_is_logged_with_its_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise nobody can tell which of the lines of a busy server belongs to the client that complains."""
+    """Otherwise nobody can tell which of the lines of a busy server belongs to the client that
+    complains."""
     with serving(FakeEngine(reply=OutriderError("it failed"))) as client:
         answer = client.post(CHAT, json=chat())
         assert error_of(answer, 500)["message"] == "it failed"
@@ -452,25 +574,48 @@ def test_what_goes_wrong_in_an_answer_is_logged_with_its_request(
 class TestGate:
     def test_keys(self) -> None:
         with serving(FakeEngine(), api_keys=("secret", "other")) as client:
-            for header in (None, "Bearer wrong", "Basic secret", "Bearer", "Bearer secr\u00e9t".encode()):
+            for header in (
+                None,
+                "Bearer wrong",
+                "Basic secret",
+                "Bearer",
+                "Bearer secr\u00e9t".encode(),
+            ):
                 headers = {} if header is None else {"Authorization": header}
                 response = client.post(CHAT, json=chat(), headers=headers)
                 assert error_of(response, 401)["code"] == "invalid_api_key"
             for key in ("secret", "other"):
-                assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+                assert (
+                    client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+                    == 200
+                )
             assert client.get("/v1/models").status_code == 401
             assert client.post("/tokenize", json={"prompt": "a"}).status_code == 401
             for path in ("/health", "/ready", "/metrics", "/version", "/", "/openapi.json"):
                 assert client.get(path).status_code == 200, path
 
     @pytest.mark.parametrize(
-        "key", ["secretly", "secret secret", "secre", "ecret", "SECRET", "secret\x00", "other2", "secretother"]
+        "key",
+        [
+            "secretly",
+            "secret secret",
+            "secre",
+            "ecret",
+            "SECRET",
+            "secret\x00",
+            "other2",
+            "secretother",
+        ],
     )
     def test_only_whole_keys_are_keys(self, key: str) -> None:
-        """Catches a comparison of beginnings or of ends, in both ways in which keys are sent. Space around them is none of it."""
+        """Catches a comparison of beginnings or of ends, in both ways in which keys are sent. Space
+        around them is none of it."""
         with serving(FakeEngine(), api_keys=("secret", "other")) as client:
             for headers in ({"Authorization": f"Bearer {key}"}, {"x-api-key": key}):
-                assert error_of(client.get("/v1/models", headers=headers), 401)["message"] == "the API key is wrong"
+                assert (
+                    error_of(client.get("/v1/models", headers=headers), 401)["message"]
+                    == "the API key is wrong"
+                )
             for headers in ({"Authorization": "bearer  secret "}, {"x-api-key": "other"}):
                 assert client.get("/v1/models", headers=headers).status_code == 200
 
@@ -478,7 +623,9 @@ class TestGate:
         """Both are keys; what lies between them is none."""
         with serving(FakeEngine(), api_keys=("key", "key-of-two")) as client:
             keys = ("key", "key-of", "key-of-two")
-            statuses = [client.get("/v1/models", headers={"x-api-key": key}).status_code for key in keys]
+            statuses = [
+                client.get("/v1/models", headers={"x-api-key": key}).status_code for key in keys
+            ]
         assert statuses == [200, 401, 200]
 
     def test_body_limit(self) -> None:
@@ -488,14 +635,25 @@ class TestGate:
             for count, status in ((room, 200), (room + 1, 413)):
                 body = json.dumps(chat("x" * count)).encode()
                 for content in (body, iter([body[:50], body[50:]])):
-                    assert client.post(CHAT, content=content, headers={"Content-Type": "application/json"}).status_code == status
-            assert error_of(client.post(CHAT, json=chat("x" * 300)), 413)["code"] == "body_too_large"
-            parts = (part for part in [b'{"prompt": "' + b"x" * 150, b"x" * 150 + b'"}'])  # chunked: no length beforehand
-            response = client.post(COMPLETIONS, content=parts, headers={"Content-Type": "application/json"})
+                    assert (
+                        client.post(
+                            CHAT, content=content, headers={"Content-Type": "application/json"}
+                        ).status_code
+                        == status
+                    )
+            assert (
+                error_of(client.post(CHAT, json=chat("x" * 300)), 413)["code"] == "body_too_large"
+            )
+            # chunked: no length beforehand
+            parts = (part for part in [b'{"prompt": "' + b"x" * 150, b"x" * 150 + b'"}'])
+            response = client.post(
+                COMPLETIONS, content=parts, headers={"Content-Type": "application/json"}
+            )
             assert error_of(response, 413)["code"] == "body_too_large"
 
     def test_a_client_that_sends_everything_first_reads_why_it_was_too_much(self) -> None:
-        """Catches a connection that is reset in the middle of a large body: the client retries it, and never learns why."""
+        """Catches a connection that is reset in the middle of a large body: the client retries it,
+        and never learns why."""
         with listening(FakeEngine(), max_body_bytes=200) as address:
             for content in (b"x" * 30_000_000, iter([b"x" * 10_000_000] * 3)):
                 connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
@@ -506,11 +664,23 @@ class TestGate:
 
     def test_cors(self) -> None:
         origin = {"Origin": "https://app.example"}
-        with serving(FakeEngine(), cors_origins=("https://app.example",), api_keys=("k",)) as client:
-            asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-            assert client.options(CHAT, headers=asked).headers["access-control-allow-origin"] == "https://app.example"
+        with serving(
+            FakeEngine(), cors_origins=("https://app.example",), api_keys=("k",)
+        ) as client:
+            asked = {
+                **origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization",
+            }
+            assert (
+                client.options(CHAT, headers=asked).headers["access-control-allow-origin"]
+                == "https://app.example"
+            )
             refused = client.post(CHAT, json=chat(), headers=origin)
             assert refused.status_code == 401
             assert refused.headers["access-control-allow-origin"] == "https://app.example"
         with serving(FakeEngine()) as client:
-            assert "access-control-allow-origin" not in client.post(CHAT, json=chat(), headers=origin).headers
+            assert (
+                "access-control-allow-origin"
+                not in client.post(CHAT, json=chat(), headers=origin).headers
+            )

@@ -33,14 +33,24 @@ def test_tokenize_and_detokenize_are_inverse() -> None:
         assert found["count"] == 7
         assert found["max_model_len"] == 200
         assert found["token_strs"][2] == "bytes:\\xc3"
-        assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "Grüße"}
+        assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {
+            "prompt": "Grüße"
+        }
         rendered = client.post("/tokenize", json={"messages": chat()["messages"]}).json()["tokens"]
-        assert client.post("/detokenize", json={"tokens": rendered}).json()["prompt"] == "<user>Hi<assistant>"
-        assert error_of(client.post("/detokenize", json={"tokens": [257]}), 400)["param"] == "tokens"
+        assert (
+            client.post("/detokenize", json={"tokens": rendered}).json()["prompt"]
+            == "<user>Hi<assistant>"
+        )
+        assert (
+            error_of(client.post("/detokenize", json={"tokens": [257]}), 400)["param"] == "tokens"
+        )
         assert error_of(client.post("/tokenize", json={}), 400)["param"] == "prompt"
         for unread in ({"tools": TOOLS}, {"add_generation_prompt": False}):
             (name,) = unread
-            assert error_of(client.post("/tokenize", json={"prompt": "x", **unread}), 400)["param"] == name
+            assert (
+                error_of(client.post("/tokenize", json={"prompt": "x", **unread}), 400)["param"]
+                == name
+            )
 
 
 def test_health_is_about_life_and_ready_about_taking_requests() -> None:
@@ -54,9 +64,12 @@ def test_health_is_about_life_and_ready_about_taking_requests() -> None:
         refused = client.post("/v1/chat/completions", json=chat())
         assert error_of(refused, 503)["code"] == "shutting_down"
         assert "retry-after" in refused.headers
-        client.state.draining, client.state.loading = False, True
+        client.state.draining = False
+        client.state.loading = True
         assert error_of(client.get("/ready"), 503)["code"] == "loading"
-        assert error_of(client.post("/v1/completions", json={"prompt": "a"}), 503)["code"] == "loading"
+        assert (
+            error_of(client.post("/v1/completions", json={"prompt": "a"}), 503)["code"] == "loading"
+        )
         client.state.loading = False
         engine.failed = "RuntimeError: gone"
         assert "RuntimeError: gone" in error_of(client.get("/health"), 503)["message"]
@@ -71,7 +84,10 @@ def test_an_engine_that_hangs_fails_health_and_ready_until_it_comes_round() -> N
         for path in ("/health", "/ready"):
             error = error_of(client.get(path), 503)
             assert error["code"] == "engine_hung"
-            assert "'fake' has work and has not come round for 61 s; more than 60 s" in error["message"]
+            assert (
+                "'fake' has work and has not come round for 61 s; more than 60 s"
+                in error["message"]
+            )
             assert "--hang-timeout" in error["message"]
             assert "other" not in error["message"]
         engine.turn_age_s = 0.0
@@ -87,12 +103,22 @@ def test_version_metrics_page_and_document() -> None:
         client.post("/v1/chat/completions", json=chat())
         client.get("/no/such/path")
         page = client.get("/metrics").text
-        assert 'outrider:http_responses_total{route="/v1/chat/completions",status="200"} 1.0' in page
+        assert (
+            'outrider:http_responses_total{route="/v1/chat/completions",status="200"} 1.0' in page
+        )
         assert "/no/such/path" not in page, "raw paths would let anybody fill the metrics"
         assert "<html" in client.get("/").text
         document = client.get("/openapi.json").json()
     assert document["info"]["title"] == "Outrider"
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready"):
+    for path in (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/ready",
+    ):
         assert path in document["paths"], path
     schemas = document["components"]["schemas"]
     assert schemas["ChatBody"]["properties"]["speculation"]
@@ -101,9 +127,12 @@ def test_version_metrics_page_and_document() -> None:
 
 
 class TestRoutes:
-    def asked(self, rules: tuple[Rule, ...], body: dict, path: str = "/v1/chat/completions") -> tuple[str, str | None]:
+    def asked(
+        self, rules: tuple[Rule, ...], body: dict, path: str = "/v1/chat/completions"
+    ) -> tuple[str, str | None]:
         """(who answered, with which drafter)."""
-        small, large = FakeEngine(name="small"), FakeEngine(name="large")
+        small = FakeEngine(name="small")
+        large = FakeEngine(name="large")
         with serving(small, large, rules=rules) as client:
             response = client.post(path, json=body)
             assert response.status_code == 200, response.text
@@ -112,7 +141,10 @@ class TestRoutes:
             return engine.name, engine.seen[0].speculation.drafter
 
     def test_by_length(self) -> None:
-        rules = (Rule(model="auto", max_prompt_tokens=30, to="small"), Rule(model="auto", to="large"))
+        rules = (
+            Rule(model="auto", max_prompt_tokens=30, to="small"),
+            Rule(model="auto", to="large"),
+        )
         assert self.asked(rules, chat(model="auto"))[0] == "small"
         assert self.asked(rules, chat("x" * 50, model="auto"))[0] == "large"
 
@@ -121,23 +153,44 @@ class TestRoutes:
             Rule(endpoint="completions", drafter="ngram"),
             Rule(structured=True, to="small", drafter="draft-model"),
         )
-        assert self.asked(rules, {"model": "large", "prompt": "a"}, "/v1/completions") == ("large", "ngram")
+        assert self.asked(rules, {"model": "large", "prompt": "a"}, "/v1/completions") == (
+            "large",
+            "ngram",
+        )
         assert self.asked(rules, chat(model="large")) == ("large", None)
         form = {"type": "json_object"}
-        assert self.asked(rules, chat(model="large", response_format=form)) == ("small", "draft-model")
+        assert self.asked(rules, chat(model="large", response_format=form)) == (
+            "small",
+            "draft-model",
+        )
 
     def test_what_the_client_says_wins(self) -> None:
         rules = (Rule(mode="fixed", max_draft_tokens=2, drafter="ngram"),)
-        assert self.asked(rules, chat(model="small", speculation={"drafter": "draft-model"})) == ("small", "draft-model")
-        assert self.asked(rules, chat(model="small", speculation={"mode": "off"})) == ("small", None)
+        assert self.asked(rules, chat(model="small", speculation={"drafter": "draft-model"})) == (
+            "small",
+            "draft-model",
+        )
+        assert self.asked(rules, chat(model="small", speculation={"mode": "off"})) == (
+            "small",
+            None,
+        )
 
     def test_names_of_routes_are_listed(self) -> None:
-        with serving(FakeEngine(name="small"), rules=(Rule(model="auto", max_prompt_tokens=20, to="small"),)) as client:
-            assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["small", "auto"]
-            lost = error_of(client.post("/v1/chat/completions", json=chat("x" * 90, model="auto")), 404)
+        with serving(
+            FakeEngine(name="small"), rules=(Rule(model="auto", max_prompt_tokens=20, to="small"),)
+        ) as client:
+            assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [
+                "small",
+                "auto",
+            ]
+            lost = error_of(
+                client.post("/v1/chat/completions", json=chat("x" * 90, model="auto")), 404
+            )
             assert "no route fits" in lost["message"]
 
 
 def test_a_tokenizer_without_a_vocabulary_to_read_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="this model's SimpleNamespace is Python code of its own"):
+    with pytest.raises(
+        CapabilityError, match="this model's SimpleNamespace is Python code of its own"
+    ):
         SharedTokenizer(SimpleNamespace(added_tokens_decoder={}), "odd")

@@ -1,4 +1,5 @@
-"""From the engine's thread to the event loop and back: order, cancellation when somebody leaves, nothing lost."""
+"""From the engine's thread to the event loop and back: order, cancellation when somebody leaves,
+nothing lost."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from tests.unit.serve.served_app import chat, state_of
 
 
 def requests(count: int) -> list[Request]:
-    return [Request(id=f"r{number}", prompt=[1], params=SamplingParams(max_tokens=100)) for number in range(count)]
+    return [
+        Request(id=f"r{number}", prompt=[1], params=SamplingParams(max_tokens=100))
+        for number in range(count)
+    ]
 
 
 def test_bridge_keeps_the_order_of_each_request() -> None:
@@ -87,7 +91,9 @@ class Connection:
     """One ASGI exchange by hand, whose client may hang up."""
 
     def __init__(self, app: Any, path: str, body: bytes) -> None:
-        self.app, self.path, self.body = app, path, body
+        self.app = app
+        self.path = path
+        self.body = body
         self.sent: list[dict[str, Any]] = []
         self.left = asyncio.Event()
         self._asked = False
@@ -104,10 +110,19 @@ class Connection:
 
     async def run(self) -> None:
         scope = {
-            "type": "http", "method": "POST", "path": self.path, "raw_path": self.path.encode(), "query_string": b"",
-            "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
-            "server": ("test", 80), "client": ("test", 1), "root_path": "", "asgi": {"version": "3.0", "spec_version": "2.3"},
-        }  # fmt: skip
+            "type": "http",
+            "method": "POST",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("test", 80),
+            "client": ("test", 1),
+            "root_path": "",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }
         await self.app(scope, self.receive, self.send)
 
 
@@ -120,7 +135,9 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after_steps", [0, 1])
-def test_disconnect_cancels_in_the_engine(stream: bool, after_steps: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnect_cancels_in_the_engine(
+    stream: bool, after_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A server that goes on computing for nobody; the log says why there was no answer."""
     caplog.set_level("INFO", "outrider.serve")
     gate = threading.Semaphore(0)
@@ -128,7 +145,9 @@ def test_disconnect_cancels_in_the_engine(stream: bool, after_steps: int, caplog
     state = state_of(engine)
 
     async def scenario() -> None:
-        connection = Connection(make_app(state), "/v1/chat/completions", json.dumps(chat(n=2, stream=stream)).encode())
+        connection = Connection(
+            make_app(state), "/v1/chat/completions", json.dumps(chat(n=2, stream=stream)).encode()
+        )
         running = asyncio.ensure_future(connection.run())
         while len(engine.seen) < 2:
             await asyncio.sleep(0.005)

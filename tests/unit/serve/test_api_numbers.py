@@ -1,4 +1,5 @@
-"""Numbers as clients write them: nearly zero, 16.0 for 16, values that ask for nothing. Texts and truth values are no numbers."""
+"""Numbers as clients write them: nearly zero, 16.0 for 16, values that ask for nothing. Texts and
+truth values are no numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from outrider.serve.ignored import HEADER
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 PATHS = [(CHAT, chat()), (COMPLETIONS, {"prompt": "Say"})]
 
 
@@ -24,9 +26,13 @@ def params_of(path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
-@pytest.mark.parametrize("fields", [{"temperature": 1e-8}, {"temperature": 9e-5, "top_p": 0.5}, {"top_p": 0}, {"top_p": 0.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 1e-8}, {"temperature": 9e-5, "top_p": 0.5}, {"top_p": 0}, {"top_p": 0.0}],
+)
 def test_nearly_zero_is_greedy(path: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
-    """1e-8 is an evaluation client's default: a 400 would stop its whole run, dividing by it would overflow."""
+    """1e-8 is an evaluation client's default: a 400 would stop its whole run, dividing by it would
+    overflow."""
     params = params_of(path, {**body, **fields})
     assert params.is_greedy
     assert params.temperature == 0
@@ -34,7 +40,14 @@ def test_nearly_zero_is_greedy(path: str, body: dict[str, Any], fields: dict[str
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
 def test_values_that_switch_a_filter_off(path: str, body: dict[str, Any]) -> None:
-    off = {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "top_p": 1}
+    off = {
+        "top_k": -1,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "top_p": 1,
+    }
     params = params_of(path, {**body, **off})
     assert not params.needs_history
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1, -1, 1, 0)
@@ -43,9 +56,22 @@ def test_values_that_switch_a_filter_off(path: str, body: dict[str, Any]) -> Non
 @pytest.mark.parametrize(("path", "body"), PATHS)
 def test_16_0_is_16(path: str, body: dict[str, Any]) -> None:
     """JSON has one kind of number, and some languages write all of them with a point."""
-    fields = {"max_tokens": 16.0, "n": 1.0, "top_k": 40.0, "seed": 7.0, "min_tokens": 2.0, "stop_token_ids": [3.0]}
+    fields = {
+        "max_tokens": 16.0,
+        "n": 1.0,
+        "top_k": 40.0,
+        "seed": 7.0,
+        "min_tokens": 2.0,
+        "stop_token_ids": [3.0],
+    }
     params = params_of(path, {**body, **fields})
-    found = [params.max_tokens, params.top_k, params.seed, params.min_tokens, *params.stop_token_ids]
+    found = [
+        params.max_tokens,
+        params.top_k,
+        params.seed,
+        params.min_tokens,
+        *params.stop_token_ids,
+    ]
     assert found == [16, 40, 7, 2, 3]
     assert all(type(number) is int for number in found)
 
@@ -58,15 +84,22 @@ def test_token_ids_may_be_written_so_too() -> None:
     assert engine.seen[0].prompt == [51, 65]
 
 
-@pytest.mark.parametrize(("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
+@pytest.mark.parametrize(
+    ("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)]
+)
 def test_seeds_are_taken_modulo_2_to_the_64(given: int, used: int) -> None:
     assert params_of(CHAT, chat(seed=given)).seed == used
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "n", "presence_penalty"])
+@pytest.mark.parametrize(
+    "name",
+    ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "n", "presence_penalty"],
+)
 @pytest.mark.parametrize("value", ["1", True, [1]])
-def test_texts_and_truth_values_are_no_numbers(path: str, body: dict[str, Any], name: str, value: Any) -> None:
+def test_texts_and_truth_values_are_no_numbers(
+    path: str, body: dict[str, Any], name: str, value: Any
+) -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(path, json={**body, name: value}), 400)
     assert error["param"] == name
@@ -85,8 +118,11 @@ NOTHING_IN_CHAT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", NOTHING, ids=str)
 @pytest.mark.parametrize(("path", "body"), PATHS)
-def test_values_that_ask_for_nothing(path: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Clients that fill in every field send them; with any other value most of these are refused by name."""
+def test_values_that_ask_for_nothing(
+    path: str, body: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """Clients that fill in every field send them; with any other value most of these are refused by
+    name."""
     params_of(path, {**body, **fields})
 
 

@@ -1,4 +1,5 @@
-"""The server as a process and with the real engine: its life from loading to draining, and OpenAI's own client against it."""
+"""The server as a process and with the real engine: its life from loading to draining, and OpenAI's
+own client against it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,13 @@ def process_of(load: Any, **settings: Any) -> Iterator[tuple[Process, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    state = ServerState(ServerSettings(models=(ServedModel(name="fake", options=Options(target="fake")),), port=port, **settings))
+    state = ServerState(
+        ServerSettings(
+            models=(ServedModel(name="fake", options=Options(target="fake")),),
+            port=port,
+            **settings,
+        )
+    )
     process = Process(state, make_app(state), load)
     failures: list[BaseException] = []
 
@@ -76,8 +83,10 @@ def wait_for(url: str, status: int = 200) -> Any:
 
 
 def test_life_of_a_server() -> None:
-    """Healthy while loading, ready when loaded; a signal lets running answers finish and nothing new in."""
-    loaded, gate = threading.Event(), threading.Semaphore(0)
+    """Healthy while loading, ready when loaded; a signal lets running answers finish and nothing
+    new in."""
+    loaded = threading.Event()
+    gate = threading.Semaphore(0)
     engine = FakeEngine(gate=gate)
 
     def load() -> list[FakeEngine]:
@@ -91,7 +100,9 @@ def test_life_of_a_server() -> None:
         loaded.set()
         wait_for(f"{url}/ready")
         asking = threading.Thread(
-            target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20))
+            target=lambda: answers.append(
+                httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20)
+            )
         )
         asking.start()
         while not engine.seen:
@@ -140,7 +151,9 @@ def test_what_does_not_finish_in_time_is_cut_off() -> None:
     with process_of(lambda: [engine], drain_timeout_s=0.1) as (process, url):
         wait_for(f"{url}/ready")
         asking = threading.Thread(
-            target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20))
+            target=lambda: answers.append(
+                httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20)
+            )
         )
         asking.start()
         while not engine.seen:
@@ -152,14 +165,22 @@ def test_what_does_not_finish_in_time_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_an_engine_that_hangs_does_not_keep_the_process(signals: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that never returns cannot be ended: a supervisor would have to kill the process. Engines beside it still end."""
+def test_an_engine_that_hangs_does_not_keep_the_process(
+    signals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that never returns cannot be ended: a supervisor would have to kill the process.
+    Engines beside it still end."""
     monkeypatch.setattr(run, "LAST_TURN_S", 0.3)
-    hung, other, free = FakeEngine(), FakeEngine(name="other"), threading.Event()
+    hung = FakeEngine()
+    other = FakeEngine(name="other")
+    free = threading.Event()
     hung._alive.add("a request that never ends")
     hung.stop = free.wait
     try:
-        with process_of(lambda: [hung, other], drain_timeout_s=0.1 if signals == 1 else 60.0) as (process, url):
+        with process_of(lambda: [hung, other], drain_timeout_s=0.1 if signals == 1 else 60.0) as (
+            process,
+            url,
+        ):
             wait_for(f"{url}/ready")
             for _ in range(signals):
                 process.handle_exit(signal.SIGTERM, None)
@@ -191,7 +212,10 @@ def test_what_is_cut_off_is_no_error(
             outcomes.append("cut off")
 
     caplog.set_level(logging.INFO)
-    with process_of(lambda: [engine], drain_timeout_s=60.0 if signals == 2 else 0.1) as (process, url):
+    with process_of(lambda: [engine], drain_timeout_s=60.0 if signals == 2 else 0.1) as (
+        process,
+        url,
+    ):
         wait_for(f"{url}/ready")
         clients = [threading.Thread(target=ask) for _ in range(4)]
         for client in clients:
@@ -209,7 +233,11 @@ def test_what_is_cut_off_is_no_error(
     assert outcomes == ["cut off"] * 4
     assert not process.failures
     assert len(engine.cancelled) == 4
-    assert not [record.getMessage() for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+    assert not [
+        record.getMessage()
+        for record in caplog.records
+        if record.exc_info or record.levelno >= logging.ERROR
+    ]
 
 
 def test_failure_to_stop_ends_the_process_with_its_error() -> None:
@@ -241,17 +269,23 @@ def test_taken_port_is_reported_before_anything_is_loaded() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         settings = ServerSettings(
-            models=(ServedModel(name="a", options=Options(target="a")),), port=other.getsockname()[1]
+            models=(ServedModel(name="a", options=Options(target="a")),),
+            port=other.getsockname()[1],
         )
-        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1.* give another --port"):
+        with pytest.raises(
+            ConfigError, match=r"cannot listen on 127\.0\.0\.1.* give another --port"
+        ):
             listen(settings)
     elsewhere = ServerSettings(models=settings.models, host="192.0.2.1", port=0)
-    with pytest.raises(ConfigError, match=r"this machine does not have that address: give one of its own as --host"):
+    with pytest.raises(
+        ConfigError, match=r"this machine does not have that address: give one of its own as --host"
+    ):
         listen(elsewhere)
 
 
 def test_an_address_of_ipv6_may_have_its_brackets() -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:  # else: no IPv6 here
+    # else: no IPv6 here
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))
         models = (ServedModel(name="a", options=Options(target="a")),)
         with listen(ServerSettings(models=models, host="[::1]", port=0)) as listener:
@@ -262,7 +296,9 @@ def test_an_address_of_ipv6_may_have_its_brackets() -> None:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    return save_checkpoint(tmp_path_factory.mktemp("model") / "tiny", tiny_llama(257, sharpness=4.0), tokenizer)
+    return save_checkpoint(
+        tmp_path_factory.mktemp("model") / "tiny", tiny_llama(257, sharpness=4.0), tokenizer
+    )
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +320,13 @@ def real(tiny: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_real_engine_says_the_same_with_and_without_speculation(real: str) -> None:
-    body = {"prompt": "abcabcabc", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    body = {
+        "prompt": "abcabcabc",
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+    }
 
     def ask(**fields: Any) -> dict[str, Any]:
         response = httpx2.post(f"{real}/v1/completions", json={**body, **fields}, timeout=60)
@@ -298,14 +340,19 @@ def test_real_engine_says_the_same_with_and_without_speculation(real: str) -> No
     assert plain["metrics"]["speculative_decoding"] is None
     assert fast["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
     assert other["metrics"]["drafter"] == "suffix"
-    seeded = [ask(temperature=1.0, seed=3, speculation=s)["choices"][0]["text"] for s in ({"mode": "off"}, {"mode": "auto"})]
+    seeded = [
+        ask(temperature=1.0, seed=3, speculation=s)["choices"][0]["text"]
+        for s in ({"mode": "off"}, {"mode": "auto"})
+    ]
     assert seeded[0] == seeded[1]
     scored = ask(echo=True, max_tokens=0)["choices"][0]
     assert scored["text"] == "abcabcabc"
     assert len(scored["logprobs"]["token_logprobs"]) == 9
     form = ask(structured_outputs={"choice": ["red", "green"]}, ignore_eos=False)["choices"][0]
     assert form["text"] in ("red", "green")
-    refused = httpx2.post(f"{real}/v1/completions", json={**body, "speculation": {"lossy": "typical"}})
+    refused = httpx2.post(
+        f"{real}/v1/completions", json={**body, "speculation": {"lossy": "typical"}}
+    )
     assert refused.status_code == 400
     assert "not allowed" in refused.json()["error"]["message"]
 
@@ -315,8 +362,15 @@ def test_openais_own_client(real: str) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{real}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["fake"]
-    ask: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 1}
-    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2, extra_body={"ignore_eos": True})
+    ask: dict[str, Any] = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 12,
+        "seed": 1,
+    }
+    whole = client.chat.completions.create(
+        **ask, logprobs=True, top_logprobs=2, extra_body={"ignore_eos": True}
+    )
     assert whole.usage.completion_tokens == 12
     assert len(whole.choices[0].logprobs.content) == 12
     assert whole.metrics["timing"]["ttft_s"] > 0
@@ -324,9 +378,14 @@ def test_openais_own_client(real: str) -> None:
         **ask, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
     )
     *chunks, last = stream
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks)
+        == whole.choices[0].message.content
+    )
     assert last.usage.completion_tokens == 12
-    legacy = client.completions.create(model="fake", prompt=["a", "b"], max_tokens=3, logprobs=1, echo=True, n=2)
+    legacy = client.completions.create(
+        model="fake", prompt=["a", "b"], max_tokens=3, logprobs=1, echo=True, n=2
+    )
     assert len(legacy.choices) == 4
     raw = client.chat.completions.with_raw_response.create(**ask, extra_body={"temprature": 1})
     assert raw.headers["x-outrider-ignored-fields"] == "temprature"
@@ -338,7 +397,9 @@ def test_openais_own_client(real: str) -> None:
 async def _async_client(openai: Any, url: str, ask: dict[str, Any], expected: str) -> None:
     """Several at once: the same seed, the same text, whatever else is in the batch."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        calls = (client.chat.completions.create(**ask, extra_body={"ignore_eos": True}) for _ in range(4))
+        calls = (
+            client.chat.completions.create(**ask, extra_body={"ignore_eos": True}) for _ in range(4)
+        )
         answers = await asyncio.gather(*calls)
     assert [answer.choices[0].message.content for answer in answers] == [expected] * 4
 
@@ -349,11 +410,28 @@ def test_command_drains_and_ends_with_code_0(tiny: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--threads", "1",
-        "--max-model-len", "512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        str(tiny),
+        "--drafter",
+        "ngram",
+        "--threads",
+        "1",
+        "--max-model-len",
+        "512",
+        "--port",
+        str(port),
+        "--kv-memory",
+        "64MiB",
+        "--served-model-name",
+        "tiny",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment)
+    server = subprocess.Popen(
+        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/ready")

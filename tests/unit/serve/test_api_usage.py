@@ -1,4 +1,5 @@
-"""`stream_options.continuous_usage_stats`: every chunk of a stream carries the token counts of its answer so far, as in vLLM."""
+"""`stream_options.continuous_usage_stats`: every chunk of a stream carries the token counts of its
+answer so far, as in vLLM."""
 
 from __future__ import annotations
 
@@ -13,8 +14,12 @@ from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, events, serving
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CONTINUOUS = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
 
 
 def streamed(path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -25,18 +30,25 @@ def streamed(path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dic
     return chunks, last
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, chat(n=2)), (COMPLETIONS, {"prompt": "Say", "n": 2})])
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat(n=2)), (COMPLETIONS, {"prompt": "Say", "n": 2})]
+)
 def test_every_chunk_counts_its_own_answer(path: str, body: dict[str, Any]) -> None:
-    """A count of all answers together, or of text chunks instead of tokens, would be another number."""
+    """A count of all answers together, or of text chunks instead of tokens, would be another
+    number."""
     chunks, last = streamed(path, body)
     for index in (0, 1):
         usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         counts = [usage["completion_tokens"] for usage in usages]
         assert counts == sorted(counts)
-        assert counts[0] == (0 if path == CHAT else 2)  # a chat opens with the role; the engine emits two tokens a step
+        # a chat opens with the role; the engine emits two tokens a step
+        assert counts[0] == (0 if path == CHAT else 2)
         assert counts[-1] == 13
         assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
-        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+        assert all(
+            usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            for usage in usages
+        )
     assert last["usage"]["completion_tokens"] == 26
 
 
@@ -53,14 +65,23 @@ def test_each_prompt_has_its_own_length() -> None:
 
 
 def test_a_prompt_that_is_only_scored_has_no_completion_tokens() -> None:
-    chunks, last = streamed(COMPLETIONS, {"prompt": "Say", "echo": True, "max_tokens": 0, "logprobs": 0})
-    assert [chunk["usage"]["completion_tokens"] for chunk in [*chunks, last]] == [0] * (len(chunks) + 1)
+    chunks, last = streamed(
+        COMPLETIONS, {"prompt": "Say", "echo": True, "max_tokens": 0, "logprobs": 0}
+    )
+    assert [chunk["usage"]["completion_tokens"] for chunk in [*chunks, last]] == [0] * (
+        len(chunks) + 1
+    )
 
 
 def test_without_it_only_the_last_chunk_has_usage() -> None:
-    for options in ({"include_usage": True}, {"include_usage": True, "continuous_usage_stats": False}):
+    for options in (
+        {"include_usage": True},
+        {"include_usage": True, "continuous_usage_stats": False},
+    ):
         with serving(FakeEngine()) as client:
-            *chunks, last = events(client.post(CHAT, json=chat(stream=True, stream_options=options)))
+            *chunks, last = events(
+                client.post(CHAT, json=chat(stream=True, stream_options=options))
+            )
         assert not any("usage" in chunk for chunk in chunks)
         assert last["usage"]
 
@@ -70,7 +91,13 @@ def test_what_another_answer_left_in_the_cache_was_not_cached() -> None:
 
     def cost(prompt: int, cached: int) -> Cost:
         finish = Finish(
-            reason="stop", stats=DecodeStats(), seed=1, lossless=True, drafter="none", prompt_tokens=9, cached_tokens=cached
+            reason="stop",
+            stats=DecodeStats(),
+            seed=1,
+            lossless=True,
+            drafter="none",
+            prompt_tokens=9,
+            cached_tokens=cached,
         )
         return Cost(finish, 1, 0, prompt)
 
@@ -80,5 +107,7 @@ def test_what_another_answer_left_in_the_cache_was_not_cached() -> None:
 
 def test_alone_it_is_refused() -> None:
     with serving(FakeEngine()) as client:
-        response = client.post(CHAT, json=chat(stream=True, stream_options={"continuous_usage_stats": True}))
+        response = client.post(
+            CHAT, json=chat(stream=True, stream_options={"continuous_usage_stats": True})
+        )
     assert "include_usage: true" in error_of(response, 400)["message"]

@@ -1,4 +1,5 @@
-"""--config: several models and routes from TOML; what cannot be is refused with its line in the file."""
+"""--config: several models and routes from TOML; what cannot be is refused with its line in the
+file."""
 
 from __future__ import annotations
 
@@ -57,13 +58,32 @@ def read(tmp_path: Path, text: str, **given: object) -> object:
 
 def test_everything_arrives_where_it_belongs(tmp_path: Path) -> None:
     settings = read(tmp_path, WHOLE, port=1)
-    assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.cors_origins) == (1, ("k",), 5.0, ("*",))
+    assert (
+        settings.port,
+        settings.api_keys,
+        settings.request_timeout_s,
+        settings.cors_origins,
+    ) == (1, ("k",), 5.0, ("*",))
     assert settings.strict
     small, large = settings.models
-    assert (small.name, small.options.drafter, small.options.drafter_options) == ("small", "ngram", {"max_ngram": 3})
-    assert (small.engine.max_num_seqs, small.engine.kv_memory, small.extra_drafters) == (4, 2_000_000, ("suffix",))
-    assert (large.name, large.options.draft, large.options.num_draft_tokens) == ("org/large", "org/draft", "auto:8")
-    assert settings.rules[1] == Rule(model="auto", max_prompt_tokens=100, to="small", mode="fixed", max_draft_tokens=2)
+    assert (small.name, small.options.drafter, small.options.drafter_options) == (
+        "small",
+        "ngram",
+        {"max_ngram": 3},
+    )
+    assert (small.engine.max_num_seqs, small.engine.kv_memory, small.extra_drafters) == (
+        4,
+        2_000_000,
+        ("suffix",),
+    )
+    assert (large.name, large.options.draft, large.options.num_draft_tokens) == (
+        "org/large",
+        "org/draft",
+        "auto:8",
+    )
+    assert settings.rules[1] == Rule(
+        model="auto", max_prompt_tokens=100, to="small", mode="fixed", max_draft_tokens=2
+    )
 
 
 MODEL = '[[models]]\ntarget = "demo"\n'

@@ -1,4 +1,5 @@
-"""Deployment files against the code: a panel, alert, flag or path that names something else than what exists is found here."""
+"""Deployment files against the code: a panel, alert, flag or path that names something else than
+what exists is found here."""
 
 from __future__ import annotations
 
@@ -77,9 +78,14 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in ALERTS["groups"] for rule in group["rules"]]
 
 
-@pytest.mark.parametrize(("where", "expression", "legend"), list(queries()), ids=lambda value: str(value)[:40])
-def test_every_query_asks_for_metrics_and_labels_that_exist(where: str, expression: str, legend: str) -> None:
-    """A renamed metric leaves a panel empty and an alert silent, which looks exactly like good news."""
+@pytest.mark.parametrize(
+    ("where", "expression", "legend"), list(queries()), ids=lambda value: str(value)[:40]
+)
+def test_every_query_asks_for_metrics_and_labels_that_exist(
+    where: str, expression: str, legend: str
+) -> None:
+    """A renamed metric leaves a panel empty and an alert silent, which looks exactly like good
+    news."""
     named = METRIC.findall(expression)
     assert named, "no metric"
     assert not set(named) - set(METRICS), "not on the page"
@@ -91,7 +97,9 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(where: str, expressi
     assert used <= known
 
 
-@pytest.mark.parametrize(("where", "expression", "legend"), list(queries()), ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("where", "expression", "legend"), list(queries()), ids=lambda value: str(value)[:40]
+)
 def test_every_query_is_promql(where: str, expression: str, legend: str) -> None:
     parser = pytest.importorskip("promql_parser", reason="pip install promql-parser")
     parser.parse(expression.replace("$__rate_interval", "5m"))
@@ -101,11 +109,20 @@ def test_dashboard_shows_what_an_operator_needs() -> None:
     """Named in issue 6; a panel that is lost with an edit in the browser is missed here."""
     asked = " ".join(expression for _, expression, _ in queries())
     for metric in (
-        "generation_tokens_total", "time_to_first_token_seconds_bucket", "request_time_per_output_token_seconds_bucket",
-        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "spec_decode_num_accepted_tokens_per_pos_total",
-        "spec_decode_num_rejected_tokens_per_pos_total", "request_steps_total", "step_time_seconds_total",
-        "spec_decode_draft_length_bucket", "request_success_total", "http_responses_total",
-    ):  # fmt: skip
+        "generation_tokens_total",
+        "time_to_first_token_seconds_bucket",
+        "request_time_per_output_token_seconds_bucket",
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "spec_decode_num_accepted_tokens_per_pos_total",
+        "spec_decode_num_rejected_tokens_per_pos_total",
+        "request_steps_total",
+        "step_time_seconds_total",
+        "spec_decode_draft_length_bucket",
+        "request_success_total",
+        "http_responses_total",
+    ):
         assert metric in asked
 
 
@@ -118,7 +135,11 @@ def test_panels_have_own_numbers_and_boxes() -> None:
         box = panel["gridPos"]
         assert box["x"] >= 0
         assert box["x"] + box["w"] <= COLUMNS
-        cells = {(x, y) for x in range(box["x"], box["x"] + box["w"]) for y in range(box["y"], box["y"] + box["h"])}
+        cells = {
+            (x, y)
+            for x in range(box["x"], box["x"] + box["w"])
+            for y in range(box["y"], box["y"] + box["h"])
+        }
         assert not cells & taken, panel["title"]
         taken |= cells
         assert panel["type"] == "row" or panel["datasource"]["uid"] == "${datasource}"
@@ -130,10 +151,14 @@ def test_dashboard_and_scrape_are_where_the_containers_look() -> None:
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists(), source
-    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/outrider.yaml").read_text())["providers"][0]
+    provider = yaml.safe_load(
+        (DEPLOY / "grafana/provisioning/dashboards/outrider.yaml").read_text()
+    )["providers"][0]
     mounts = " ".join(COMPOSE["services"]["grafana"]["volumes"])
     assert f":{provider['options']['path']}/outrider.json" in mounts
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
+    source = yaml.safe_load(
+        (DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text()
+    )["datasources"][0]
     assert source["url"] == "http://prometheus:9090"
     assert {"outrider", "prometheus", "grafana"} == set(COMPOSE["services"])
     scrape = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
@@ -176,7 +201,9 @@ def test_image_has_the_torch_of_the_makefile() -> None:
 
 def test_extras_that_are_installed_exist() -> None:
     """pip only warns about an unknown extra, and the image would start without its web server."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     unit = (DEPLOY / "outrider.service").read_text()
     for text in (DOCKERFILE, unit):
         (names,) = re.findall(r"(?:outrider|['\"])\.?\[([a-z,]+)\]", text)
@@ -208,8 +235,18 @@ def test_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     """A misspelt directive is ignored by systemd, and with it the protection it should give."""
     unit = tmp_path / "outrider.service"
     text = (DEPLOY / "outrider.service").read_text()
-    unit.write_text(text.replace("/opt/outrider/bin/outrider", "/bin/true").replace("User=outrider\nGroup=outrider\n", ""))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False)
+    unit.write_text(
+        text.replace("/opt/outrider/bin/outrider", "/bin/true").replace(
+            "User=outrider\nGroup=outrider\n", ""
+        )
+    )
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stderr == ""
     assert done.returncode == 0
 
@@ -218,7 +255,9 @@ def test_one_server_gets_its_key_and_the_draft_service_s_token() -> None:
     """Catches a server that no draft service lets in, and a secret that stands in a file."""
     secrets = {"OUTRIDER_API_KEY", "OUTRIDER_SERVICE_TOKEN"}
     assert secrets <= set(COMPOSE["services"]["outrider"]["environment"])
-    assert secrets <= set(re.findall(r"^#(\w+)=$", (DEPLOY / "outrider.env").read_text(), re.MULTILINE))
+    assert secrets <= set(
+        re.findall(r"^#(\w+)=$", (DEPLOY / "outrider.env").read_text(), re.MULTILINE)
+    )
 
 
 def test_files_name_no_machine_and_no_foreign_host() -> None:
@@ -229,7 +268,8 @@ def test_files_name_no_machine_and_no_foreign_host() -> None:
         text = file.read_text()
         hosts = set(re.findall(r"https?://([^/:\s'\"]+)", text))
         targets = {f"target-{number}" for number in (1, 2)}  # of services/compose.yaml
-        targets |= {f"outrider-target-{number}.outrider-target" for number in range(4)}  # of k8s/target.yaml
+        # of k8s/target.yaml
+        targets |= {f"outrider-target-{number}.outrider-target" for number in range(4)}
         assert hosts <= {"prometheus", "127.0.0.1", "localhost", *targets}, file
         assert "/work/" not in text
         assert "/home/" not in text.replace("--create-home", "")
@@ -256,7 +296,11 @@ PAGE = (ROOT / "docs" / "serve.md").read_text()
 def options_of(verb: str) -> set[str]:
     """What `outrider VERB --help` lists."""
     command = typer.main.get_command(build_app()).commands[verb]  # type: ignore[attr-defined]
-    names = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    names = {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     return {name for name in names if name.startswith("--")} | {"--help"}
 
 
@@ -272,7 +316,9 @@ def test_page_names_metrics_that_exist() -> None:
 
 
 def test_page_names_options_that_exist() -> None:
-    known = set.union(*(options_of(verb) for verb in ("serve", "tune", "bench", "estimate", "train")))
+    known = set.union(
+        *(options_of(verb) for verb in ("serve", "tune", "bench", "estimate", "train"))
+    )
     foreign = {"--build", "--build-arg", "--rm", "--restart"}  # docker's
     assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", PAGE)) - foreign <= known
 
@@ -285,16 +331,23 @@ def test_page_explains_every_finding_of_the_self_test() -> None:
 
 
 def test_page_lists_every_path() -> None:
-    named = {re.sub("[A-Z]+", "", path) for path in re.findall(r"`(?:GET |POST |DELETE )?(/[A-Za-z0-9_/]*)", PAGE)}
+    named = {
+        re.sub("[A-Z]+", "", path)
+        for path in re.findall(r"`(?:GET |POST |DELETE )?(/[A-Za-z0-9_/]*)", PAGE)
+    }
     public = {re.sub(r"{\w+}", "", path) for path in paths()}
-    assert {path for path in public if not path.startswith("/playground")} <= named | {"/v1/completions"}
+    assert {path for path in public if not path.startswith("/playground")} <= named | {
+        "/v1/completions"
+    }
 
 
 def test_configuration_of_the_page_is_accepted(tmp_path: Path) -> None:
     """Indented blocks of a page are copied before they are read."""
     block = PAGE[PAGE.index("    [server]") : PAGE.index("Every model is an engine")]
     text = "\n".join(line.removeprefix("    ") for line in block.splitlines())
-    (tmp_path / "fast.json").write_text(json.dumps({"outrider_settings": 1, "options": {"num_draft_tokens": 4}}))
+    (tmp_path / "fast.json").write_text(
+        json.dumps({"outrider_settings": 1, "options": {"num_draft_tokens": 4}})
+    )
     (tmp_path / "server.toml").write_text(text.replace('"fast.json"', f'"{tmp_path}/fast.json"'))
     read = read_config(tmp_path / "server.toml", {})
     assert [model.name for model in read.models] == ["small", "copying"]

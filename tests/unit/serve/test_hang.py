@@ -33,16 +33,24 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_step_that_hangs_fails_health_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server that reports health while nothing is answered, and one that is restarted for being idle."""
+def test_a_step_that_hangs_fails_health_until_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a server that reports health while nothing is answered, and one that is restarted for
+    being idle."""
     target = save_checkpoint(tmp_path / "target", tiny_llama(257), byte_tokenizer())
     options = Options(target=str(target), drafter="ngram")
     engine = make_engine(options, EngineSettings(kv_memory=64 << 20), name="tiny")
     engine.start()
-    state = ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),), hang_timeout_s=LIMIT_S))
+    state = ServerState(
+        ServerSettings(models=(ServedModel(name="tiny", options=options),), hang_timeout_s=LIMIT_S)
+    )
     state.metrics.watch(engine)
     state.serve([engine], created=1)
-    stuck, free, over, step = threading.Event(), threading.Event(), threading.Event(), Batch.step
+    stuck = threading.Event()
+    free = threading.Event()
+    over = threading.Event()
+    step = Batch.step
 
     def blocked(batch: Batch, drafts: Any) -> Any:
         stuck.set()
@@ -61,7 +69,12 @@ def test_a_step_that_hangs_fails_health_until_it_is_over(tmp_path: Path, monkeyp
 
         assert statuses() == [200, 200]
         try:
-            engine.submit(Request(id="r", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True)), listen)
+            engine.submit(
+                Request(
+                    id="r", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True)
+                ),
+                listen,
+            )
             assert stuck.wait(WAIT_S)
             assert client.get("/health").status_code == 200
             until(lambda: statuses() == [503, 503])
@@ -69,7 +82,11 @@ def test_a_step_that_hangs_fails_health_until_it_is_over(tmp_path: Path, monkeyp
             assert error["code"] == "engine_hung"
             assert "'tiny' has work" in error["message"]
             lines = client.get("/metrics").text.splitlines()
-            (age,) = (line for line in lines if line.startswith('outrider:engine_turn_age_seconds{model_name="tiny"}'))
+            (age,) = (
+                line
+                for line in lines
+                if line.startswith('outrider:engine_turn_age_seconds{model_name="tiny"}')
+            )
             assert float(age.split()[-1]) > LIMIT_S
             assert client.get("/v1/models").status_code == 200
         finally:

@@ -1,4 +1,5 @@
-"""What fails is logged without a word of what clients sent: no variables, no quoting messages, in every format."""
+"""What fails is logged without a word of what clients sent: no variables, no quoting messages, in
+every format."""
 
 from __future__ import annotations
 
@@ -72,8 +73,14 @@ def test_a_step_that_fails_says_where_and_not_what(
     """Guards against prompts, answers, stop strings and bad words of everybody's rows in the log."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    target = save_checkpoint(tmp_path / "tiny", tiny_llama(257, sharpness=4.0, max_position_embeddings=512), tokenizer)
-    engine = make_engine(Options(target=str(target), drafter="ngram"), EngineSettings(kv_memory=64 << 20), name="fake")
+    target = save_checkpoint(
+        tmp_path / "tiny", tiny_llama(257, sharpness=4.0, max_position_embeddings=512), tokenizer
+    )
+    engine = make_engine(
+        Options(target=str(target), drafter="ngram"),
+        EngineSettings(kv_memory=64 << 20),
+        name="fake",
+    )
     monkeypatch.setattr(NgramDrafter, part, failing(part))
     body = chat(SECRET, max_tokens=8, ignore_eos=True, stop=[f"{SECRET}!"], bad_words=[BAD_WORD])
     with Logged(style) as log:
@@ -99,7 +106,10 @@ def test_our_own_code_that_fails(style: str, monkeypatch: pytest.MonkeyPatch) ->
     engine = FakeEngine()
     with Logged(style) as log, serving(engine) as client:
         monkeypatch.setattr("outrider.serve.api.chat.ChatChoiceWriter.deltas", failing("deltas"))
-        assert "server failed" in client.post("/v1/chat/completions", json=chat(SECRET, stream=True)).text
+        assert (
+            "server failed"
+            in client.post("/v1/chat/completions", json=chat(SECRET, stream=True)).text
+        )
         monkeypatch.setattr("outrider.serve.api.chat.ChatChoiceWriter.message", failing("message"))
         assert client.post("/v1/chat/completions", json=chat(SECRET)).status_code == 500
         engine.reply = RequestError(f"a word must be written, got {SECRET!r}")
@@ -111,7 +121,9 @@ def test_our_own_code_that_fails(style: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("style", STYLES)
 def test_a_template_that_quotes(style: str) -> None:
     engine = FakeEngine()
-    engine.tokenizer.chat_template = "{{ raise_exception('no turn may say ' + messages[0].content) }}"
+    engine.tokenizer.chat_template = (
+        "{{ raise_exception('no turn may say ' + messages[0].content) }}"
+    )
     with Logged(style) as log, serving(engine) as client:
         answer = client.post("/v1/chat/completions", json=chat(SECRET))
         assert SECRET in answer.json()["error"]["message"]
@@ -157,15 +169,21 @@ def test_a_traceback_tells_the_whole_story() -> None:
         lines = plain_traceback(error).splitlines()
     assert "OSError: [Errno 28] No space left on device" in lines
     assert lines[-1] == "RuntimeError: the size of tensor a (3) must match"
-    assert lines.index("OSError: [Errno 28] No space left on device") < lines.index("The direct cause of:")
-    group = plain_traceback(ExceptionGroup("several", [KeyError(SECRET), RequestError(f"too long, got {SECRET}")]))
+    assert lines.index("OSError: [Errno 28] No space left on device") < lines.index(
+        "The direct cause of:"
+    )
+    group = plain_traceback(
+        ExceptionGroup("several", [KeyError(SECRET), RequestError(f"too long, got {SECRET}")])
+    )
     assert SECRET not in group
     assert "RequestError: too long" in group
 
 
 def test_an_error_that_is_its_own_context_ends() -> None:
-    first, second = ValueError("a"), ValueError("b")
-    first.__context__, second.__context__ = second, first
+    first = ValueError("a")
+    second = ValueError("b")
+    first.__context__ = second
+    second.__context__ = first
     assert plain_traceback(first).count("ValueError") == 2
 
 
@@ -188,7 +206,9 @@ def test_the_command_line_shows_no_variables(tmp_path: Path) -> None:
         "app.build_app = fails\n"
         "app.sys.argv = ['outrider', 'ls']\napp.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert "KeyError" in done.stderr
     assert "VARIABLE" not in done.stderr
     assert "\u2502" not in done.stderr

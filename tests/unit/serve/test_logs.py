@@ -33,9 +33,24 @@ def request() -> Request:
 
 def finish(**facts: Any) -> Finish:
     stats = DecodeStats(
-        emitted=9, steps=3, drafted=10, tested=8, accepted=6, answers=1, first_tokens=3, ttft_s=0.5, decode_s=1.5
+        emitted=9,
+        steps=3,
+        drafted=10,
+        tested=8,
+        accepted=6,
+        answers=1,
+        first_tokens=3,
+        ttft_s=0.5,
+        decode_s=1.5,
     )
-    fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "ngram", "prompt_tokens": 2}
+    fields = {
+        "reason": "stop",
+        "stats": stats,
+        "seed": 1,
+        "lossless": True,
+        "drafter": "ngram",
+        "prompt_tokens": 2,
+    }
     return Finish(**{**fields, **facts})
 
 
@@ -52,22 +67,35 @@ def written(style: str, *ends: Finish, level: str = "info") -> str:
 
 
 def test_who_is_turned_away_is_logged() -> None:
-    """A full queue and a wrong key are logged; without a line the log would show no request. Probes of health are not logged."""
+    """A full queue and a wrong key are logged; without a line the log would show no request. Probes
+    of health are not logged."""
     stream = io.StringIO()
     running = Logging("json", "info", stream)
     try:
         with serving(FakeEngine(max_queue=0), api_keys=("right",)) as client:
-            for key, path in (("right", "/v1/chat/completions"), ("wrong", "/v1/models"), ("right", "/v1/models/none")):
+            for key, path in (
+                ("right", "/v1/chat/completions"),
+                ("wrong", "/v1/models"),
+                ("right", "/v1/models/none"),
+            ):
                 headers = {"Authorization": f"Bearer {key}"}
-                client.post(path, json=chat(), headers=headers) if "chat" in path else client.get(path, headers=headers)
+                client.post(path, json=chat(), headers=headers) if "chat" in path else client.get(
+                    path, headers=headers
+                )
             client.state.draining = True
             assert client.get("/ready").status_code == 503
     finally:
         running.close()
-    lines = [entry for entry in map(json.loads, stream.getvalue().splitlines()) if entry["event"] == "refused"]
+    lines = [
+        entry
+        for entry in map(json.loads, stream.getvalue().splitlines())
+        if entry["event"] == "refused"
+    ]
     assert [(one["status"], one["level"], one["path"]) for one in lines] == [
-        (429, "warning", "/v1/chat/completions"), (401, "info", "/v1/models"), (404, "info", "/v1/models/none")
-    ]  # fmt: skip
+        (429, "warning", "/v1/chat/completions"),
+        (401, "info", "/v1/models"),
+        (404, "info", "/v1/models/none"),
+    ]
     reasons = ("0 requests wait already", "the API key is wrong", "the model 'none' does not exist")
     for line, reason in zip(lines, reasons, strict=True):
         assert line["reason"].startswith(reason)
@@ -91,7 +119,8 @@ def test_a_reason_holds_no_value_that_was_sent() -> None:
 def test_a_full_disk_is_reported_without_what_people_wrote(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against texts in the server's log, and against a server that ends with a traceback for its last line."""
+    """Guards against texts in the server's log, and against a server that ends with a traceback for
+    its last line."""
     traffic = TrafficLog(Path("/dev/full"))
     with caplog.at_level(logging.ERROR, "outrider.serve"):
         for _ in range(2):
@@ -104,8 +133,11 @@ def test_a_full_disk_is_reported_without_what_people_wrote(
     assert "No space left" in caplog.text
 
 
-def test_traffic_goes_on_when_its_folder_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a thread that dies of one failure: nothing would be written any more, and the queue grow for ever."""
+def test_traffic_goes_on_when_its_folder_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a thread that dies of one failure: nothing would be written any more, and the
+    queue grow for ever."""
     file = tmp_path / "logs" / "traffic.jsonl"
     file.parent.mkdir()
     traffic = TrafficLog(file)
@@ -134,10 +166,23 @@ def test_request_is_one_line_of_json() -> None:
     (line,) = written("json", finish()).splitlines()
     entry = json.loads(line)
     wanted = {
-        "event": "request", "level": "info", "logger": "outrider.requests", "request_id": "cmpl-1", "model": "m",
-        "finish": "stop", "tokens": 9, "prompt_tokens": 2, "ttft_s": 0.5, "tau": 3.0, "drafted": 10, "accepted": 6,
-        "tpot_s": 0.25, "decode_tokens_per_s": 4.0, "tokens_per_s": 4.5, "drafter": "ngram",
-    }  # fmt: skip
+        "event": "request",
+        "level": "info",
+        "logger": "outrider.requests",
+        "request_id": "cmpl-1",
+        "model": "m",
+        "finish": "stop",
+        "tokens": 9,
+        "prompt_tokens": 2,
+        "ttft_s": 0.5,
+        "tau": 3.0,
+        "drafted": 10,
+        "accepted": 6,
+        "tpot_s": 0.25,
+        "decode_tokens_per_s": 4.0,
+        "tokens_per_s": 4.5,
+        "drafter": "ngram",
+    }
     assert {name: entry.get(name) for name in wanted} == wanted
     assert entry["timestamp"].endswith("Z")
     assert "error" not in entry
@@ -152,7 +197,11 @@ def test_human_line_says_the_same() -> None:
 
 
 def test_failed_request_is_an_error_and_a_late_one_a_warning() -> None:
-    lines = written("json", finish(reason="error", error=NumericalError("NaN in layer 3")), finish(reason="timeout")).splitlines()
+    lines = written(
+        "json",
+        finish(reason="error", error=NumericalError("NaN in layer 3")),
+        finish(reason="timeout"),
+    ).splitlines()
     failed, late = map(json.loads, lines)
     assert (failed["level"], failed["error"]) == ("error", "NaN in layer 3")
     assert late["level"] == "warning"
@@ -175,7 +224,9 @@ def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
     stream = io.StringIO()
     running = Logging("json", "info", stream)
     try:
-        logging.getLogger("a.library").info("started on %s", "here", extra={"color_message": "\x1b[1mstarted"})
+        logging.getLogger("a.library").info(
+            "started on %s", "here", extra={"color_message": "\x1b[1mstarted"}
+        )
         try:
             raise ZeroDivisionError
         except ZeroDivisionError:
@@ -189,7 +240,8 @@ def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
 
 
 def test_what_libraries_tell_of_their_own_work_is_left_out() -> None:
-    """A GGUF file's metadata is written to a scratch file: its name in the log makes people look for it."""
+    """A GGUF file's metadata is written to a scratch file: its name in the log makes people look
+    for it."""
     stream = io.StringIO()
     running = Logging("json", "info", stream)
     for level in (logging.INFO, logging.WARNING):
@@ -200,12 +252,15 @@ def test_what_libraries_tell_of_their_own_work_is_left_out() -> None:
 
 def test_closing_puts_the_log_back() -> None:
     root = logging.getLogger()
-    before, level = list(root.handlers), root.level
+    before = list(root.handlers)
+    level = root.level
     Logging("json", "debug", io.StringIO()).close()
     assert (root.handlers, root.level) == (before, level)
 
 
-@pytest.mark.parametrize(("style", "level", "hint"), [("jsn", "info", "json"), ("json", "warn", "warning")])
+@pytest.mark.parametrize(
+    ("style", "level", "hint"), [("jsn", "info", "json"), ("json", "warn", "warning")]
+)
 def test_unknown_style_and_level_are_refused(style: str, level: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"Did you mean '{hint}'"):
         Logging(style, level)
@@ -223,7 +278,8 @@ def client(tmp_path: Path) -> Iterator[Any]:
     """A served fake engine whose traffic goes to `client.file`."""
     from starlette.testclient import TestClient
 
-    engine, traffic = FakeEngine(), TrafficLog(tmp_path / "traffic.jsonl")
+    engine = FakeEngine()
+    traffic = TrafficLog(tmp_path / "traffic.jsonl")
     app = Telemetry(make_app(state_of(engine)), tracing=None, traffic=traffic)
     with TestClient(app, raise_server_exceptions=False) as client:
         client.file, client.traffic = tmp_path / "traffic.jsonl", traffic  # type: ignore[attr-defined]
@@ -243,7 +299,10 @@ def ask(client: Any, path: str, **body: Any) -> Any:
     return response
 
 
-QUESTION = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Zwölf Boxkämpfer \U0001f600?"}]
+QUESTION = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Zwölf Boxkämpfer \U0001f600?"},
+]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -260,7 +319,8 @@ def test_conversation_comes_back_as_the_lab_reads_it(client: Any, stream: bool) 
 def test_thoughts_stand_beside_the_answer(tmp_path: Path, stream: bool) -> None:
     engine = FakeEngine(reply="<think>hm</think>yes")
     engine.tokenizer.chat_template += "{# </think> #}"
-    state, traffic = state_of(engine), TrafficLog(tmp_path / "t.jsonl")
+    state = state_of(engine)
+    traffic = TrafficLog(tmp_path / "t.jsonl")
     with TestClient(Telemetry(make_app(state), tracing=None, traffic=traffic)) as client:
         ask(client, "/v1/chat/completions", messages=QUESTION, max_tokens=50, stream=stream)
     traffic.close()
@@ -270,11 +330,23 @@ def test_thoughts_stand_beside_the_answer(tmp_path: Path, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "fields"), [
-    ("/v1/responses", {"input": "Why?", "instructions": "Be kind."}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": "Why?"}], "system": "Be kind.", "max_tokens": 90}),
-])  # fmt: skip
-def test_other_interfaces_come_back_as_chats(client: Any, path: str, fields: dict[str, Any], stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "Why?", "instructions": "Be kind."}),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": "Why?"}],
+                "system": "Be kind.",
+                "max_tokens": 90,
+            },
+        ),
+    ],
+)
+def test_other_interfaces_come_back_as_chats(
+    client: Any, path: str, fields: dict[str, Any], stream: bool
+) -> None:
     ask(client, path, stream=stream, **fields)
     (found,) = logged(client)
     assert [message["content"] for message in found.messages] == ["Be kind.", "Why?"]
@@ -306,7 +378,12 @@ def test_every_prompt_of_a_request_is_a_line(client: Any) -> None:
 def test_refused_request_is_not_logged(client: Any) -> None:
     """Nor one that asked for no answer: neither is anything that a model could be measured on."""
     ask(client, "/v1/completions", prompt="only its logprobs", max_tokens=0, echo=True, logprobs=0)
-    assert client.post("/v1/completions", json={"model": "fake", "prompt": "a", "max_tokens": -1}).status_code == 400
+    assert (
+        client.post(
+            "/v1/completions", json={"model": "fake", "prompt": "a", "max_tokens": -1}
+        ).status_code
+        == 400
+    )
     assert client.get("/health").status_code == 200
     client.traffic.close()
     assert client.file.read_text() == ""
@@ -347,7 +424,8 @@ def test_a_file_that_others_could_read_is_its_owners_only(tmp_path: Path) -> Non
 
 
 def test_file_moved_away_by_logrotate_is_begun_anew(tmp_path: Path) -> None:
-    file, old = tmp_path / "t.jsonl", tmp_path / "t.1"
+    file = tmp_path / "t.jsonl"
+    old = tmp_path / "t.1"
     traffic = TrafficLog(file)
     traffic.add("/", exchange("a", {"prompt": "x"}, "y"))
     limit = time.monotonic() + 10

@@ -1,4 +1,5 @@
-"""The numbers on /metrics: each is what the engine reported, under the name that vLLM's dashboards and our lab look for."""
+"""The numbers on /metrics: each is what the engine reported, under the name that vLLM's dashboards
+and our lab look for."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from outrider.serve.observability.selftest import Finding, SelfTest
 from outrider.stats import DecodeStats
 from outrider.version import __version__
 
-VLLM = (  # of docs/usage/metrics (vLLM 0.32) what a server without LoRA, swapping and multi-modal input has
+# of docs/usage/metrics (vLLM 0.32) what a server without LoRA, swapping and multi-modal input has
+VLLM = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
     "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "prompt_tokens_cached_total",
     "generation_tokens_total", "request_success_total", "time_to_first_token_seconds_bucket",
@@ -32,7 +34,15 @@ VLLM = (  # of docs/usage/metrics (vLLM 0.32) what a server without LoRA, swappi
 )  # fmt: skip
 CONTROL = {
     "chosen": {0: 1, 3: 4},
-    "by_rows": {2: {"tokens_per_s": {0: 10.0, 3: 25.0}, "best_fixed": 3, "regret": 0.04, "chosen": {}, "seconds": {}}},
+    "by_rows": {
+        2: {
+            "tokens_per_s": {0: 10.0, 3: 25.0},
+            "best_fixed": 3,
+            "regret": 0.04,
+            "chosen": {},
+            "seconds": {},
+        }
+    },
 }
 
 
@@ -64,21 +74,46 @@ class Engine:
 
 
 def request(number: int = 0, prompt: int = 5) -> Request:
-    return Request(id=f"cmpl-{number}", prompt=list(range(1, prompt + 1)), params=SamplingParams(max_tokens=8))
+    return Request(
+        id=f"cmpl-{number}", prompt=list(range(1, prompt + 1)), params=SamplingParams(max_tokens=8)
+    )
 
 
-def step(asked: list[int], drafted: list[int], accepted: list[int], emitted: list[int], **facts: Any) -> StepReport:
+def step(
+    asked: list[int], drafted: list[int], accepted: list[int], emitted: list[int], **facts: Any
+) -> StepReport:
     fields = {
-        "rows": len(asked), "waiting": 0, "drafters": ["draft-model"] * len(asked), "kv_tokens": 0, "kv_capacity": 100,
-        "seconds": {"draft": 0.1, "target": 0.3, "verify": 0.05, "other": 0.05}, **facts,
-    }  # fmt: skip
+        "rows": len(asked),
+        "waiting": 0,
+        "drafters": ["draft-model"] * len(asked),
+        "kv_tokens": 0,
+        "kv_capacity": 100,
+        "seconds": {"draft": 0.1, "target": 0.3, "verify": 0.05, "other": 0.05},
+        **facts,
+    }
     fields.setdefault("rejected", [d > a for d, a in zip(drafted, accepted, strict=True)])
     return StepReport(asked=asked, drafted=drafted, accepted=accepted, emitted=emitted, **fields)
 
 
 def finish(**facts: Any) -> Finish:
-    stats = DecodeStats(emitted=9, steps=3, drafted=10, accepted=6, answers=1, first_tokens=4, ttft_s=0.5, decode_s=1.6)
-    fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "draft-model", "prompt_tokens": 5}
+    stats = DecodeStats(
+        emitted=9,
+        steps=3,
+        drafted=10,
+        accepted=6,
+        answers=1,
+        first_tokens=4,
+        ttft_s=0.5,
+        decode_s=1.6,
+    )
+    fields = {
+        "reason": "stop",
+        "stats": stats,
+        "seed": 1,
+        "lossless": True,
+        "drafter": "draft-model",
+        "prompt_tokens": 5,
+    }
     return Finish(**{**fields, **facts})
 
 
@@ -125,16 +160,22 @@ def test_step_is_counted_once_per_row_and_position() -> None:
     assert sum(v for (name, _), v in samples(metrics).items() if name == rejected) == 1
     assert value(metrics, "step_time_seconds_total", phase="target") == pytest.approx(0.3)
     assert value(metrics, "engine_step_seconds_sum") == pytest.approx(0.5)
-    lengths = {le: value(metrics, "spec_decode_draft_length_bucket", le=le, **drafter) for le in ("0.0", "3.0", "4.0", "+Inf")}
+    lengths = {
+        le: value(metrics, "spec_decode_draft_length_bucket", le=le, **drafter)
+        for le in ("0.0", "3.0", "4.0", "+Inf")
+    }
     assert lengths == {"0.0": 1, "3.0": 2, "4.0": 3, "+Inf": 3}
 
 
 def test_accepted_tokens_behind_the_end_of_a_text_do_not_count() -> None:
-    """The verifier kept four, the text ended with the second: two went into it, and nothing was rejected."""
+    """The verifier kept four, the text ended with the second: two went into it, and nothing was
+    rejected."""
     metrics = ServerMetrics()
     metrics.observer("m").stepped(step([4], [4], [4], [2]))
     assert value(metrics, "spec_decode_num_accepted_tokens_total", drafter="draft-model") == 2
-    assert not any(name == "spec_decode_num_rejected_tokens_per_pos_total" for name in names(metrics))
+    assert not any(
+        name == "spec_decode_num_rejected_tokens_per_pos_total" for name in names(metrics)
+    )
 
 
 def test_first_token_is_no_gap_between_tokens() -> None:
@@ -163,17 +204,32 @@ def test_request_times_go_into_their_histograms() -> None:
     totals.prefilled(request(), 0.2, 3)
     totals.finished(request(), finish(prefill_s=0.2))
     for name, wanted in (
-        ("time_to_first_token_seconds", 0.5), ("e2e_request_latency_seconds", 2.1), ("request_queue_time_seconds", 0.25),
-        ("request_prefill_time_seconds", 0.2), ("request_decode_time_seconds", 1.6),
-        ("request_time_per_output_token_seconds", 0.32), ("request_prompt_tokens", 5), ("request_generation_tokens", 9),
-    ):  # fmt: skip
+        ("time_to_first_token_seconds", 0.5),
+        ("e2e_request_latency_seconds", 2.1),
+        ("request_queue_time_seconds", 0.25),
+        ("request_prefill_time_seconds", 0.2),
+        ("request_decode_time_seconds", 1.6),
+        ("request_time_per_output_token_seconds", 0.32),
+        ("request_prompt_tokens", 5),
+        ("request_generation_tokens", 9),
+    ):
         assert value(metrics, f"{name}_count") == 1, name
         assert value(metrics, f"{name}_sum") == pytest.approx(wanted), name
     assert value(metrics, "prompt_tokens_total") == 5
     assert value(metrics, "prompt_tokens_cached_total") == 2
     assert value(metrics, "request_success_total", finished_reason="stop") == 1
-    assert value(metrics, "request_spec_decode_acceptance_rate_bucket", le="0.6", drafter="draft-model") == 1
-    assert value(metrics, "request_spec_decode_acceptance_rate_bucket", le="0.5", drafter="draft-model") == 0
+    assert (
+        value(
+            metrics, "request_spec_decode_acceptance_rate_bucket", le="0.6", drafter="draft-model"
+        )
+        == 1
+    )
+    assert (
+        value(
+            metrics, "request_spec_decode_acceptance_rate_bucket", le="0.5", drafter="draft-model"
+        )
+        == 0
+    )
 
 
 def test_request_that_never_began_has_no_latencies() -> None:
@@ -195,23 +251,46 @@ def test_names_are_those_of_vllm_behind_our_prefix() -> None:
 
 
 def test_gauges_are_those_of_the_engine_at_the_scrape() -> None:
-    metrics, engine = ServerMetrics(), Engine()
+    metrics = ServerMetrics()
+    engine = Engine()
     metrics.watch(engine)
     engine.now = EngineSnapshot(
-        running=3, waiting=7, prefilling=1, kv_tokens=25, kv_capacity=100, prefix_pages=1, prefix_capacity=4, prefix_queries=50,
-        prefix_hits=20, preemptions=2, draining=True, failed="it broke", turn_age_s=1.5, control=CONTROL,
-    )  # fmt: skip
+        running=3,
+        waiting=7,
+        prefilling=1,
+        kv_tokens=25,
+        kv_capacity=100,
+        prefix_pages=1,
+        prefix_capacity=4,
+        prefix_queries=50,
+        prefix_hits=20,
+        preemptions=2,
+        draining=True,
+        failed="it broke",
+        turn_age_s=1.5,
+        control=CONTROL,
+    )
     expected = {
-        "num_requests_running": 4, "num_requests_waiting": 7, "num_requests_prefilling": 1, "kv_cache_usage_perc": 0.25,
-        "prefix_cache_usage_perc": 0.25, "prefix_cache_queries_total": 50, "prefix_cache_hits_total": 20,
-        "num_preemptions_total": 2, "engine_up": 0, "engine_draining": 1, "kv_cache_capacity_tokens": 100,
+        "num_requests_running": 4,
+        "num_requests_waiting": 7,
+        "num_requests_prefilling": 1,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 50,
+        "prefix_cache_hits_total": 20,
+        "num_preemptions_total": 2,
+        "engine_up": 0,
+        "engine_draining": 1,
+        "kv_cache_capacity_tokens": 100,
         "engine_turn_age_seconds": 1.5,
-    }  # fmt: skip
+    }
     assert {name: value(metrics, name) for name in expected} == expected
     control = {
-        "control_best_draft_length": 3, "control_predicted_tokens_per_second": 25.0,
-        "control_predicted_plain_tokens_per_second": 10.0, "control_regret_ratio": 0.04,
-    }  # fmt: skip
+        "control_best_draft_length": 3,
+        "control_predicted_tokens_per_second": 25.0,
+        "control_predicted_plain_tokens_per_second": 10.0,
+        "control_regret_ratio": 0.04,
+    }
     assert {name: value(metrics, name, num_requests="2") for name in control} == control
 
 
@@ -219,7 +298,9 @@ def test_facts_have_no_paths_and_findings_are_named() -> None:
     """Folder names of a machine belong into no monitoring system."""
     metrics = ServerMetrics()
     metrics.watch(Engine())
-    metrics.tested("m", SelfTest([Finding("no-acceptance", "nothing is accepted", drafter="draft-model")]))
+    metrics.tested(
+        "m", SelfTest([Finding("no-acceptance", "nothing is accepted", drafter="draft-model")])
+    )
     metrics.answered("/v1/completions", 200)
     metrics.answered("/v1/completions", 200)
     page = metrics.render()[0].decode()
@@ -231,16 +312,25 @@ def test_facts_have_no_paths_and_findings_are_named() -> None:
 
 
 def test_no_series_is_on_the_page_twice() -> None:
-    """Two drafters with the same fault, one of them twice: a scraper that is strict takes nothing of a page with doubles."""
+    """Two drafters with the same fault, one of them twice: a scraper that is strict takes nothing
+    of a page with doubles."""
     metrics = ServerMetrics()
-    found = [Finding("context-too-long", "too long", drafter=name) for name in ("suffix", "eagle3", "eagle3")]
+    found = [
+        Finding("context-too-long", "too long", drafter=name)
+        for name in ("suffix", "eagle3", "eagle3")
+    ]
     metrics.tested("m", SelfTest(found))
-    lines = [line for line in metrics.render()[0].decode().splitlines() if "self_test_finding_info{" in line]
+    lines = [
+        line
+        for line in metrics.render()[0].decode().splitlines()
+        if "self_test_finding_info{" in line
+    ]
     assert len(lines) == len(set(lines)) == 2
 
 
 def test_lab_reads_our_page_as_it_reads_vllms() -> None:
-    """`outrider bench URL` on our own server: steps, drafts and positions of the window, summed over drafters."""
+    """`outrider bench URL` on our own server: steps, drafts and positions of the window, summed
+    over drafters."""
     metrics, totals = one_step()
     metrics.watch(Engine(EngineSnapshot(prefix_queries=10, prefix_hits=4)))
     before = parse(metrics.render()[0].decode(), "m")
@@ -263,9 +353,11 @@ def test_histogram_bounds_are_inclusive_and_open_above() -> None:
 
 
 def test_a_scrape_sees_whole_steps() -> None:
-    """Drafts without their accepted tokens would make impossible ratios. Every step here accepts all it drafts."""
+    """Drafts without their accepted tokens would make impossible ratios. Every step here accepts
+    all it drafts."""
     metrics = ServerMetrics()
-    totals, over = metrics.observer("m"), threading.Event()
+    totals = metrics.observer("m")
+    over = threading.Event()
 
     def work() -> None:
         while not over.is_set():
@@ -276,8 +368,12 @@ def test_a_scrape_sees_whole_steps() -> None:
     try:
         for _ in range(10):
             found = samples(metrics)
-            drafted = found.get(("spec_decode_num_draft_tokens_total", (("drafter", "draft-model"),)), 0)
-            accepted = found.get(("spec_decode_num_accepted_tokens_total", (("drafter", "draft-model"),)), 0)
+            drafted = found.get(
+                ("spec_decode_num_draft_tokens_total", (("drafter", "draft-model"),)), 0
+            )
+            accepted = found.get(
+                ("spec_decode_num_accepted_tokens_total", (("drafter", "draft-model"),)), 0
+            )
             assert drafted == accepted == 16 * found["engine_steps_total", ()]
     finally:
         over.set()
@@ -291,9 +387,12 @@ class Broken(ModelTotals):
         raise ZeroDivisionError
 
 
-def test_observer_that_fails_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_observer_that_fails_is_dropped_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An error in a metric must never end somebody's request."""
-    good, late = ModelTotals(), ModelTotals()
+    good = ModelTotals()
+    late = ModelTotals()
     several = Observers([good, Broken(), late])
     several.stepped(step([1], [1], [1], [2]))
     several.stepped(step([1], [1], [1], [2]))

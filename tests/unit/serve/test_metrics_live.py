@@ -1,4 +1,5 @@
-"""A real engine behind a real HTTP server, measured by our own lab and watched by everything at once."""
+"""A real engine behind a real HTTP server, measured by our own lab and watched by everything at
+once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
-PROMPTS, TOKENS = 4, 12
+PROMPTS = 4
+TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +48,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     for name, model in (("target", target), ("draft", disturbed(target, 0.05))):
         save_checkpoint(folder / name, model, byte_tokenizer())
     options = Options(
-        target=str(folder / "target"), drafter="draft-model", draft=str(folder / "draft"), num_draft_tokens=3
+        target=str(folder / "target"),
+        drafter="draft-model",
+        draft=str(folder / "draft"),
+        num_draft_tokens=3,
     )
-    exporter, state = InMemorySpanExporter(), ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),)))
+    exporter = InMemorySpanExporter()
+    state = ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),)))
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(Tracing, "to", lambda endpoint: Tracing(SimpleSpanProcessor(exporter)))
-    monitoring = Monitoring(state.metrics, otlp_endpoint="http://nobody:4318", log_requests=folder / "traffic.jsonl")
+    monitoring = Monitoring(
+        state.metrics, otlp_endpoint="http://nobody:4318", log_requests=folder / "traffic.jsonl"
+    )
     monkeypatch.undo()
     log = io.StringIO()
     logging = Logging("json", "info", log)
-    engine = make_engine(options, EngineSettings(kv_memory=64 << 20), observer=monitoring.observer("tiny"), name="tiny")
+    engine = make_engine(
+        options,
+        EngineSettings(kv_memory=64 << 20),
+        observer=monitoring.observer("tiny"),
+        name="tiny",
+    )
     engine.start()
     state.serve([monitoring.ready(engine)], created=0)
     app = monitoring.around(make_app(state))
@@ -67,9 +80,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         time.sleep(0.01)
     port = web.servers[0].sockets[0].getsockname()[1]
     yield SimpleNamespace(
-        url=f"http://127.0.0.1:{port}", metrics=state.metrics, exporter=exporter, monitoring=monitoring, log=log,
-        logging=logging, file=folder / "traffic.jsonl",
-    )  # fmt: skip
+        url=f"http://127.0.0.1:{port}",
+        metrics=state.metrics,
+        exporter=exporter,
+        monitoring=monitoring,
+        log=log,
+        logging=logging,
+        file=folder / "traffic.jsonl",
+    )
     web.should_exit = True
     thread.join()
     engine.stop()
@@ -77,13 +95,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 
 
 def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamespace) -> None:
-    """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the server's log of requests."""
-    assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
-    workload = Workload("w", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
-    options = RequestOptions(
-        concurrency=2, settle_s=0.1, timeout_s=60.0, sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the
+    server's log of requests."""
+    assert parse(server.metrics.render()[0].decode()).generated == 0, (
+        "the self-test is nobody's request"
     )
-    (result,) = bench_servers({"ours": ServerEndpoint.parse(server.url)}, workload, options, prompts=PROMPTS).servers
+    workload = Workload(
+        "w", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS))
+    )
+    options = RequestOptions(
+        concurrency=2,
+        settle_s=0.1,
+        timeout_s=60.0,
+        sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True),
+    )
+    (result,) = bench_servers(
+        {"ours": ServerEndpoint.parse(server.url)}, workload, options, prompts=PROMPTS
+    ).servers
     assert (result.engine, result.model) == ("outrider", "tiny")
     assert result.failures == []
     assert result.speculation is not None

@@ -58,7 +58,9 @@ def test_nothing_in_the_page_is_forbidden_by_its_own_policy() -> None:
     body = re.sub(r"<(style|script)\b.*?</\1>", "", page(), flags=re.DOTALL)
     assert not re.findall(r"\son[a-z]+=", body)
     assert "style=" not in body
-    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", inside("script"))
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", inside("script")
+    )
 
 
 def test_colours_of_fates_are_those_of_the_reports() -> None:

@@ -1,4 +1,5 @@
-"""A model's thoughts are separated from its answer: every family, whole or streamed, beside tools, forms and stop strings."""
+"""A model's thoughts are separated from its answer: every family, whole or streamed, beside tools,
+forms and stop strings."""
 
 from __future__ import annotations
 
@@ -17,10 +18,20 @@ from tests.unit.serve.served_app import chat, error_of, events, serving
 from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written
 
 URL = "/v1/chat/completions"
-SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+SWITCH = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
 OPENS = "{% if add_generation_prompt %}<think>\n{% endif %}"
 HARMONY = "{# <|channel|> <|message|> to=functions #}"
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+MARKS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
 ANSWERS = {
     "think": "<think>\nhm\n</think>\n\nyes", "mistral": "[THINK]hm[/THINK]yes", "gemma4": "<|channel>thought\nhm\n<channel|>yes",
     "seed_oss": "<seed:think>hm</seed:think>yes", "cohere": "<|START_THINKING|>hm<|END_THINKING|>yes",
@@ -36,25 +47,36 @@ def answered(client: TestClient, **fields: Any) -> tuple[str | None, str | None,
     assert whole.status_code == 200, whole.text
     answer = ChatAnswer.model_validate_json(whole.text, strict=True)
     message = whole.json()["choices"][0]["message"]
-    chunks = events(client.post(URL, json=chat(stream=True, stream_options={"include_usage": True}, **fields)))
+    chunks = events(
+        client.post(URL, json=chat(stream=True, stream_options={"include_usage": True}, **fields))
+    )
     assert chunks[-1]["usage"] == whole.json()["usage"]
-    deltas = [ChatChunk.model_validate(chunk).choices[0].delta for chunk in chunks if chunk["choices"]]
+    deltas = [
+        ChatChunk.model_validate(chunk).choices[0].delta for chunk in chunks if chunk["choices"]
+    ]
     for name in ("reasoning", "reasoning_content"):
         assert "".join(getattr(delta, name) or "" for delta in deltas) == (message.get(name) or "")
     assert message.get("reasoning") == message.get("reasoning_content")
     assert "".join(delta.content or "" for delta in deltas) == (message["content"] or "")
     assert answer.usage is not None
-    return message.get("reasoning"), message["content"], {**whole.json()["choices"][0], "usage": whole.json()["usage"]}
+    return (
+        message.get("reasoning"),
+        message["content"],
+        {**whole.json()["choices"][0], "usage": whole.json()["usage"]},
+    )
 
 
 @pytest.mark.parametrize("as_tokens", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name: str, as_tokens: bool) -> None:
-    """Known by the template, with marks that are special tokens, which text does not show, or written letter by letter."""
-    form, more = FORMATS[name], f"{{# {' '.join([*FORMATS[name].signs, *FORMATS[name].closing])} #}}"
+    """Known by the template, with marks that are special tokens, which text does not show, or
+    written letter by letter."""
+    form = FORMATS[name]
+    more = f"{{# {' '.join([*FORMATS[name].signs, *FORMATS[name].closing])} #}}"
     tokens = MARKS if form.is_harmony else (form.opening[0], form.closing[0])
     if form.is_harmony:
-        tokens, as_tokens = (*MARKS, "final"), True
+        tokens = (*MARKS, "final")
+        as_tokens = True
     with serving(engine(ANSWERS[name], more, tokens if as_tokens else ())) as client:
         thought, content, choice = answered(client)
         assert (thought, content) == ("hm", "yes")
@@ -66,25 +88,31 @@ def test_every_format(name: str, as_tokens: bool) -> None:
         assert cut[2]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(("reply", "more", "expected"), [
-    ("hm</think>yes", OPENS, ("hm", "yes")),
-    ("\n<think>hm</think>\n\nyes <think>", "{# </think> #}", ("hm", "yes <think>")),
-    ("yes", "{# </think> #}", (None, "yes")),
-    (" yes </think>", "{# </think> #}", (None, " yes </think>")),
-    ("hm", OPENS, ("hm", None)),
-    ("<think></think>yes", "{# </think> #}", (None, "yes")),
-    ("yes <think>x</think>", SWITCH, (None, "yes <think>x</think>")),
-])  # fmt: skip
-def test_what_the_prompt_opens(reply: str, more: str, expected: tuple[str | None, str | None]) -> None:
-    """Open, closed by a switch, or left to the model; only thoughts at the beginning are some. Templates of models that open the
-    mark themselves do not show the closing one."""
+@pytest.mark.parametrize(
+    ("reply", "more", "expected"),
+    [
+        ("hm</think>yes", OPENS, ("hm", "yes")),
+        ("\n<think>hm</think>\n\nyes <think>", "{# </think> #}", ("hm", "yes <think>")),
+        ("yes", "{# </think> #}", (None, "yes")),
+        (" yes </think>", "{# </think> #}", (None, " yes </think>")),
+        ("hm", OPENS, ("hm", None)),
+        ("<think></think>yes", "{# </think> #}", (None, "yes")),
+        ("yes <think>x</think>", SWITCH, (None, "yes <think>x</think>")),
+    ],
+)
+def test_what_the_prompt_opens(
+    reply: str, more: str, expected: tuple[str | None, str | None]
+) -> None:
+    """Open, closed by a switch, or left to the model; only thoughts at the beginning are some.
+    Templates of models that open the mark themselves do not show the closing one."""
     switched = {"chat_template_kwargs": {"enable_thinking": False}} if more == SWITCH else {}
     with serving(engine(reply, more + "{# </think> #}")) as client:
         assert answered(client, **switched)[:2] == expected
 
 
 def test_thoughts_that_come_again() -> None:
-    """Marks that are special tokens, which no text holds by accident, may come anywhere; thoughts are reported in order."""
+    """Marks that are special tokens, which no text holds by accident, may come anywhere; thoughts
+    are reported in order."""
     reply = "Well.[THINK]hm[/THINK] So.[THINK]so[/THINK]yes"
     with serving(engine(reply, "{# [/THINK] #}", ("[THINK]", "[/THINK]"))) as client:
         thought, content, choice = answered(client, logprobs=True)
@@ -96,7 +124,9 @@ def test_thoughts_that_come_again() -> None:
 
 def test_thoughts_are_counted() -> None:
     """Tokens of marks do not count, and nothing counts where thoughts are not separated."""
-    with serving(engine("<think>hmm</think>yes", tokens=("<think>", "</think>"), special=False)) as client:
+    with serving(
+        engine("<think>hmm</think>yes", tokens=("<think>", "</think>"), special=False)
+    ) as client:
         usage = client.post(URL, json=chat(n=2)).json()["usage"]
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 6}
         assert usage["completion_tokens"] == 2 * (1 + 3 + 1 + 3 + 1)
@@ -112,7 +142,10 @@ def test_a_client_may_leave_them_out_or_leave_them_in() -> None:
         assert (without, content) == (None, "yes")
         assert choice["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
         assert answered(client, separate_reasoning=False)[:2] == (None, ANSWERS["think"])
-        assert answered(client, separate_reasoning=True, include_reasoning=True)[:2] == ("hm", "yes")
+        assert answered(client, separate_reasoning=True, include_reasoning=True)[:2] == (
+            "hm",
+            "yes",
+        )
 
 
 def test_an_answer_that_goes_on() -> None:
@@ -121,7 +154,10 @@ def test_an_answer_that_goes_on() -> None:
     made = engine("hm</think>yes")
     made.tokenizer.chat_template = last
     with serving(made) as client:
-        for begun, expected in (("<think>So", ("hm", "yes")), ("<think>So</think>Well", (None, "hm</think>yes"))):
+        for begun, expected in (
+            ("<think>So", ("hm", "yes")),
+            ("<think>So</think>Well", (None, "hm</think>yes")),
+        ):
             messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
             body = {"messages": messages, "continue_final_message": True}
             message = client.post(URL, json=body).json()["choices"][0]["message"]
@@ -135,7 +171,9 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
     reply = f"<think>Maybe {call}?</think>\n\n{call}"
     with serving(engine(reply, f"{{# {TEMPLATES['hermes']} </think> #}}")) as client:
         answer = client.post(URL, json=chat(tools=TOOLS, stream=stream))
-        choices = [one["choices"][0] for one in events(answer)] if stream else answer.json()["choices"]
+        choices = (
+            [one["choices"][0] for one in events(answer)] if stream else answer.json()["choices"]
+        )
     parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
     assert "".join(part.get("reasoning") or "" for part in parts) == f"Maybe {call}?"
     calls = [call for part in parts for call in part.get("tool_calls") or []]
@@ -145,7 +183,8 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [("<think>", "</think>"), ()])
 def test_what_the_engine_gets(tokens: tuple[str, ...]) -> None:
-    """Stop strings and a budget apply in the engine, where the text is made; draft lengths follow marks that are tokens."""
+    """Stop strings and a budget apply in the engine, where the text is made; draft lengths follow
+    marks that are tokens."""
     made = engine("hm</think>yes", OPENS + "{# </think> #}", tokens)
     with serving(made) as client:
         client.post(URL, json=chat())
@@ -165,7 +204,8 @@ def test_what_the_engine_gets(tokens: tuple[str, ...]) -> None:
 
 
 def test_a_form_holds_from_the_beginning_where_thoughts_would_be_text() -> None:
-    """The model may think and need not; a grammar cannot wait for a mark of many tokens, so it does not."""
+    """The model may think and need not; a grammar cannot wait for a mark of many tokens, so it does
+    not."""
     made = engine('{"a": 1}')
     with serving(made) as client:
         assert answered(client, response_format={"type": "json_object"})[:2] == (None, '{"a": 1}')
@@ -184,13 +224,21 @@ def test_harmony_with_tools(stream: bool) -> None:
     made = engine(reply, HARMONY, (*MARKS, "final"))
     with serving(made) as client:
         answer = client.post(URL, json=chat(tools=TOOLS, stream=stream))
-        short = client.post(URL, json=chat(tools=TOOLS, max_tokens=len(made.tokenizer(reply)["input_ids"]) - 3)).json()
+        short = client.post(
+            URL, json=chat(tools=TOOLS, max_tokens=len(made.tokenizer(reply)["input_ids"]) - 3)
+        ).json()
         forced = client.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
-        choices = [one["choices"][0] for one in events(answer)] if stream else answer.json()["choices"]
+        choices = (
+            [one["choices"][0] for one in events(answer)] if stream else answer.json()["choices"]
+        )
     parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
     assert "".join(part.get("reasoning") or "" for part in parts) == "hm\nso"
     assert "".join(part.get("content") or "" for part in parts) == "Let me look."
-    arguments = "".join(call["function"].get("arguments", "") for part in parts for call in part.get("tool_calls") or [])
+    arguments = "".join(
+        call["function"].get("arguments", "")
+        for part in parts
+        for call in part.get("tool_calls") or []
+    )
     assert json.loads(arguments) == {"a": "b"}
     assert choices[-1]["finish_reason"] == "tool_calls"
     assert short["choices"][0]["finish_reason"] == "length"
@@ -205,9 +253,13 @@ def test_which_format_a_model_has() -> None:
     assert format_of("auto", "{{ messages }}", []) is None
     assert format_of("auto", "{{ messages }}", ["<think>", "</think>"]) is FORMATS["think"]
     assert format_of("none", "</think>", ["<think>"]) is None
-    assert {format_of(name, "", ["<|channel|>", "<|START_THINKING|>", "[THINK]"]) for name in ("qwen3", "openai_gptoss")} == {
-        FORMATS["think"], FORMATS["harmony"],
-    }  # fmt: skip
+    assert {
+        format_of(name, "", ["<|channel|>", "<|START_THINKING|>", "[THINK]"])
+        for name in ("qwen3", "openai_gptoss")
+    } == {
+        FORMATS["think"],
+        FORMATS["harmony"],
+    }
     with pytest.raises(ConfigError, match=r"'qwen4'.*qwen3"):
         format_of("qwen4", "", [])
     with pytest.raises(ConfigError, match=r"no token '\[THINK\]'"):
@@ -216,7 +268,8 @@ def test_which_format_a_model_has() -> None:
 
 
 def test_the_operator_names_the_parser() -> None:
-    """Unknown names are refused before anything loads, one that does not fit when the model is there."""
+    """Unknown names are refused before anything loads, one that does not fit when the model is
+    there."""
     from outrider.build import Options
     from outrider.serve.served import ServerState
     from outrider.serve.settings import ServerSettings
@@ -225,7 +278,9 @@ def test_the_operator_names_the_parser() -> None:
         model = ServedModel(name="fake", options=Options(target="fake"), reasoning_parser=parser)
         return ServerState(ServerSettings(models=(model,)))
 
-    with pytest.raises(ConfigError, match=r"unknown reasoning parser 'qwen33'. Did you mean 'qwen3'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown reasoning parser 'qwen33'. Did you mean 'qwen3'"
+    ):
         state("qwen33")
     made = engine(ANSWERS["think"])
     with pytest.raises(ConfigError, match="no token"):

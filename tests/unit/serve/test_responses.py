@@ -1,4 +1,5 @@
-"""/v1/responses as the openai package reads it: whole and streamed, thoughts, calls, and conversations that go on."""
+"""/v1/responses as the openai package reads it: whole and streamed, thoughts, calls, and
+conversations that go on."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def thinker() -> FakeEngine:
 
     def reply(request: Any) -> str:
         shown = made.tokenizer.decode(request.prompt)
-        return f"<think>\nhm\n</think>\n\nLet me look.{call}" if "tools]" in shown else "<think>hm</think>yes"
+        return (
+            f"<think>\nhm\n</think>\n\nLet me look.{call}"
+            if "tools]" in shown
+            else "<think>hm</think>yes"
+        )
 
     made = engine("", f"{{# {TEMPLATES['hermes']} #}}{SHOWN}")
     made.reply = reply
@@ -39,7 +44,12 @@ def thinker() -> FakeEngine:
 @pytest.fixture
 def client(thinker: FakeEngine) -> Iterator[Any]:
     with listening(thinker) as address:
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
+        yield openai.OpenAI(
+            base_url=f"{address}/v1",
+            api_key="none",
+            max_retries=0,
+            _strict_response_validation=True,
+        )
 
 
 def prompts(thinker: FakeEngine) -> list[str]:
@@ -48,12 +58,32 @@ def prompts(thinker: FakeEngine) -> list[str]:
 
 def test_a_text_and_a_stream_of_it(client: Any, thinker: FakeEngine) -> None:
     """The package puts a stream together to the same response; every event is one that it knows."""
-    ask: dict[str, Any] = {"model": "fake", "input": "Hi", "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0}
+    ask: dict[str, Any] = {
+        "model": "fake",
+        "input": "Hi",
+        "instructions": "Be kind.",
+        "metadata": {"a": "b"},
+        "temperature": 0,
+    }
     whole = client.responses.create(**ask, top_p=0.5)
     thought, message = whole.output
-    assert (thought.type, thought.content[0].text, thought.status) == ("reasoning", "hm", "completed")
-    assert (whole.output_text, message.role, whole.status, whole.model) == ("yes", "assistant", "completed", "fake")
-    assert (whole.instructions, whole.metadata, whole.temperature, whole.top_p) == ("Be kind.", {"a": "b"}, 0, 0.5)
+    assert (thought.type, thought.content[0].text, thought.status) == (
+        "reasoning",
+        "hm",
+        "completed",
+    )
+    assert (whole.output_text, message.role, whole.status, whole.model) == (
+        "yes",
+        "assistant",
+        "completed",
+        "fake",
+    )
+    assert (whole.instructions, whole.metadata, whole.temperature, whole.top_p) == (
+        "Be kind.",
+        {"a": "b"},
+        0,
+        0.5,
+    )
     assert whole.usage.output_tokens_details.reasoning_tokens == 2 + len("</think>")
     assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
     assert prompts(thinker)[0].startswith("<system>Be kind.<user>Hi")
@@ -62,10 +92,18 @@ def test_a_text_and_a_stream_of_it(client: Any, thinker: FakeEngine) -> None:
         final = stream.get_final_response()
     kinds = list(dict.fromkeys(event.type for event in seen))
     assert kinds == [
-        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
-        "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done",
-        "response.output_item.done", "response.output_text.delta", "response.output_text.done", "response.completed",
-    ]  # fmt: skip
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.completed",
+    ]
     assert (final.output_text, final.output[0].content[0].text) == ("yes", "hm")
     assert final.usage == whole.usage
 
@@ -97,19 +135,27 @@ def test_a_call_its_result_and_the_end(client: Any, thinker: FakeEngine) -> None
     assert one.startswith("<user>Weather?<assistant>Let me look.<tool>rain")
     assert one.endswith("(hm)")
     third = client.responses.create(input="Thanks", previous_response_id=second.id)
-    assert prompts(thinker)[-1].startswith("<user>Weather?<assistant>Let me look.<tool>rain<assistant>yes<user>Thanks")
+    assert prompts(thinker)[-1].startswith(
+        "<user>Weather?<assistant>Let me look.<tool>rain<assistant>yes<user>Thanks"
+    )
     assert third.previous_response_id == second.id
     with client.responses.stream(model="fake", input="Weather?", tools=FUNCTIONS) as stream:
         kinds = {event.type for event in stream}
         streamed = stream.get_final_response().output[-1]
-    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds
+    assert {
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+    } <= kinds
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
 
 
 def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     """Streams, too; nothing where the client does not want it; the oldest make room."""
     events = list(client.responses.create(input="Hi", stream=True))
-    assert client.responses.create(input="So?", previous_response_id=events[-1].response.id).status == "completed"
+    assert (
+        client.responses.create(input="So?", previous_response_id=events[-1].response.id).status
+        == "completed"
+    )
     unkept = client.responses.create(input="Hi", store=False)
     assert unkept.model_extra["store"] is False
     with pytest.raises(openai.BadRequestError, match="max_stored_responses") as caught:
@@ -117,17 +163,27 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     assert caught.value.code == "previous_response_not_found"
     store = ResponseStore(2, max_bytes=2500)
     for name in "abc":
-        store.keep(name, [{"id": name}], [], {"output": []}, store.find("a") if name == "b" else None)
+        store.keep(
+            name, [{"id": name}], [], {"output": []}, store.find("a") if name == "b" else None
+        )
     with pytest.raises(ApiError, match="no response 'a'"):
         store.find("a")
-    assert [item["id"] for item in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
+    assert [item["id"] for item in store.find("b").conversation()] == ["a", "b"], (
+        "what it went on from is still there"
+    )
     store.keep("d", [{"id": "x" * 3000}], [], {"output": []}, None)
     for name in "bcd":
         with pytest.raises(ApiError):
             store.find(name)
     one = ResponseStore(1, max_bytes=2500)
     for before, name in zip([None, *"abc"], "abcd", strict=True):
-        one.keep(name, [{"id": "x" * 60}], [], {"output": []}, None if before is None else one.find(before))
+        one.keep(
+            name,
+            [{"id": "x" * 60}],
+            [],
+            {"output": []},
+            None if before is None else one.find(before),
+        )
     with pytest.raises(ApiError):
         one.find("d")  # with all that it goes on from, it is too much to keep
     one.keep("e", [{"id": "x" * 200}], [], {"output": []}, None)
@@ -138,7 +194,9 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
         none.find("a")
 
 
-@pytest.mark.parametrize("content", ["a", "é" * 50, "x" * 4000, [{"type": "input_text", "text": "a"}]])
+@pytest.mark.parametrize(
+    "content", ["a", "é" * 50, "x" * 4000, [{"type": "input_text", "text": "a"}]]
+)
 def test_what_is_kept_takes_the_memory_that_is_counted(content: Any) -> None:
     """Guards against items of one letter, which took eight times their characters."""
     text = json.dumps({"id": "m", "type": "message", "content": content})
@@ -164,13 +222,22 @@ def test_half_a_character_in_metadata_is_answered_as_it_was_sent(thinker: FakeEn
 def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: FakeEngine) -> None:
     """Whole or streamed; one that is forgotten is not gone from those that went on from it."""
     first = client.responses.create(input="Hi", metadata={"a": "b"})
-    with client.responses.stream(model="fake", input="And?", previous_response_id=first.id) as stream:
+    with client.responses.stream(
+        model="fake", input="And?", previous_response_id=first.id
+    ) as stream:
         second = stream.get_final_response()
     assert client.responses.retrieve(first.id).model_dump() == first.model_dump()
     again = client.responses.retrieve(second.id)
-    assert (again.output_text, again.usage, again.previous_response_id) == (second.output_text, second.usage, first.id)
+    assert (again.output_text, again.usage, again.previous_response_id) == (
+        second.output_text,
+        second.usage,
+        first.id,
+    )
     client.responses.delete(first.id)
-    for gone in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id)):
+    for gone in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.delete(first.id),
+    ):
         with pytest.raises(openai.NotFoundError, match="there is no response 'resp"):
             gone()
     with pytest.raises(openai.BadRequestError, match="to go on from"):
@@ -184,10 +251,15 @@ def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: F
         client.responses.retrieve(second.id, include=["reasoning.encrypted_content"])
 
 
-def test_an_item_that_is_kept_may_be_named_instead_of_sent(client: Any, thinker: FakeEngine) -> None:
+def test_an_item_that_is_kept_may_be_named_instead_of_sent(
+    client: Any, thinker: FakeEngine
+) -> None:
     """The AI SDK sends earlier answers so; one that is forgotten must be sent whole."""
     first = client.responses.create(input="Hi")
-    asked = [{"role": "user", "content": "Hi"}, *[{"type": "item_reference", "id": item.id} for item in first.output]]
+    asked = [
+        {"role": "user", "content": "Hi"},
+        *[{"type": "item_reference", "id": item.id} for item in first.output],
+    ]
     client.responses.create(input=[*asked, {"role": "user", "content": "So?"}])
     client.responses.create(input="So?", previous_response_id=first.id)
     assert prompts(thinker)[-1] == prompts(thinker)[-2]
@@ -217,32 +289,54 @@ def test_a_form(thinker: FakeEngine) -> None:
     thinker.reply = '{"a": 1}'
     with serving(thinker) as client:
         found = client.post(URL, json={"input": "Hi", "text": {"format": form}}).json()
-        assert client.post(URL, json={"input": "Hi", "text": {"format": {"type": "json_object"}}}).status_code == 200
+        assert (
+            client.post(
+                URL, json={"input": "Hi", "text": {"format": {"type": "json_object"}}}
+            ).status_code
+            == 200
+        )
     assert found["output"][0]["content"][0]["text"] == '{"a": 1}'
     assert found["text"]["format"] == form
     assert all(request.constraint is not None for request in thinker.seen)
 
 
-@pytest.mark.parametrize(("fields", "param", "message"), [
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "reads text only"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1'"),
-    ({"input": [{"type": "item_reference"}]}, "input", "needs 'id'"),
-    ({"input": [{"type": "computer_call"}]}, "input", "no tools of its own"),
-    ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", "needs 'call_id'"),
-    ({"input": []}, "input", "nothing to answer"),
-    ({"tools": [{"type": "web_search"}]}, "tools", "'web_search' is not supported"),
-    ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
-    ({"background": True}, "background", "can only be false"), ({"truncation": "auto"}, "truncation", "can only be 'disabled'"),
-    ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-    ({"prompt": {"id": "p"}}, "prompt", "no stored prompts"),
-    ({"include": ["file_search_call.results"]}, "include", "not supported"),
-    ({"max_tokens": 5}, "max_tokens", "max_output_tokens"), ({"stop": "x"}, "stop", "chat completions"),
-    ({"messages": []}, "messages", "use 'input'"),
-    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "knows no 'reasoning.effort'"),
-    ({"text": {"format": {"type": "json_schema", "schema": {"type": "strng"}}}}, "text.format.schema", "text.format.schema"),
-    ({"input": [{"type": "custom_tool_call"}]}, "input", "models are shown functions"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text", "needs 'schema'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input",
+            "reads text only",
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1'"),
+        ({"input": [{"type": "item_reference"}]}, "input", "needs 'id'"),
+        ({"input": [{"type": "computer_call"}]}, "input", "no tools of its own"),
+        (
+            {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
+            "input",
+            "needs 'call_id'",
+        ),
+        ({"input": []}, "input", "nothing to answer"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search' is not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+        ({"background": True}, "background", "can only be false"),
+        ({"truncation": "auto"}, "truncation", "can only be 'disabled'"),
+        ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt", "no stored prompts"),
+        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+        ({"stop": "x"}, "stop", "chat completions"),
+        ({"messages": []}, "messages", "use 'input'"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort", "knows no 'reasoning.effort'"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"type": "strng"}}}},
+            "text.format.schema",
+            "text.format.schema",
+        ),
+        ({"input": [{"type": "custom_tool_call"}]}, "input", "models are shown functions"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "needs 'schema'"),
+    ],
+)
 def test_what_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
     with serving(FakeEngine(context=1000)) as client:
         error = error_of(client.post(URL, json={"input": "Hi", **fields}), 400)
@@ -253,45 +347,74 @@ def test_what_is_refused_by_name(fields: dict[str, Any], param: str, message: st
 def test_what_has_no_effect_is_named() -> None:
     """Agents send such fields; a strict server refuses them."""
     body = {
-        "input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": [], "encrypted_content": "abc"}],
-        "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto", "effort": "medium"},
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "summary": [], "encrypted_content": "abc"},
+        ],
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto", "effort": "medium"},
         "text": {"verbosity": "low"},
-        "service_tier": "flex", "store": False, "parallel_tool_calls": True, "tool_choice": "auto", "max_tool_calls": 3,
-    }  # fmt: skip
+        "service_tier": "flex",
+        "store": False,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "max_tool_calls": 3,
+    }
     with serving(FakeEngine(context=1000)) as client:
         response = client.post(URL, json=body)
     assert response.status_code == 200, response.text
     assert set(response.headers[HEADER].split(", ")) == {
-        "service_tier", "max_tool_calls", "input[].encrypted_content", "text.verbosity", "reasoning.summary", "include",
-    }  # fmt: skip
+        "service_tier",
+        "max_tool_calls",
+        "input[].encrypted_content",
+        "text.verbosity",
+        "reasoning.summary",
+        "include",
+    }
     with serving(FakeEngine(context=1000), strict=True) as client:
         assert "has no effect" in error_of(client.post(URL, json=body), 400)["message"]
 
 
 def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: FakeEngine) -> None:
-    """Codex sends them beside its functions, and runs them itself: no tool of this server's is missing."""
+    """Codex sends them beside its functions, and runs them itself: no tool of this server's is
+    missing."""
     others = [
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
-        {"type": "namespace", "name": "mcp__files", "description": "", "tools": [{"type": "function", "name": "look"}]},
-        {"type": "local_shell"}, {"type": "custom", "name": "other"},
-    ]  # fmt: skip
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+        },
+        {
+            "type": "namespace",
+            "name": "mcp__files",
+            "description": "",
+            "tools": [{"type": "function", "name": "look"}],
+        },
+        {"type": "local_shell"},
+        {"type": "custom", "name": "other"},
+    ]
     whole = client.responses.with_raw_response.create(input="Weather?", tools=[*others, *FUNCTIONS])
     assert whole.headers[HEADER] == "tools[custom], tools[namespace], tools[local_shell]"
     assert [tool.name for tool in whole.parse().tools] == [tool["name"] for tool in FUNCTIONS]
     assert any(item.type == "function_call" for item in whole.parse().output)
     client.responses.create(input="Weather?", tools=FUNCTIONS)
     assert thinker.seen[0].prompt == thinker.seen[1].prompt
-    alone = client.responses.with_raw_response.create(input="Hi", tools=others[2:3], tool_choice="auto")
+    alone = client.responses.with_raw_response.create(
+        input="Hi", tools=others[2:3], tool_choice="auto"
+    )
     assert (alone.headers[HEADER], alone.parse().tools) == ("tools[local_shell]", [])
     with pytest.raises(openai.BadRequestError, match="'tool_choice' needs 'tools'"):
         client.responses.create(input="Hi", tools=others, tool_choice="required")
-    counted = client.responses.input_tokens.with_raw_response.count(input="Weather?", tools=[*others, *FUNCTIONS])
+    counted = client.responses.input_tokens.with_raw_response.count(
+        input="Weather?", tools=[*others, *FUNCTIONS]
+    )
     assert counted.parse().input_tokens == len(thinker.seen[0].prompt)
     with serving(FakeEngine(context=1000), strict=True) as strict:
         error = error_of(strict.post(URL, json={"input": "Hi", "tools": others}), 400)
     assert (error["message"], error["param"]) == (
-        "'custom' has no effect here: models are shown functions, their calls and outputs", "tools.0",
-    )  # fmt: skip
+        "'custom' has no effect here: models are shown functions, their calls and outputs",
+        "tools.0",
+    )
 
 
 def test_an_engine_that_fails_in_the_stream() -> None:
@@ -305,8 +428,15 @@ def test_an_engine_that_fails_in_the_stream() -> None:
 def test_input_tokens_are_those_of_the_response(client: Any) -> None:
     """Earlier turns, instructions and tools included; what only an answer has is ignored by name."""
     first = client.responses.create(input="Weather?", tools=FUNCTIONS)
-    ask: dict[str, Any] = {"input": "Hi", "instructions": "Be kind.", "tools": FUNCTIONS, "previous_response_id": first.id}
-    counted = client.responses.input_tokens.with_raw_response.count(**ask, extra_body={"stream": True})
+    ask: dict[str, Any] = {
+        "input": "Hi",
+        "instructions": "Be kind.",
+        "tools": FUNCTIONS,
+        "previous_response_id": first.id,
+    }
+    counted = client.responses.input_tokens.with_raw_response.count(
+        **ask, extra_body={"stream": True}
+    )
     assert counted.headers[HEADER] == "stream"
     assert counted.parse().object == "response.input_tokens"
     assert counted.parse().input_tokens == client.responses.create(**ask).usage.input_tokens

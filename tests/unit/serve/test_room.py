@@ -1,4 +1,5 @@
-"""A body of very many answers is refused before anything is made of it, and one that fits exactly is not."""
+"""A body of very many answers is refused before anything is made of it, and one that fits exactly
+is not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from outrider.serve.rules import Rule
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 FLOOD = {"model": "fake", "prompt": ["Hello"] * 2048, "n": 128}
 
 
@@ -23,7 +25,8 @@ FLOOD = {"model": "fake", "prompt": ["Hello"] * 2048, "n": 128}
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was made of bodies: texts that were read, engine requests."""
     made: list[str] = []
-    encode, render = SharedTokenizer.encode, SharedTokenizer.render
+    encode = SharedTokenizer.encode
+    render = SharedTokenizer.render
 
     async def counted_encode(texts: SharedTokenizer, text: str, **options: Any) -> list[int]:
         made.append("tokens")
@@ -46,7 +49,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def busy(engine: FakeEngine, count: int) -> FakeEngine:
     """With so many requests that do not end."""
     for number in range(count):
-        engine.submit(Request(id=f"r{number}", prompt=[1], params=SamplingParams(max_tokens=9)), lambda update: None)
+        engine.submit(
+            Request(id=f"r{number}", prompt=[1], params=SamplingParams(max_tokens=9)),
+            lambda update: None,
+        )
     return engine
 
 
@@ -76,10 +82,15 @@ def test_more_than_may_ever_wait_is_a_400_before_anything_is_made(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_more_than_there_is_room_for_now_is_a_429_before_anything_is_made(made: list[str], stream: bool) -> None:
+def test_more_than_there_is_room_for_now_is_a_429_before_anything_is_made(
+    made: list[str], stream: bool
+) -> None:
     engine = busy(FakeEngine(max_queue=5, gate=threading.Semaphore(0)), 2)
     with serving(engine) as client:
-        for path, body in ((COMPLETIONS, {"model": "fake", "prompt": ["a", "b"], "n": 2}), (CHAT, chat(n=4))):
+        for path, body in (
+            (COMPLETIONS, {"model": "fake", "prompt": ["a", "b"], "n": 2}),
+            (CHAT, chat(n=4)),
+        ):
             response = client.post(path, json={**body, "stream": stream})
             assert error_of(response, 429)["code"] == "queue_full"
             assert response.headers["retry-after"] == "3"
@@ -90,7 +101,9 @@ def test_more_than_there_is_room_for_now_is_a_429_before_anything_is_made(made: 
 
 def test_what_fits_exactly_is_answered(made: list[str]) -> None:
     with serving(FakeEngine(max_queue=6)) as client:
-        response = client.post(COMPLETIONS, json={"model": "fake", "prompt": ["a", "b"], "n": 3, "max_tokens": 2})
+        response = client.post(
+            COMPLETIONS, json={"model": "fake", "prompt": ["a", "b"], "n": 3, "max_tokens": 2}
+        )
         assert response.status_code == 200, response.text
         assert len(response.json()["choices"]) == 6
         assert client.post(CHAT, json=chat(n=6, max_tokens=2)).status_code == 200
@@ -99,7 +112,8 @@ def test_what_fits_exactly_is_answered(made: list[str]) -> None:
 
 def test_a_route_is_refused_only_for_the_model_that_would_answer(made: list[str]) -> None:
     """If the prompt's length chooses the model, a full queue of the other model has no effect."""
-    small, large = FakeEngine(name="small", max_queue=1), FakeEngine(name="large", max_queue=4)
+    small = FakeEngine(name="small", max_queue=1)
+    large = FakeEngine(name="large", max_queue=4)
     rules = (Rule(model="auto", max_prompt_tokens=20, to="small"), Rule(model="auto", to="large"))
     with serving(small, large, rules=rules) as client:
         asked = {"model": "auto", "prompt": "x" * 30, "max_tokens": 2}
@@ -107,6 +121,12 @@ def test_a_route_is_refused_only_for_the_model_that_would_answer(made: list[str]
         error_of(client.post(COMPLETIONS, json={**asked, "prompt": "x", "n": 3}), 400)
         assert small.seen == []
         made.clear()
-        assert "5 answers" in error_of(client.post(COMPLETIONS, json={**asked, "n": 5}), 400)["message"]
+        assert (
+            "5 answers"
+            in error_of(client.post(COMPLETIONS, json={**asked, "n": 5}), 400)["message"]
+        )
         assert made == []
-        assert error_of(client.post(COMPLETIONS, json={**asked, "model": "atuo"}), 404)["code"] == "model_not_found"
+        assert (
+            error_of(client.post(COMPLETIONS, json={**asked, "model": "atuo"}), 404)["code"]
+            == "model_not_found"
+        )

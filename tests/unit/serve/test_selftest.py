@@ -1,4 +1,5 @@
-"""The start-up self-test finds what is wrong with a draft, and nothing where nothing is. Real engines on small random models."""
+"""The start-up self-test finds what is wrong with a draft, and nothing where nothing is. Real
+engines on small random models."""
 
 from __future__ import annotations
 
@@ -31,12 +32,17 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a target and drafts: a good one, an unrelated one, and one with a short context."""
-    folder, tokenizer = tmp_path_factory.mktemp("selftest"), byte_tokenizer()
+    folder = tmp_path_factory.mktemp("selftest")
+    tokenizer = byte_tokenizer()
     target = tiny_llama(257, sharpness=4.0)
     short = disturbed(target, 0.05)
     short.config.max_position_embeddings = SHORT
     stranger = tiny_llama(257, seed=99, sharpness=4.0)
-    for name, model in (("good", disturbed(target, 0.02)), ("stranger", stranger), ("short", short)):
+    for name, model in (
+        ("good", disturbed(target, 0.02)),
+        ("stranger", stranger),
+        ("short", short),
+    ):
         save_checkpoint(folder / name, model, tokenizer)
     tokenizer.chat_template = TEMPLATE
     save_checkpoint(folder / "target", target, tokenizer)
@@ -53,8 +59,12 @@ def start(models: Path) -> Iterator[Start]:
 
     def begin(draft: str | None, extra: tuple[str, ...] = (), **options: Any) -> Engine:
         options = {"num_draft_tokens": 4, **options}
-        chosen = Options(target=str(models / "target"), draft=str(models / draft) if draft else None, **options)
-        made.append(make_engine(chosen, EngineSettings(kv_memory=64 << 20), extra_drafters=extra, name="m"))
+        chosen = Options(
+            target=str(models / "target"), draft=str(models / draft) if draft else None, **options
+        )
+        made.append(
+            make_engine(chosen, EngineSettings(kv_memory=64 << 20), extra_drafters=extra, name="m")
+        )
         made[-1].start()
         return made[-1]
 
@@ -65,7 +75,8 @@ def start(models: Path) -> Iterator[Start]:
 
 
 def codes(result: SelfTest) -> set[str]:
-    """Without speed, because on models of two layers drafting cannot pay, and the clock of a busy machine is unreliable."""
+    """Without speed, because on models of two layers drafting cannot pay, and the clock of a busy
+    machine is unreliable."""
     return {finding.code for finding in result.findings} - {"slower-than-plain"}
 
 
@@ -89,7 +100,9 @@ def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFix
     assert finding.drafter == "draft-model"
     with caplog.at_level(logging.INFO, "outrider.serve"):
         result.write_log("m")
-    warned = [record.__dict__["finding"] for record in caplog.records if record.levelno == logging.WARNING]
+    warned = [
+        record.__dict__["finding"] for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert "no-acceptance" in warned
     speeds = r"self-test of m: plain \d+ tokens/s; draft-model \d+ tokens/s \(\d\.\d\d times plain\), tau 1\."
     assert re.search(speeds, caplog.text)
@@ -99,7 +112,9 @@ def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
     """Such a draft is good on short probes; only its config reveals the limit."""
     result = self_test(start("short"), max_tokens=4)
     assert codes(result) == {"context-too-long"}
-    assert f"--max-model-len {SHORT}" in next(one.message for one in result.warnings if one.code == "context-too-long")
+    assert f"--max-model-len {SHORT}" in next(
+        one.message for one in result.warnings if one.code == "context-too-long"
+    )
     assert codes(self_test(start("short", max_model_len=SHORT), max_tokens=4)) == set()
 
 
@@ -107,7 +122,11 @@ def test_every_drafter_of_a_server_is_tried(start: Start) -> None:
     """n-grams have no weights: a probe without repetitions is no reason to warn."""
     result = self_test(start("good", extra=("ngram",)), max_tokens=4)
     assert set(result.numbers["drafters"]) == {"draft-model", "ngram"}
-    assert not [finding for finding in result.warnings if finding.drafter == "ngram" and finding.code != "slower-than-plain"]
+    assert not [
+        finding
+        for finding in result.warnings
+        if finding.drafter == "ngram" and finding.code != "slower-than-plain"
+    ]
 
 
 def test_server_without_speculation_has_nothing_to_compare(start: Start) -> None:
@@ -132,18 +151,28 @@ def test_demo_pair_is_found_good() -> None:
 
 
 class Scripted:
-    """An engine whose answers have the cost that a test sets: (accepted of drafted, seconds) of speculative answers; plain take
-    1 s.
+    """An engine whose answers have the cost that a test sets: (accepted of drafted, seconds) of
+    speculative answers; plain take 1 s.
     """
 
     drafters = ["draft-model"]  # noqa: RUF012
     context = 500
     lossless = True
 
-    def __init__(self, *, drafted: int = 40, accepted: int = 30, seconds: float = 0.4, **config: Any) -> None:
+    def __init__(
+        self, *, drafted: int = 40, accepted: int = 30, seconds: float = 0.4, **config: Any
+    ) -> None:
         self.tokenizer = byte_tokenizer()
-        self.config = {"drafter": "draft-model", "draft": "nowhere", "num_draft_tokens": 4, "exact": True, **config}
-        self._drafted, self._accepted, self._seconds = drafted, accepted, seconds
+        self.config = {
+            "drafter": "draft-model",
+            "draft": "nowhere",
+            "num_draft_tokens": 4,
+            "exact": True,
+            **config,
+        }
+        self._drafted = drafted
+        self._accepted = accepted
+        self._seconds = seconds
         self.text = [7]
         self.error: NumericalError | None = None
 
@@ -152,12 +181,23 @@ class Scripted:
         stats = DecodeStats(emitted=32, steps=32, ttft_s=0.1, decode_s=0.9)
         if not is_plain:
             stats = DecodeStats(
-                emitted=32, steps=10, drafted=self._drafted, tested=self._drafted, accepted=self._accepted, ttft_s=0.0,
+                emitted=32,
+                steps=10,
+                drafted=self._drafted,
+                tested=self._drafted,
+                accepted=self._accepted,
+                ttft_s=0.0,
                 decode_s=self._seconds,
-            )  # fmt: skip
+            )
         reason = "error" if self.error else "length"
         finish = Finish(
-            reason=reason, stats=stats, seed=0, lossless=True, drafter="draft-model", prompt_tokens=3, error=self.error
+            reason=reason,
+            stats=stats,
+            seed=0,
+            lossless=True,
+            drafter="draft-model",
+            prompt_tokens=3,
+            error=self.error,
         )
         listener(Update(token_ids=[7] if is_plain else self.text, finish=finish))
 
@@ -177,7 +217,9 @@ def test_slow_draft_is_a_warning_unless_the_server_adapts() -> None:
     found = only(self_test(Scripted(seconds=1.3)))
     assert (found.code, found.severity) == ("slower-than-plain", "warning")
     assert "outrider tune" in found.message
-    assert re.search(r"against [\d.]+ plain, 0\.77x to 0\.77x over \d probes;", found.message), "every speed with its spread"
+    assert re.search(r"against [\d.]+ plain, 0\.77x to 0\.77x over \d probes;", found.message), (
+        "every speed with its spread"
+    )
     assert only(self_test(Scripted(seconds=1.3, num_draft_tokens="auto:8"))).severity == "note"
 
 
@@ -241,24 +283,38 @@ def test_remembered_numbers_say_when_they_were_measured(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     caplog.set_level(logging.INFO, "outrider.serve")
     numbers = {"plain": {"tokens_per_s": 12.3}}
-    monkeypatch.setattr(monitoring, "self_test", lambda engine: SelfTest([], numbers, measured_at="2026-01-02 03:04 UTC"))
+    monkeypatch.setattr(
+        monitoring,
+        "self_test",
+        lambda engine: SelfTest([], numbers, measured_at="2026-01-02 03:04 UTC"),
+    )
     watching = monitoring.Monitoring(ServerMetrics())
     watching.observer("m")
     engine = start("good")
     for _ in range(2):
         watching.ready(engine, facts=engine.facts)
-    now, later = [record.message for record in caplog.records if record.message.startswith("self-test")]
+    now, later = [
+        record.message for record in caplog.records if record.message.startswith("self-test")
+    ]
     assert now == "self-test of m: plain 12 tokens/s"
-    assert later == "self-test of m: remembered from 2026-01-02 03:04 UTC, not measured now: plain 12 tokens/s"
+    assert (
+        later
+        == "self-test of m: remembered from 2026-01-02 03:04 UTC, not measured now: plain 12 tokens/s"
+    )
     shown = watching.self_tests["m"].as_dict()
-    assert (shown["measured_at"], shown["remembered"], shown["numbers"]) == ("2026-01-02 03:04 UTC", True, numbers)
+    assert (shown["measured_at"], shown["remembered"], shown["numbers"]) == (
+        "2026-01-02 03:04 UTC",
+        True,
+        numbers,
+    )
     assert SelfTest().as_dict()["remembered"] is False
 
 
 def test_a_good_test_is_kept_and_one_with_findings_is_made_again(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a server that tests at every start, one that takes over another server's test, and one that never looks again."""
+    """Catches a server that tests at every start, one that takes over another server's test, and
+    one that never looks again."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     made: list[str] = []
 

@@ -1,4 +1,5 @@
-"""Clients that do not read: what waits for them is bounded, and their connections do not stay for ever."""
+"""Clients that do not read: what waits for them is bounded, and their connections do not stay for
+ever."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_weights_follow_what_is_held() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_only_a_reader_who_holds_up_is_too_slow() -> None:
-    """One that waits for the next update may have any number before it: then the server is slow itself."""
+    """One that waits for the next update may have any number before it: then the server is slow
+    itself."""
     waits = Backlog()
     assert all(waits.add(STEP) for _ in range(50))
     waits.ask()
@@ -68,7 +70,8 @@ def test_only_a_reader_who_holds_up_is_too_slow() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_answer_ends_whose_reader_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a client that fills the memory: the rows end, what waited is let go, and a late reader gets an error."""
+    """Guards against a client that fills the memory: the rows end, what waited is let go, and a
+    late reader gets an error."""
     caplog.set_level(logging.INFO, "outrider")
     gate = threading.Semaphore(0)
     engine = FakeEngine(gate=gate, reply="x" * 400, context=1000)
@@ -111,12 +114,13 @@ def test_a_reader_of_few_tokens_may_take_its_time() -> None:
 
     text = asyncio.run(scenario())
     pieces = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces) == "Hello, world"
+    assert (
+        "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
+        == "Hello, world"
+    )
 
 
 @pytest.mark.usefixtures("small")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_connection_that_nobody_reads_is_closed(
     stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -126,8 +130,15 @@ def test_a_connection_that_nobody_reads_is_closed(
     monkeypatch.setattr(run, "STALL_LOOK_S", 0.05)
     count = 6000
     engine = FakeEngine(reply="x" * count, context=2 * count)
-    body = json.dumps(chat(stream=stream, logprobs=True, top_logprobs=20, max_tokens=count)).encode()
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    body = json.dumps(
+        chat(stream=stream, logprobs=True, top_logprobs=20, max_tokens=count)
+    ).encode()
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: a",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
     head = "\r\n".join([*lines, "", ""])
     with process_of(lambda: [engine]) as (process, url):
         wait_for(f"{url}/ready")

@@ -24,7 +24,10 @@ def use(choice: Any = None) -> ToolUse:
 def test_formats_are_known_by_their_template() -> None:
     """Catches Qwen's and GLM's calls taken for Hermes', whose mark they share."""
     known = {name: form.name for name, form in FORMATS.items()}
-    assert known == {name: name.removesuffix("-tight").removesuffix("-fenced").removesuffix("-args") for name in TEMPLATES}
+    assert known == {
+        name: name.removesuffix("-tight").removesuffix("-fenced").removesuffix("-args")
+        for name in TEMPLATES
+    }
     assert FORMATS["mistral-args"] is MISTRAL_ARGS
     assert FORMATS["glm-tight"] is GLM_TIGHT
     assert FORMATS["deepseek-fenced"] is DEEPSEEK_FENCED
@@ -35,19 +38,36 @@ def test_formats_are_known_by_their_template() -> None:
 
 WRONG: list[tuple[dict[str, Any], type[OutriderError], str]] = [
     ({"tools": None, "tool_choice": "required"}, RequestError, "there are no tools"),
-    ({"tool_choice": {"type": "function", "function": {"name": "wether"}}}, RequestError, "Did you mean 'weather'"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "wether"}}},
+        RequestError,
+        "Did you mean 'weather'",
+    ),
     ({"tool_choice": "always"}, RequestError, "none, auto, required or a function"),
     ({"tools": [TOOLS[1], TOOLS[1]]}, RequestError, "two tools are called 'now'"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, RequestError, r"tools.0.function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        RequestError,
+        r"tools.0.function.name",
+    ),
     ({"template": "{{ messages }}"}, CapabilityError, "does not render them"),
-    ({"template": "{{ tools }}"}, CapabilityError, "hermes, qwen3-coder, glm, deepseek, mistral, llama3, pythonic"),
+    (
+        {"template": "{{ tools }}"},
+        CapabilityError,
+        "hermes, qwen3-coder, glm, deepseek, mistral, llama3, pythonic",
+    ),
     ({"template": "{{ tools }}<tool_call><function="}, CapabilityError, "none of the ways"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "error", "match"), WRONG)
 def test_refusals(changes: dict[str, Any], error: type[OutriderError], match: str) -> None:
-    given = {"tools": TOOLS, "template": TEMPLATES["hermes"], "tokenizer": byte_tokenizer(), **changes}
+    given = {
+        "tools": TOOLS,
+        "template": TEMPLATES["hermes"],
+        "tokenizer": byte_tokenizer(),
+        **changes,
+    }
     with pytest.raises(error, match=match):
         tool_use(**given)
 
@@ -58,7 +78,12 @@ def test_choices() -> None:
     assert use("none").reader().push("<tool_call>") == [{"content": "<tool_call>"}]
     assert use().rendered == TOOLS
     assert use().spec is None, "the model is free"
-    assert [use(choice).is_enforced for choice in ("none", "auto", "required", NAMED)] == [False, False, True, True]
+    assert [use(choice).is_enforced for choice in ("none", "auto", "required", NAMED)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     reader = use(NAMED).reader()
     reader.push('<tool_call>{"name": "now"}</tool_call>')
     assert reader.finish_reason == "stop"
@@ -66,7 +91,8 @@ def test_choices() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].markers])
 def test_special_tokens_that_begin_calls_are_text_here(name: str) -> None:
-    """Catches answers of models whose marks are special tokens, which their text leaves out: they would be content."""
+    """Catches answers of models whose marks are special tokens, which their text leaves out: they
+    would be content."""
     tokenizer = byte_tokenizer()
     marks = FORMATS[name].markers
     tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
@@ -75,4 +101,6 @@ def test_special_tokens_that_begin_calls_are_text_here(name: str) -> None:
     token = tokenizer.convert_tokens_to_ids(marks[0])
     assert found.texts_of([5, token, 6], ["a", "", "b"]) == ["a", marks[0], "b"]
     assert found.spec is not None
-    assert (f"<[{token}]>" in found.spec.text) == (name != "llama3"), "only the bare calls of Llama 3 need no mark"
+    assert (f"<[{token}]>" in found.spec.text) == (name != "llama3"), (
+        "only the bare calls of Llama 3 need no mark"
+    )

@@ -1,4 +1,5 @@
-"""Tools over HTTP, for every way of writing calls: whole or streamed, right or wrong, a client gets an answer."""
+"""Tools over HTTP, for every way of writing calls: whole or streamed, right or wrong, a client gets
+an answer."""
 
 from __future__ import annotations
 
@@ -50,12 +51,14 @@ def test_calls_are_answers(name: str) -> None:
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.markers])
 def test_marks_that_are_special_tokens(name: str, skip: bool) -> None:
-    """Left out of the text or shown in it, as the client wants: its calls are read all the same. Guards against marks that are
-    there twice."""
+    """Left out of the text or shown in it, as the client wants: its calls are read all the same.
+    Guards against marks that are there twice."""
     fake = engine(name, written(name, CALLS))
     fake.tokenizer.add_special_tokens({"additional_special_tokens": list(FORMATS[name].markers)})
     with serving(fake) as client:
-        (choice,) = client.post(URL, json=chat(tools=TOOLS, skip_special_tokens=skip)).json()["choices"]
+        (choice,) = client.post(URL, json=chat(tools=TOOLS, skip_special_tokens=skip)).json()[
+            "choices"
+        ]
     calls = [call["function"] for call in choice["message"]["tool_calls"]]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == CALLS
     assert choice["message"]["content"] is None
@@ -68,7 +71,11 @@ def test_half_a_call_is_an_answer_too(name: str, stream: bool) -> None:
     text = written(name, CALLS[:1])
     with serving(engine(name, text[: len(text) * 3 // 5])) as client:
         answer = client.post(URL, json=chat(tools=TOOLS, stream=stream))
-        choices = [chunk["choices"][0] for chunk in events(answer)] if stream else answer.json()["choices"]
+        choices = (
+            [chunk["choices"][0] for chunk in events(answer)]
+            if stream
+            else answer.json()["choices"]
+        )
     assert answer.status_code == 200
     assert choices[-1]["finish_reason"] == "stop"
 
@@ -76,7 +83,11 @@ def test_half_a_call_is_an_answer_too(name: str, stream: bool) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_strict_and_required_tools_are_grammars(name: str) -> None:
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
-    asked: list[dict[str, Any]] = [{"tools": strict}, {"tools": TOOLS, "tool_choice": "required"}, {"tools": TOOLS}]
+    asked: list[dict[str, Any]] = [
+        {"tools": strict},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS},
+    ]
     fake = engine(name, written(name, CALLS[:1]))
     with serving(fake) as client:
         for fields in asked:
@@ -90,4 +101,7 @@ def test_a_schema_that_calls_cannot_follow_is_a_400() -> None:
     with serving(engine("qwen3-coder", "x")) as client:
         assert "'format'" in error_of(client.post(URL, json=chat(tools=tools)), 400)["message"]
         wrong = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]
-        assert "properties must be an object" in error_of(client.post(URL, json=chat(tools=wrong)), 400)["message"]
+        assert (
+            "properties must be an object"
+            in error_of(client.post(URL, json=chat(tools=wrong)), 400)["message"]
+        )

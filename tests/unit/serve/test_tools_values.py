@@ -12,12 +12,19 @@ from outrider.wellformed import MAX_DEPTH, parsed_json
 ROOT = {
     "properties": {"city": {"type": "string"}},
     "additionalProperties": {"type": "integer"},
-    "$defs": {"unit": {"enum": ["C", "F"]}, "self": {"$ref": "#/$defs/self"}, "a/b": {"type": "null"}},
+    "$defs": {
+        "unit": {"enum": ["C", "F"]},
+        "self": {"$ref": "#/$defs/self"},
+        "a/b": {"type": "null"},
+    },
 }
 TYPES: list[tuple[Any, set[str]]] = [
     ({"type": "integer"}, {"integer"}),
     ({"type": ["string", "null"]}, {"string", "null"}),
-    ({"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "null"}, {"type": "array"}]}]}, {"integer", "null", "array"}),
+    (
+        {"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "null"}, {"type": "array"}]}]},
+        {"integer", "null", "array"},
+    ),
     ({"$ref": "#/$defs/unit"}, {"string"}),
     ({"allOf": [{"$ref": "#/$defs/unit"}], "default": "C"}, {"string"}),
     ({"$ref": "#/$defs/a~1b"}, {"null"}),
@@ -42,7 +49,9 @@ def test_types(schema: Any, types: set[str]) -> None:
 
 
 def test_alternatives_that_contain_themselves_end() -> None:
-    root: dict[str, Any] = {"$defs": {"tree": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "array"}]}}}
+    root: dict[str, Any] = {
+        "$defs": {"tree": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "array"}]}}
+    }
     assert types_of({"$ref": "#/$defs/tree"}, root) == {"array"}
 
 
@@ -107,7 +116,8 @@ VALUES: list[tuple[str, set[str], Any]] = [
 
 @pytest.mark.parametrize(("text", "types", "value"), VALUES)
 def test_values(text: str, types: set[str], value: Any) -> None:
-    """Catches a value that the schema does not allow, one made up, and texts that json and ast choke on."""
+    """Catches a value that the schema does not allow, one made up, and texts that json and ast
+    choke on."""
     found = converted(text, frozenset(types))
     assert (found, type(found)) == (value, type(value))
 

@@ -28,7 +28,8 @@ from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import state_of
 
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
@@ -51,13 +52,32 @@ def recorded() -> Recorded:
 
 def request() -> Request:
     params = SamplingParams(max_tokens=8, temperature=0.5, seed=3, stop=["SECRET"])
-    return Request(id="chatcmpl-1", prompt=[5, 6, 7], params=params, speculation=Speculation(max_draft_tokens=2))
+    return Request(
+        id="chatcmpl-1",
+        prompt=[5, 6, 7],
+        params=params,
+        speculation=Speculation(max_draft_tokens=2),
+    )
 
 
 def finish(**facts: Any) -> Finish:
-    counts = {"emitted": 9, "steps": 3, "drafted": 10, "tested": 8, "accepted": 6, "accepted_per_position": [3, 3]}
+    counts = {
+        "emitted": 9,
+        "steps": 3,
+        "drafted": 10,
+        "tested": 8,
+        "accepted": 6,
+        "accepted_per_position": [3, 3],
+    }
     stats = DecodeStats(**counts, ttft_s=0.5, decode_s=1.5)
-    fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "draft-model", "prompt_tokens": 3}
+    fields = {
+        "reason": "stop",
+        "stats": stats,
+        "seed": 1,
+        "lossless": True,
+        "drafter": "draft-model",
+        "prompt_tokens": 3,
+    }
     return Finish(**{**fields, **facts})
 
 
@@ -76,12 +96,21 @@ def test_span_of_a_request_tells_what_it_cost(recorded: Recorded) -> None:
     assert set(recorded.spans) == {"chat m", "queue", "prefill", "decode"}
     span = recorded.spans["chat m"]
     wanted = {
-        "gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.request.temperature": 0.5,
-        "gen_ai.request.seed": 3, "gen_ai.request.max_tokens": 8, "gen_ai.response.finish_reasons": ("stop",),
-        "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 9, "gen_ai.latency.time_to_first_token": 0.5,
-        "gen_ai.latency.e2e": 2.0, "outrider.spec_decode.tau": 3.0, "outrider.spec_decode.alpha": 0.75,
-        "outrider.spec_decode.accepted_per_position": (3, 3), "outrider.speculation.max_draft_tokens": 2,
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.seed": 3,
+        "gen_ai.request.max_tokens": 8,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 9,
+        "gen_ai.latency.time_to_first_token": 0.5,
+        "gen_ai.latency.e2e": 2.0,
+        "outrider.spec_decode.tau": 3.0,
+        "outrider.spec_decode.alpha": 0.75,
+        "outrider.spec_decode.accepted_per_position": (3, 3),
+        "outrider.speculation.max_draft_tokens": 2,
+    }
     assert {name: span.attributes.get(name) for name in wanted} == wanted
     assert "gen_ai.request.top_k" not in span.attributes
     assert "SECRET" not in span.to_json(), "texts have no place in traces"
@@ -99,7 +128,9 @@ def test_a_request_without_a_limit_has_no_such_attribute(recorded: Recorded) -> 
 
 def test_numbers_that_otlp_cannot_send_are_texts(recorded: Recorded) -> None:
     """A seed of -1 is 2**64 - 1, for which the exporter would print a traceback."""
-    large = Request(id="resp-1", prompt=[5], params=SamplingParams(seed=2**64 - 1), priority=-(2**63))
+    large = Request(
+        id="resp-1", prompt=[5], params=SamplingParams(seed=2**64 - 1), priority=-(2**63)
+    )
     lead(recorded, large, finish())
     found = recorded.spans["chat m"].attributes
     assert (found["gen_ai.request.seed"], found["outrider.priority"]) == (str(2**64 - 1), -(2**63))
@@ -108,7 +139,9 @@ def test_numbers_that_otlp_cannot_send_are_texts(recorded: Recorded) -> None:
 def test_every_interface_to_conversations_is_a_chat() -> None:
     kinds = {"cmpl": "text_completion", "chatcmpl": "chat", "resp": "chat", "msg": "chat"}
     for kind, operation in kinds.items():
-        assert operation_of(Request(id=f"{kind}-1", prompt=[5], params=SamplingParams())) == operation
+        assert (
+            operation_of(Request(id=f"{kind}-1", prompt=[5], params=SamplingParams())) == operation
+        )
 
 
 def test_phases_lie_inside_and_follow_one_another(recorded: Recorded) -> None:
@@ -122,9 +155,12 @@ def test_phases_lie_inside_and_follow_one_another(recorded: Recorded) -> None:
 
 
 def test_request_that_dies_in_the_queue_has_a_whole_span(recorded: Recorded) -> None:
-    observer, one = recorded.tracing.observer("m"), request()
+    observer = recorded.tracing.observer("m")
+    one = request()
     observer.queued(one)
-    observer.finished(one, finish(reason="error", stats=DecodeStats(), error=RequestError("no such thing")))
+    observer.finished(
+        one, finish(reason="error", stats=DecodeStats(), error=RequestError("no such thing"))
+    )
     span = recorded.spans["chat m"]
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == "RequestError"
@@ -133,13 +169,16 @@ def test_request_that_dies_in_the_queue_has_a_whole_span(recorded: Recorded) -> 
 
 
 def test_engine_span_joins_the_callers_trace(recorded: Recorded) -> None:
-    tracing, one = recorded.tracing, request()
+    tracing = recorded.tracing
+    one = request()
     with tracing.http_span("POST /v1/chat/completions", HEADERS):
         tracing.arrived(one)
-    thread = threading.Thread(target=lead, args=(recorded, one, finish()))  # the engine's thread knows no context
+    # the engine's thread knows no context
+    thread = threading.Thread(target=lead, args=(recorded, one, finish()))
     thread.start()
     thread.join()
-    outer, inner = recorded.spans["POST /v1/chat/completions"], recorded.spans["chat m"]
+    outer = recorded.spans["POST /v1/chat/completions"]
+    inner = recorded.spans["chat m"]
     assert f"{outer.context.trace_id:032x}" == f"{inner.context.trace_id:032x}" == TRACE
     assert f"{outer.parent.span_id:016x}" == PARENT
     assert inner.parent.span_id == outer.context.span_id
@@ -162,7 +201,8 @@ class Tracked(FakeEngine):
 
 
 def test_application_traces_requests_and_only_those(recorded: Recorded) -> None:
-    """Through HTTP: the caller's trace, the route, the engine's span inside; /health would only be noise."""
+    """Through HTTP: the caller's trace, the route, the engine's span inside; /health would only be
+    noise."""
     from starlette.testclient import TestClient
 
     engine = Tracked()
@@ -172,12 +212,26 @@ def test_application_traces_requests_and_only_those(recorded: Recorded) -> None:
     app = Telemetry(make_app(state), tracing=recorded.tracing, traffic=None)
     with TestClient(app) as client:
         assert client.get("/health").status_code == 200
-        assert client.post("/v1/completions", json={"model": "fake", "prompt": "Hi"}, headers=HEADERS).status_code == 200
-        assert client.post("/v1/completions", json={"model": "nobody", "prompt": "Hi"}).status_code == 404
+        assert (
+            client.post(
+                "/v1/completions", json={"model": "fake", "prompt": "Hi"}, headers=HEADERS
+            ).status_code
+            == 200
+        )
+        assert (
+            client.post("/v1/completions", json={"model": "nobody", "prompt": "Hi"}).status_code
+            == 404
+        )
     engine.stop()
     spans = recorded.exporter.get_finished_spans()
-    assert sorted(span.name for span in spans) == [*["POST /v1/completions"] * 2, "queue", "text_completion fake"]
-    served = next(span for span in spans if span.name.startswith("POST") and span.parent is not None)
+    assert sorted(span.name for span in spans) == [
+        *["POST /v1/completions"] * 2,
+        "queue",
+        "text_completion fake",
+    ]
+    served = next(
+        span for span in spans if span.name.startswith("POST") and span.parent is not None
+    )
     inner = next(span for span in spans if span.name == "text_completion fake")
     assert inner.parent.span_id == served.context.span_id
     assert served.attributes["http.response.status_code"] == 200
@@ -194,7 +248,8 @@ def test_refused_request_leaves_nothing_behind(recorded: Recorded) -> None:
 
 def test_request_that_ends_before_it_is_queued_leaves_nothing_behind(recorded: Recorded) -> None:
     """Replicas refuse later than `submit`, and nobody observes the request then."""
-    fake, ended = FakeEngine(reply=RequestError("no such thing")), threading.Event()
+    fake = FakeEngine(reply=RequestError("no such thing"))
+    ended = threading.Event()
     one = request()
     Traced(fake, recorded.tracing).submit(one, lambda update: ended.set())
     assert ended.wait(10)
@@ -220,7 +275,9 @@ class _Collector(BaseHTTPRequestHandler):
 def collector() -> Iterator[Any]:
     server = HTTPServer(("127.0.0.1", 0), _Collector)
     server.posted = []  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -229,19 +286,24 @@ def collector() -> Iterator[Any]:
 def test_spans_reach_a_collector(collector: Any) -> None:
     """The real exporter over HTTP, in the protocol's own form; closing sends what is left."""
     tracing = Tracing.to(f"http://127.0.0.1:{collector.server_address[1]}")
-    observer, one = tracing.observer("m"), request()
+    observer = tracing.observer("m")
+    one = request()
     observer.queued(one)
     observer.finished(one, finish())
     tracing.close()
     (path, body), *_ = collector.posted
     assert path == "/v1/traces"
     (spans,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    resource = {attribute.key: attribute.value.string_value for attribute in spans.resource.attributes}
+    resource = {
+        attribute.key: attribute.value.string_value for attribute in spans.resource.attributes
+    }
     assert resource["service.name"] == "outrider"
     assert {span.name for scope in spans.scope_spans for span in scope.spans} == {"chat m", "queue"}
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a", "", "http://", "http://[", "grpc://h:1"])
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4317", "ftp://a", "", "http://", "http://[", "grpc://h:1"]
+)
 def test_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
         trace_url(endpoint)

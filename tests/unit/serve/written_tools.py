@@ -1,4 +1,5 @@
-"""Tool calls as the templates of every known kind of model write them; and what a client reads out of them."""
+"""Tool calls as the templates of every known kind of model write them; and what a client reads out
+of them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outrider.serve.tools.formats import CALL, CALL_END, CALLS, CALLS_END, SEP, ToolFormat, format_of
+from outrider.serve.tools.formats import (
+    CALL,
+    CALL_END,
+    CALLS,
+    CALLS_END,
+    SEP,
+    ToolFormat,
+    format_of,
+)
 from outrider.serve.tools.reader import ToolReader
 from outrider.serve.tools.use import merged_calls
 
@@ -25,9 +34,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {}}
 LIST = "{% for t in tools %}{{ t }}{% endfor %}"
 TEMPLATES = {
     "hermes": LIST + "<tool_call>",
-    "qwen3-coder": LIST + "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
+    "qwen3-coder": LIST
+    + "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
     "glm": LIST + "<tool_call>{function-name}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>",
-    "glm-tight": LIST + "<tool_call>{function-name}<arg_key>{k}</arg_key><arg_value>{v}</arg_value>",
+    "glm-tight": LIST
+    + "<tool_call>{function-name}<arg_key>{k}</arg_key><arg_value>{v}</arg_value>",
     "deepseek": LIST + f"{CALLS}{CALL}tool_call_name{SEP}tool_call_arguments{CALL_END}",
     "deepseek-fenced": LIST + f"{CALLS}{CALL}function{SEP}tool_call_name\\n```json",
     "mistral": LIST + "[TOOL_CALLS]",
@@ -46,7 +57,11 @@ def written(name: str, calls: Sequence[Call]) -> str:
 
 
 def read(
-    form: ToolFormat, pieces: Sequence[str], *, parallel: bool = True, schemas: dict[str, Any] = SCHEMAS
+    form: ToolFormat,
+    pieces: Sequence[str],
+    *,
+    parallel: bool = True,
+    schemas: dict[str, Any] = SCHEMAS,
 ) -> tuple[str, list[tuple[str, str]], str | None]:
     """(content, calls with their arguments as text, finish reason) as a client puts them together."""
     reader = ToolReader(form, schemas, parallel=parallel)
@@ -54,7 +69,9 @@ def read(
     for delta in deltas:
         json.dumps(delta, ensure_ascii=False, allow_nan=False).encode()  # can be sent
         assert delta.get("content", "x"), "an empty delta"
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in merged_calls(deltas)]
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in merged_calls(deltas)
+    ]
     return "".join(delta.get("content", "") for delta in deltas), calls, reader.finish_reason
 
 
@@ -64,7 +81,9 @@ def _hermes(calls: Sequence[Call]) -> str:
 
 def _qwen(calls: Sequence[Call]) -> str:
     def one(name: str, arguments: dict[str, Any]) -> str:
-        given = "".join(f"<parameter={key}>\n{_bare(value)}\n</parameter>\n" for key, value in arguments.items())
+        given = "".join(
+            f"<parameter={key}>\n{_bare(value)}\n</parameter>\n" for key, value in arguments.items()
+        )
         return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
 
     return "\n".join(one(*call) for call in calls)
@@ -73,7 +92,8 @@ def _qwen(calls: Sequence[Call]) -> str:
 def _glm(gap: str) -> Callable[[Sequence[Call]], str]:
     def one(name: str, arguments: dict[str, Any]) -> str:
         given = "".join(
-            f"<arg_key>{key}</arg_key>{gap}<arg_value>{_bare(value)}</arg_value>{gap}" for key, value in arguments.items()
+            f"<arg_key>{key}</arg_key>{gap}<arg_value>{_bare(value)}</arg_value>{gap}"
+            for key, value in arguments.items()
         )
         return f"<tool_call>{name}{gap}{given}</tool_call>"
 
@@ -85,7 +105,10 @@ def _deepseek(calls: Sequence[Call]) -> str:
 
 
 def _fenced(calls: Sequence[Call]) -> str:
-    blocks = "\n".join(f"{CALL}function{SEP}{name}\n```json\n{_dumped(given)}\n```{CALL_END}" for name, given in calls)
+    blocks = "\n".join(
+        f"{CALL}function{SEP}{name}\n```json\n{_dumped(given)}\n```{CALL_END}"
+        for name, given in calls
+    )
     return f"{CALLS}{blocks}{CALLS_END}"
 
 
@@ -102,7 +125,10 @@ def _llama3(calls: Sequence[Call]) -> str:
 
 
 def _pythonic(calls: Sequence[Call]) -> str:
-    items = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    items = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        for name, given in calls
+    )
     return f"[{', '.join(items)}]"
 
 

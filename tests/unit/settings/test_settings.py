@@ -1,4 +1,5 @@
-"""Settings of parts: Python values and command-line strings become one frozen dataclass, or an error that helps."""
+"""Settings of parts: Python values and command-line strings become one frozen dataclass, or an
+error that helps."""
 
 from __future__ import annotations
 
@@ -16,10 +17,17 @@ from outrider.train.config import TrainConfig
 from outrider.train.kinds import KINDS
 from outrider.verifiers import VERIFIERS
 
-SETTINGS = sorted({
-    TrainConfig,
-    *(registry.load(name).Settings for registry in (DRAFTERS, VERIFIERS, KINDS) for name in registry.names()),
-}, key=lambda kind: kind.__name__)  # fmt: skip
+SETTINGS = sorted(
+    {
+        TrainConfig,
+        *(
+            registry.load(name).Settings
+            for registry in (DRAFTERS, VERIFIERS, KINDS)
+            for name in registry.names()
+        ),
+    },
+    key=lambda kind: kind.__name__,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,24 @@ def parse(**given: Any) -> Example:
 @pytest.mark.parametrize(
     ("field", "given", "value"),
     [
-        ("count", "3", 3), ("count", 3, 3), ("share", "0.25", 0.25), ("share", 1, 1.0), ("name", "a b", "a b"),
-        ("on", "yes", True), ("on", "off", False), ("on", True, True), ("mode", "two", "two"),
-        ("tree", "3", 3), ("tree", "true", True), ("tree", True, True), ("layer", "auto", "auto"), ("layer", "7", 7),
-        ("file", "a/b", Path("a/b")), ("file", None, None),
+        ("count", "3", 3),
+        ("count", 3, 3),
+        ("share", "0.25", 0.25),
+        ("share", 1, 1.0),
+        ("name", "a b", "a b"),
+        ("on", "yes", True),
+        ("on", "off", False),
+        ("on", True, True),
+        ("mode", "two", "two"),
+        ("tree", "3", 3),
+        ("tree", "true", True),
+        ("tree", True, True),
+        ("layer", "auto", "auto"),
+        ("layer", "7", 7),
+        ("file", "a/b", Path("a/b")),
+        ("file", None, None),
     ],
-)  # fmt: skip
+)
 def test_values_of_every_type(field: str, given: Any, value: Any) -> None:
     """The command line gives strings, Python gives values: both must mean the same."""
     found = getattr(parse(**{field: given}), field)
@@ -81,20 +101,30 @@ def test_a_hyphen_is_an_underscore() -> None:
 @pytest.mark.parametrize(
     ("field", "given", "expected"),
     [
-        ("count", "three", "a whole number"), ("count", 1.5, "a whole number"), ("count", True, "a whole number"),
-        ("share", "much", "a number"), ("on", "maybe", "true or false"), ("mode", "three", "one of one, two"),
-        ("layer", "last", "a whole number or one of auto"), ("tree", "bushy", "a whole number or true or false"),
+        ("count", "three", "a whole number"),
+        ("count", 1.5, "a whole number"),
+        ("count", True, "a whole number"),
+        ("share", "much", "a number"),
+        ("on", "maybe", "true or false"),
+        ("mode", "three", "one of one, two"),
+        ("layer", "last", "a whole number or one of auto"),
+        ("tree", "bushy", "a whole number or true or false"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_value_says_what_is_expected(field: str, given: Any, expected: str) -> None:
     """The part, the option, what was given and what would do: all in the message."""
     with pytest.raises(ConfigError) as error:
         parse(**{field: given})
-    assert str(error.value) == f"drafter 'example': option {field} must be {expected}, got '{given}'"
+    assert (
+        str(error.value) == f"drafter 'example': option {field} must be {expected}, got '{given}'"
+    )
 
 
 def test_an_unknown_name_comes_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"drafter 'example' has no option 'cuont'. Did you mean 'count'\? Available: count, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"drafter 'example' has no option 'cuont'. Did you mean 'count'\? Available: count, ",
+    ):
         parse(cuont=1)
     with pytest.raises(ConfigError, match=r"has no option 'tree'. It has none."):
         parse_settings(NoSettings, {"tree": 1}, "drafter 'none'")
@@ -103,7 +133,9 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
 def test_values_beyond_their_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="drafter 'example': count must be at least 0, got -1"):
         parse(count="-1")
-    with pytest.raises(ConfigError, match="drafter 'example': share must be above 0 and below 2, got 2"):
+    with pytest.raises(
+        ConfigError, match="drafter 'example': share must be above 0 and below 2, got 2"
+    ):
         Example(share=2.0)
     assert parse(count="0", share=1.999).count == 0
 
@@ -111,8 +143,15 @@ def test_values_beyond_their_bounds_are_refused() -> None:
 def test_descriptions_name_default_and_meaning() -> None:
     assert describe_settings(Example)["count"] == "4: how many"
     assert list(describe_settings(Example)) == [
-        "count", "share", "name", "on", "mode", "tree", "layer", "file",
-    ]  # fmt: skip
+        "count",
+        "share",
+        "name",
+        "on",
+        "mode",
+        "tree",
+        "layer",
+        "file",
+    ]
 
 
 def beyond(bounds: dict[str, float]) -> list[float]:
@@ -123,7 +162,8 @@ def beyond(bounds: dict[str, float]) -> list[float]:
 
 @pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
 def test_every_bound_is_compared(kind: Any) -> None:
-    """Catches a class that states bounds and does not ask for `check_bounds`: its help would be wrong."""
+    """Catches a class that states bounds and does not ask for `check_bounds`: its help would be
+    wrong."""
     for field in dataclasses.fields(kind):
         for value in beyond(field.metadata.get("bounds", {})):
             with pytest.raises(ConfigError, match=f"{field.name} must be"):

@@ -1,4 +1,5 @@
-"""Streamed text with the tokenizers of published models: cut at any token, it is the tokenizer's own text."""
+"""Streamed text with the tokenizers of published models: cut at any token, it is the tokenizer's
+own text."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def token_lists(draw: st.DrawFn, name: str) -> list[int]:
 
 
 def expected(name: str, ids: list[int], *, special: bool) -> str:
-    """The tokenizer's own text; with byte fallback, of tokens in which every broken byte was replaced by U+FFFD."""
+    """The tokenizer's own text; with byte fallback, of tokens in which every broken byte was
+    replaced by U+FFFD."""
     tokenizer = tokenizer_of(name)
     hidden = () if special else (tokenizer.bos_token_id, tokenizer.eos_token_id)
     if name in WITH_BYTE_FALLBACK:
@@ -55,7 +57,9 @@ def expected(name: str, ids: list[int], *, special: bool) -> str:
 
 
 def repaired(tokenizer: Any, ids: list[int]) -> list[int]:
-    broken, found, run = tokenizer.convert_tokens_to_ids(UNFINISHED), [], b""
+    broken = tokenizer.convert_tokens_to_ids(UNFINISHED)
+    found = []
+    run = b""
     for token in [*ids, None]:
         written = None if token is None else tokenizer.convert_ids_to_tokens(token)
         if token is not None and written is None:
@@ -64,7 +68,9 @@ def repaired(tokenizer: Any, ids: list[int]) -> list[int]:
             run += bytes([int(match[1], 16)])
             continue
         for character in run.decode(errors="surrogateescape"):
-            found += [broken] if "\udc80" <= character <= "\udcff" else spelled(tokenizer, character)
+            found += (
+                [broken] if "\udc80" <= character <= "\udcff" else spelled(tokenizer, character)
+            )
         run = b""
         if token is not None:
             found.append(token)
@@ -75,8 +81,10 @@ def repaired(tokenizer: Any, ids: list[int]) -> list[int]:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_prompt_and_answer_joined_are_the_tokenizers_text(name: str, data: st.DataObject) -> None:
-    """Catches U+FFFD where the prompt ends inside a character, lost and doubled spaces, and characters taken back."""
-    ids, special = data.draw(token_lists(name)), data.draw(st.booleans())
+    """Catches U+FFFD where the prompt ends inside a character, lost and doubled spaces, and
+    characters taken back."""
+    ids = data.draw(token_lists(name))
+    special = data.draw(st.booleans())
     cut = data.draw(st.integers(0, len(ids)))
     tokenizer = tokenizer_of(name)
     detokenizer = Detokenizer(tokenizer, ids[:cut], special=special)
@@ -91,10 +99,13 @@ def test_prompt_and_answer_joined_are_the_tokenizers_text(name: str, data: st.Da
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_bytes_of_tokens_joined_are_the_answers_bytes(name: str, data: st.DataObject) -> None:
-    """Catches a token that is named by something else than what it adds to the text where it stands."""
-    ids, special = data.draw(token_lists(name)), data.draw(st.booleans())
+    """Catches a token that is named by something else than what it adds to the text where it
+    stands."""
+    ids = data.draw(token_lists(name))
+    special = data.draw(st.booleans())
     detokenizer = Detokenizer(tokenizer_of(name), [], special=special)
-    parts, text = [], ""
+    parts = []
+    text = ""
     for token in ids:
         parts.append(detokenizer.bytes_of(token))
         text += detokenizer.push(token)
@@ -111,7 +122,11 @@ def test_emoji_behind_a_prompt_that_ends_in_emoji() -> None:
     prompt = [*tokenizer("there")["input_ids"], *spelled(tokenizer, "🎈🎈")]
     for cut in range(len(prompt) - 4, len(prompt) + 1):
         detokenizer = Detokenizer(tokenizer, prompt[:cut])
-        answer = [*prompt[cut:], *spelled(tokenizer, "🎊🎊🎊"), tokenizer.convert_tokens_to_ids(".")]
+        answer = [
+            *prompt[cut:],
+            *spelled(tokenizer, "🎊🎊🎊"),
+            tokenizer.convert_tokens_to_ids("."),
+        ]
         pieces = [detokenizer.push(token) for token in answer]
         assert "".join(pieces) == ("🎈" if cut < len(prompt) else "") + "🎊🎊🎊."
         assert pieces[-1] == "."
@@ -123,7 +138,9 @@ def test_bytes_that_are_no_character_are_released_at_once(name: str) -> None:
     tokenizer = tokenizer_of(name)
     bad = {"gpt 2": "ÿ", "python": "b255"}.get(name, "<0xFF>")
     smile = spelled(tokenizer, "😀") if name in WITH_BYTE_FALLBACK else tokenizer("😀")["input_ids"]
-    detokenizer, longest, own = Detokenizer(tokenizer, [smile[0]]), 0, tokenizer.decode
+    detokenizer = Detokenizer(tokenizer, [smile[0]])
+    longest = 0
+    own = tokenizer.decode
 
     def watched(ids: list[int], **options: Any) -> str:
         nonlocal longest
@@ -143,18 +160,24 @@ def test_bytes_that_are_no_character_are_released_at_once(name: str) -> None:
     assert longest <= 16
 
 
-@pytest.mark.parametrize("data", [b"\xed\xa0\x80", b"\xf0\x80\x80", b"\xc0\xaf", b"\xe2\x82", b"\xf4\x90", b"\x80\xe2\x28"])
+@pytest.mark.parametrize(
+    "data",
+    [b"\xed\xa0\x80", b"\xf0\x80\x80", b"\xc0\xaf", b"\xe2\x82", b"\xf4\x90", b"\x80\xe2\x28"],
+)
 def test_the_byte_that_breaks_a_character_releases_it(data: bytes) -> None:
     """Catches a surrogate or an overlong form that is held although no byte could finish it."""
     tokenizer = llama_2()
-    detokenizer, text = Detokenizer(tokenizer, []), ""
+    detokenizer = Detokenizer(tokenizer, [])
+    text = ""
     for end, token in enumerate(spelled(tokenizer, data), start=1):
         text += detokenizer.push(token)
         alive = any(_can_end(data[at:end]) for at in range(end))
         held = len(data[:end].decode(errors="surrogateescape")) - len(text)
         assert alive or not held
     characters = data.decode(errors="surrogateescape")
-    assert text + detokenizer.flush() == "".join(UNFINISHED if c >= "\udc80" else c for c in characters)
+    assert text + detokenizer.flush() == "".join(
+        UNFINISHED if c >= "\udc80" else c for c in characters
+    )
 
 
 def _can_end(begun: bytes) -> bool:
@@ -170,14 +193,18 @@ def _can_end(begun: bytes) -> bool:
 def test_stop_strings_are_found_wherever_tokens_cut_them(name: str, data: st.DataObject) -> None:
     """Catches a stop string missed in a character of several tokens, or found late."""
     tokenizer = tokenizer_of(name)
-    ids, prompt = data.draw(token_lists(name)), data.draw(token_lists(name))
+    ids = data.draw(token_lists(name))
+    prompt = data.draw(token_lists(name))
     whole = Detokenizer(tokenizer, prompt)
     text = "".join([*(whole.push(token) for token in ids), whole.flush()])
     begin = data.draw(st.integers(0, max(0, len(text) - 1)))
     stop = text[begin : begin + data.draw(st.integers(1, 3))]
     if not stop:
         return
-    detokenizer, stops, shown, needed = Detokenizer(tokenizer, prompt), StopStrings([stop]), "", ""
+    detokenizer = Detokenizer(tokenizer, prompt)
+    stops = StopStrings([stop])
+    shown = ""
+    needed = ""
     for token in ids:
         piece = detokenizer.push(token)
         needed += piece
@@ -193,7 +220,8 @@ def test_stop_strings_are_found_wherever_tokens_cut_them(name: str, data: st.Dat
 def test_a_stop_string_that_ends_inside_a_token_of_a_character() -> None:
     """Catches 'a' held back with the bytes of a character that the same token begins."""
     tokenizer = gpt_2()
-    detokenizer, stops = Detokenizer(tokenizer, []), StopStrings(["sa"])
+    detokenizer = Detokenizer(tokenizer, [])
+    stops = StopStrings(["sa"])
     ids = [*tokenizer("s")["input_ids"], tokenizer.convert_tokens_to_ids("aâ")]
     assert [stops.push(detokenizer.push(token)) for token in ids] == ["", ""]
     assert stops.found

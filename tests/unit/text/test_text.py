@@ -1,4 +1,5 @@
-"""Text as it arrives must be the text one gets at the end; stop strings must not care how tokens cut them."""
+"""Text as it arrives must be the text one gets at the end; stop strings must not care how tokens
+cut them."""
 
 from __future__ import annotations
 
@@ -18,13 +19,26 @@ BYTES = byte_tokenizer()
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
-    """Words with Llama's leading mark, byte fallback, and a decoder that strips the first space of what it is given."""
+    """Words with Llama's leading mark, byte fallback, and a decoder that strips the first space of
+    what it is given."""
     words = ["▁a", "▁the", "s", "▁", ",", "▁cat"]
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    vocab = {
+        "<unk>": 0,
+        "<s>": 1,
+        "</s>": 2,
+        **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)},
+    }
     vocab |= {word: len(vocab) + index for index, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
@@ -49,9 +63,13 @@ def released(tokenizer: PreTrainedTokenizerBase, prompt: list[int], output: list
 
 
 @settings(max_examples=300, deadline=None)
-@given(prompt=st.text(max_size=12), output=st.text(max_size=30).filter(lambda text: BYTES.eos_token not in text))
+@given(
+    prompt=st.text(max_size=12),
+    output=st.text(max_size=30).filter(lambda text: BYTES.eos_token not in text),
+)
 def test_bytes_equal_full_decode(prompt: str, output: str) -> None:
-    """Catches characters lost or doubled where their bytes are spread over tokens, and unfinished ones shown early."""
+    """Catches characters lost or doubled where their bytes are spread over tokens, and unfinished
+    ones shown early."""
     ids = [BYTES(text)["input_ids"] for text in (prompt, output)]
     pieces = released(BYTES, *ids)
     assert "".join(pieces) == output
@@ -79,17 +97,21 @@ def test_special_tokens_print_nothing(output: list[int]) -> None:
 @given(
     prompt=st.lists(st.integers(259, 264), min_size=1, max_size=8),
     atoms=st.lists(
-        st.sampled_from([*([word] for word in range(259, 265)), spelled("é"), spelled("😀"), [2]]), max_size=20
+        st.sampled_from([*([word] for word in range(259, 265)), spelled("é"), spelled("😀"), [2]]),
+        max_size=20,
     ),
 )
 def test_stripped_spaces_equal_full_decode(prompt: list[int], atoms: list[list[int]]) -> None:
-    """Catches the space of a word lost or doubled because the tokenizer strips the first one of whatever it decodes.
+    """Catches the space of a word lost or doubled because the tokenizer strips the first one of
+    whatever it decodes.
 
-    Byte-fallback tokens spell characters of several tokens; token 2 is an end token in the middle of the text. (Broken
-    bytes are left out: this decoder then takes back characters it had finished, which no stream can.)
+    Byte-fallback tokens spell characters of several tokens; token 2 is an end token in the middle
+    of the text. (Broken bytes are left out: this decoder then takes back characters it had
+    finished, which no stream can.)
     """
     output = [token for atom in atoms for token in atom]
-    whole, before = decode(PIECES, prompt + output), decode(PIECES, prompt)
+    whole = decode(PIECES, prompt + output)
+    before = decode(PIECES, prompt)
     assert before + "".join(released(PIECES, prompt, output)) == whole
 
 
@@ -102,7 +124,8 @@ def test_real_tokenizers(shared: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(shared / "models" / folder)
         ids = tokenizer(text)["input_ids"]
         for cut in (1, 3, len(ids) // 2):
-            before, whole = decode(tokenizer, ids[:cut]), decode(tokenizer, ids)
+            before = decode(tokenizer, ids[:cut])
+            whole = decode(tokenizer, ids)
             if before.endswith(UNFINISHED):
                 continue
             assert before + "".join(released(tokenizer, ids[:cut], ids[cut:])) == whole, folder
@@ -125,11 +148,14 @@ LETTERS = st.text(alphabet="ab", max_size=20)
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
 )
 def test_stop_strings_do_not_depend_on_the_cuts(pieces: list[str], stops: list[str]) -> None:
-    """Catches a stop string missed because it spans tokens, and text shown that should have been held back.
+    """Catches a stop string missed because it spans tokens, and text shown that should have been
+    held back.
 
-    Expected: everything before the stop string that is COMPLETED first (the earliest start among equals).
+    Expected: everything before the stop string that is COMPLETED first (the earliest start among
+    equals).
     """
-    text, watcher = "".join(pieces), StopStrings(stops)
+    text = "".join(pieces)
+    watcher = StopStrings(stops)
     shown: list[str] = []
     for count, piece in enumerate(pieces, start=1):
         shown.append(watcher.push(piece))
@@ -141,7 +167,9 @@ def test_stop_strings_do_not_depend_on_the_cuts(pieces: list[str], stops: list[s
             assert watcher.flush() == ""
             return
         held = so_far[len("".join(shown)) :]
-        assert not held or any(stop.startswith(held) for stop in stops), f"{held!r} is held back for no reason"
+        assert not held or any(stop.startswith(held) for stop in stops), (
+            f"{held!r} is held back for no reason"
+        )
     assert "".join(shown) + watcher.flush() == text
 
 
@@ -150,11 +178,15 @@ def test_stop_strings_do_not_depend_on_the_cuts(pieces: list[str], stops: list[s
     pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
 )
-def test_a_stop_string_that_is_wanted_is_the_end_of_the_text(pieces: list[str], stops: list[str]) -> None:
+def test_a_stop_string_that_is_wanted_is_the_end_of_the_text(
+    pieces: list[str], stops: list[str]
+) -> None:
     """Catches text behind the stop string of the token that completed it, and one shown in part."""
-    without, shown = StopStrings(stops), StopStrings(stops, include=True)
+    without = StopStrings(stops)
+    shown = StopStrings(stops, include=True)
     before, text = (
-        "".join([*(watcher.push(piece) for piece in pieces), watcher.flush()]) for watcher in (without, shown)
+        "".join([*(watcher.push(piece) for piece in pieces), watcher.flush()])
+        for watcher in (without, shown)
     )
     assert shown.found == without.found
     if not shown.found:
@@ -175,16 +207,23 @@ def test_a_stop_string_that_is_wanted_is_the_end_of_the_text(pieces: list[str], 
         (["abcb"], ["x", "", "", "abc"], "a", None),
     ],
 )
-def test_a_stop_string_in_pieces(stops: list[str], shown: list[str], rest: str, match: str | None) -> None:
+def test_a_stop_string_in_pieces(
+    stops: list[str], shown: list[str], rest: str, match: str | None
+) -> None:
     """A few cuts of 'xabca', of the many of the test above."""
     watcher = StopStrings(stops)
     assert [watcher.push(piece) for piece in ("xa", "b", "c", "a")] == shown
     assert (watcher.flush(), watcher.match) == (rest, match)
 
 
-@pytest.mark.parametrize(("stops", "match"), [(["ca", "ab"], "ab"), (["abc", "ab", "b"], "ab"), (["bca", "zz"], "bca")])
-def test_of_stop_strings_in_one_piece_the_first_in_the_text_wins(stops: list[str], match: str) -> None:
-    """Not the first of the list; of two that begin together the shorter one, which is complete before."""
+@pytest.mark.parametrize(
+    ("stops", "match"), [(["ca", "ab"], "ab"), (["abc", "ab", "b"], "ab"), (["bca", "zz"], "bca")]
+)
+def test_of_stop_strings_in_one_piece_the_first_in_the_text_wins(
+    stops: list[str], match: str
+) -> None:
+    """Not the first of the list; of two that begin together the shorter one, which is complete
+    before."""
     watcher = StopStrings(stops)
     assert (watcher.push("xabca"), watcher.match) == ("xabca".partition(match)[0], match)
 

@@ -1,4 +1,5 @@
-"""What the tests of training share: a tiny target on disk, texts, a kind that is one matrix, and a progress that interrupts."""
+"""What the tests of training share: a tiny target on disk, texts, a kind that is one matrix, and a
+progress that interrupts."""
 
 from __future__ import annotations
 
@@ -22,16 +23,29 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 
 def save_target(folder: Path, **changes: Any) -> Path:
-    return save_checkpoint(folder, tiny_llama(257, sharpness=3.0, **{"num_hidden_layers": 3, **changes}), byte_tokenizer())
+    return save_checkpoint(
+        folder,
+        tiny_llama(257, sharpness=3.0, **{"num_hidden_layers": 3, **changes}),
+        byte_tokenizer(),
+    )
 
 
 def texts(count: int = 12) -> list[TrainingText]:
     """Different prompts; responses of different lengths."""
-    return [TrainingText(f"t{n}", [10 + n, 11, 12], [20 + (n + k) % 30 for k in range(6 + n % 5)], "chat") for n in range(count)]
+    return [
+        TrainingText(
+            f"t{n}", [10 + n, 11, 12], [20 + (n + k) % 30 for k in range(6 + n % 5)], "chat"
+        )
+        for n in range(count)
+    ]
 
 
 def save_responses(path: Path, chosen: Sequence[TrainingText], tokenizer: Any = None) -> Path:
-    head = {"outrider_responses": 1, "target": "tiny", "vocabulary": vocabulary_print(tokenizer or byte_tokenizer())}
+    head = {
+        "outrider_responses": 1,
+        "target": "tiny",
+        "vocabulary": vocabulary_print(tokenizer or byte_tokenizer()),
+    }
     path.write_text("\n".join(map(json.dumps, [head, *(vars(text) for text in chosen)])) + "\n")
     return path
 
@@ -50,7 +64,15 @@ def spec_for(folder: Path, out: str = "out", kind: str = "early-exit", **changes
         "material": TrainingData(responses=folder / "responses.jsonl"),
         "responses": ResponsePlan(max_tokens=8),
         "settings": {"rank": 4} if kind == "early-exit" else {},
-        "config": TrainConfig(epochs=2, batch_size=4, micro_batch=2, lr=1e-2, save_every_s=0.0, held_out=0.2, log_every=1),
+        "config": TrainConfig(
+            epochs=2,
+            batch_size=4,
+            micro_batch=2,
+            lr=1e-2,
+            save_every_s=0.0,
+            held_out=0.2,
+            log_every=1,
+        ),
         "measure": MeasurePlan(prompts=0),
     }
     return TrainSpec(**{**values, **changes})

@@ -1,4 +1,5 @@
-"""Training block heads: the same numbers as at work, anchors that count what they should, and heads that get better."""
+"""Training block heads: the same numbers as at work, anchors that count what they should, and heads
+that get better."""
 
 from __future__ import annotations
 
@@ -26,13 +27,26 @@ from tests.unit.train.head_material import (
     train,
 )
 
-SMALL = {"num_layers": 1, "block_size": 4, "markov_rank": 8, "num_anchors": 16, "intermediate_size": 64, "warm_up": 0.5}
+SMALL = {
+    "num_layers": 1,
+    "block_size": 4,
+    "markov_rank": 8,
+    "num_anchors": 16,
+    "intermediate_size": 64,
+    "warm_up": 0.5,
+}
 SHAPES: list[dict[str, Any]] = [
     {},
     {"markov_gated": True},
     {"sample_from_anchor": False, "markov_rank": 0, "confidence": False},
     {"num_layers": 2, "target_layers": "0,1"},
-    {"sample_from_anchor": False, "markov_rank": 0, "confidence": False, "causal": True, "num_layers": 2},
+    {
+        "sample_from_anchor": False,
+        "markov_rank": 0,
+        "confidence": False,
+        "causal": True,
+        "num_layers": 2,
+    },
 ]
 
 
@@ -60,7 +74,8 @@ def disturbed_recipe(**settings: Any) -> tuple[Any, BlockRecipe]:
 def test_training_sees_what_drafting_sees(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Catches training with another context, position, mask, slot or previous token than drafting.
 
-    Several steps in, so that the cache holds context from the prompt and from passes with rejected tokens."""
+    Several steps in, so that the cache holds context from the prompt and from passes with rejected
+    tokens."""
     module, recipe = disturbed_recipe(**settings)
     recipe.save(tmp_path / "head")
     decoder = engine(tmp_path, module, "block", tmp_path / "head", 4)
@@ -79,8 +94,12 @@ def test_training_sees_what_drafting_sees(tmp_path: Path, settings: dict[str, An
         with torch.inference_mode():
             batch = features(module, recipe.signals, text)
             block = recipe.run(batch, torch.tensor([[len(row.tokens) - 1]]))
-            logits = recipe.head.corrected(recipe.head.logits(block.states), block.states, block.before)[0, 0]
-        torch.testing.assert_close(draft.probs[index, :num], logits.softmax(-1), rtol=2e-3, atol=1e-5)
+            logits = recipe.head.corrected(
+                recipe.head.logits(block.states), block.states, block.before
+            )[0, 0]
+        torch.testing.assert_close(
+            draft.probs[index, :num], logits.softmax(-1), rtol=2e-3, atol=1e-5
+        )
 
 
 def test_blocks_do_not_see_one_another() -> None:
@@ -99,8 +118,11 @@ def test_blocks_do_not_see_one_another() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, pytest.param(SHAPES[2], marks=pytest.mark.slow)], ids=str)
-def test_a_few_steps_raise_expected_acceptance_and_real_tau(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Catches a gradient that does not arrive, labels of other tokens than the drafter guesses, a head that loads otherwise."""
+def test_a_few_steps_raise_expected_acceptance_and_real_tau(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Catches a gradient that does not arrive, labels of other tokens than the drafter guesses, a
+    head that loads otherwise."""
     module = target_module()
     tokens = own_texts(module, 12, 28)
     recipe = build_recipe(BlockRecipe, module, **{**SMALL, **settings})
@@ -115,10 +137,13 @@ def test_a_few_steps_raise_expected_acceptance_and_real_tau(tmp_path: Path, sett
     assert sum(after.survival) > sum(before.survival) + 0.3
     recipe.save(tmp_path / "after")
     loaded = load_block(tmp_path / "after", 64, VOCAB, 3)
-    assert len(loaded.config.temperatures) == (recipe.head.config.num_guesses if recipe.head.config.confidence else 0)
+    assert len(loaded.config.temperatures) == (
+        recipe.head.config.num_guesses if recipe.head.config.confidence else 0
+    )
     gamma = recipe.head.config.num_guesses
     before_tau, after_tau = (
-        tau(engine(tmp_path, module, "block", tmp_path / name, gamma), tokens[:4, :PROMPT], 24) for name in ("before", "after")
+        tau(engine(tmp_path, module, "block", tmp_path / name, gamma), tokens[:4, :PROMPT], 24)
+        for name in ("before", "after")
     )
     assert after_tau > before_tau + 0.3
 
@@ -147,9 +172,14 @@ def test_going_on_from_a_saved_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"block_size": 1}, "block_size"), ({"target_layers": "0,0"}, "different"), ({"target_layers": "9"}, "among 0..1"),
-     ({"mask_token": 999}, "below 257"), ({"decay": 0.0}, "decay")],
-)  # fmt: skip
+    [
+        ({"block_size": 1}, "block_size"),
+        ({"target_layers": "0,0"}, "different"),
+        ({"target_layers": "9"}, "among 0..1"),
+        ({"mask_token": 999}, "below 257"),
+        ({"decay": 0.0}, "decay"),
+    ],
+)
 def test_settings_are_checked(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_recipe(BlockRecipe, target_module(), **settings)

@@ -57,31 +57,52 @@ def test_thinned_layers_keep_their_weights_and_order() -> None:
     target = tiny_llama(257, num_hidden_layers=3)
     copy = thinned_model(target, "0,2", "x")
     assert copy.config.num_hidden_layers == 2
-    assert torch.equal(copy.model.layers[1].mlp.up_proj.weight, target.model.layers[2].mlp.up_proj.weight)
+    assert torch.equal(
+        copy.model.layers[1].mlp.up_proj.weight, target.model.layers[2].mlp.up_proj.weight
+    )
 
 
 def test_layers_that_keep_their_weights_in_blocks_are_copied_as_plain_ones(tmp_path: Path) -> None:
-    """From a GGUF file: what is copied is what the file's blocks stand for, the output layer and embeddings included."""
-    target = tiny_llama(VOCABULARY_SIZE, hidden_size=64, intermediate_size=64, num_hidden_layers=3, tie_word_embeddings=False)
+    """From a GGUF file: what is copied is what the file's blocks stand for, the output layer and
+    embeddings included."""
+    target = tiny_llama(
+        VOCABULARY_SIZE,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        tie_word_embeddings=False,
+    )
     file = str(write_model(tmp_path / "target.gguf", target, "llama", kind=Kind.Q8_0))
-    module = load.load_module(resolve(str(file)), load.load_config(resolve(str(file))), torch.float32, torch.device("cpu"))
+    module = load.load_module(
+        resolve(str(file)), load.load_config(resolve(str(file))), torch.float32, torch.device("cpu")
+    )
     copy = thinned_model(module, "0,2", "x")
     for layer, original in ((0, 0), (1, 2)):
-        own, theirs = copy.model.layers[layer].mlp.down_proj.weight, target.model.layers[original].mlp.down_proj.weight
+        own = copy.model.layers[layer].mlp.down_proj.weight
+        theirs = target.model.layers[original].mlp.down_proj.weight
         assert torch.equal(own, rounded(theirs.detach(), Kind.Q8_0))
-    for own, theirs in ((copy.lm_head, target.lm_head), (copy.model.embed_tokens, target.model.embed_tokens)):
+    for own, theirs in (
+        (copy.lm_head, target.lm_head),
+        (copy.model.embed_tokens, target.model.embed_tokens),
+    ):
         assert torch.equal(own.weight, rounded(theirs.weight.detach(), Kind.Q8_0))
     whole = thinned_model(module, "3", "x")
     tokens = torch.arange(12)[None]
     with torch.no_grad():
-        torch.testing.assert_close(whole(tokens).logits, module(tokens).logits, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            whole(tokens).logits, module(tokens).logits, atol=2e-4, rtol=1e-3
+        )
 
 
 def test_scratch_sizes() -> None:
     """Sizes are as given, the rest by the target; the error names what does not fit."""
     target = tiny_llama(257)
     model = scratch_model(target, {"hidden_size": 48, "num_layers": 3, "num_heads": 6}, "x")
-    assert (model.config.hidden_size, model.config.num_hidden_layers, model.config.num_attention_heads) == (48, 3, 6)
+    assert (
+        model.config.hidden_size,
+        model.config.num_hidden_layers,
+        model.config.num_attention_heads,
+    ) == (48, 3, 6)
     assert scratch_model(target, {}, "x").config.num_hidden_layers == 1
     with pytest.raises(ConfigError, match="even multiple of num_heads"):
         scratch_model(target, {"hidden_size": 50, "num_heads": 4}, "x")
@@ -89,7 +110,8 @@ def test_scratch_sizes() -> None:
 
 @pytest.mark.parametrize("loss", ["kl", "reverse_kl", "jsd", "tv", "ce", "nla", "lk_hybrid"])
 def test_every_loss_brings_the_draft_nearer(tmp_path: Path, loss: str) -> None:
-    """A loss that is minimised elsewhere would not raise the expected tau of a draft that begins near the target."""
+    """A loss that is minimised elsewhere would not raise the expected tau of a draft that begins
+    near the target."""
     recipe, batch = _recipe_and_batch(DraftModelTraining(loss=loss))
     optimizer = torch.optim.AdamW(recipe.module.parameters(), lr=2e-3)
     first = recipe.loss(batch).parts["acceptance"]
@@ -106,14 +128,18 @@ def _recipe_and_batch(settings: DraftModelTraining) -> tuple[DraftModelRecipe, A
 
     target = tiny_llama(257, sharpness=2.0)
     batch = FeatureSource(target, ()).features(collate(texts(), range(6), torch.device("cpu")))
-    return DraftModelRecipe(disturbed(target, 0.5), settings, byte_tokenizer(), torch.float32, None), batch
+    return DraftModelRecipe(
+        disturbed(target, 0.5), settings, byte_tokenizer(), torch.float32, None
+    ), batch
 
 
 def test_a_perfect_draft_has_the_whole_tau() -> None:
     """Expected tau of the target as its own draft: depth + 1, whatever the loss."""
     target = tiny_llama(257)
     recipe, batch = _recipe_and_batch(DraftModelTraining(depth=4))
-    recipe.module.load_state_dict({name: value.float() for name, value in target.state_dict().items()})
+    recipe.module.load_state_dict(
+        {name: value.float() for name, value in target.state_dict().items()}
+    )
     recipe.module.lm_head.weight.data.mul_(2.0)  # the target's sharpness
     report = recipe.loss(batch)
     assert report.survival == pytest.approx([1.0] * 4, abs=1e-4)
@@ -122,7 +148,8 @@ def test_a_perfect_draft_has_the_whole_tau() -> None:
 
 @pytest.mark.slow
 def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
-    """`--draft`, and transformers' assisted generation with the same greedy text; saving does not round the training."""
+    """`--draft`, and transformers' assisted generation with the same greedy text; saving does not
+    round the training."""
     spec = spec_for(tmp_path, kind="draft-model", settings={"init_layers": "2"}, config=CONFIG)
     target_folder = spec.options.target
     (tmp_path / "target" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
@@ -135,24 +162,40 @@ def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
     assert llm.generate(prompt, SamplingParams(max_tokens=12))[0].token_ids == plain.token_ids
     target, draft = (AutoModelForCausalLM.from_pretrained(path) for path in (target_folder, folder))
     AutoTokenizer.from_pretrained(folder)
-    assisted = target.generate(torch.tensor([prompt]), assistant_model=draft, do_sample=False, max_new_tokens=12)
+    assisted = target.generate(
+        torch.tensor([prompt]), assistant_model=draft, do_sample=False, max_new_tokens=12
+    )
     assert assisted[0, len(prompt) :].tolist()[: len(plain.token_ids)] == plain.token_ids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
-def test_bfloat16_targets_do_not_round_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    """The saved draft has the target's dtype, also where that dtype is slow here and another one was loaded.
+def test_bfloat16_targets_do_not_round_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    """The saved draft has the target's dtype, also where that dtype is slow here and another one
+    was loaded.
 
     Saving it on the way must not change the run."""
     monkeypatch.setattr(load, "has_fast_bf16", lambda: fast)
-    save_checkpoint(tmp_path / "target", tiny_llama(257, num_hidden_layers=3).bfloat16(), byte_tokenizer())
+    save_checkpoint(
+        tmp_path / "target", tiny_llama(257, num_hidden_layers=3).bfloat16(), byte_tokenizer()
+    )
     save_responses(tmp_path / "responses.jsonl", texts())
-    spec = spec_for(tmp_path, kind="draft-model", settings={"init_layers": "2"}, config=replace(CONFIG, epochs=3, lr=1e-5))
+    spec = spec_for(
+        tmp_path,
+        kind="draft-model",
+        settings={"init_layers": "2"},
+        config=replace(CONFIG, epochs=3, lr=1e-5),
+    )
     result = run_training(spec)
     assert result is not None
-    assert result.curve[1].loss != result.curve[0].loss  # steps far below bfloat16's resolution add up
-    assert load_file(spec.out / "drafter" / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    # steps far below bfloat16's resolution add up
+    assert result.curve[1].loss != result.curve[0].loss
+    assert (
+        load_file(spec.out / "drafter" / "model.safetensors")["model.norm.weight"].dtype
+        == torch.bfloat16
+    )
 
 
 def test_bad_starts(tmp_path: Path) -> None:
@@ -175,20 +218,28 @@ def test_bad_starts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_traffic_refreshes(tmp_path: Path) -> None:
-    """The target answers requests of an OpenAI log again, and training continues from the given draft."""
+    """The target answers requests of an OpenAI log again, and training continues from the given
+    draft."""
     spec = spec_for(tmp_path, kind="draft-model", settings={"init_layers": "2"}, config=CONFIG)
     run_training(spec)
     log = tmp_path / "log.jsonl"
-    log.write_text("".join(
-        f'{{"request": {{"prompt": "please {n}"}}, "response": {{"choices": [{{"text": "yes {n}"}}]}}}}\n' for n in range(4)
-    ))  # fmt: skip
+    log.write_text(
+        "".join(
+            f'{{"request": {{"prompt": "please {n}"}}, "response": {{"choices": [{{"text": "yes {n}"}}]}}}}\n'
+            for n in range(4)
+        )
+    )
     for recorded in (False, True):
         fresh: TrainSpec = replace(
-            spec, out=tmp_path / f"fresh{recorded}", settings={}, init=spec.out / "drafter",
+            spec,
+            out=tmp_path / f"fresh{recorded}",
+            settings={},
+            init=spec.out / "drafter",
             responses=ResponsePlan(max_tokens=6),
-            material=TrainingData(traffic=str(log), recorded_answers=recorded), measure=MeasurePlan(prompts=1, max_tokens=4),
+            material=TrainingData(traffic=str(log), recorded_answers=recorded),
+            measure=MeasurePlan(prompts=1, max_tokens=4),
             options=Options(spec.options.target, drafter="ngram"),
-        )  # fmt: skip
+        )
         result = run_training(fresh, Progress())
         assert result is not None
         assert result.num_train == 3

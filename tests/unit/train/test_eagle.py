@@ -1,4 +1,5 @@
-"""The EAGLE recipes: unrolled training must compute what drafting computes, and a few steps of it must help."""
+"""The EAGLE recipes: unrolled training must compute what drafting computes, and a few steps of it
+must help."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ def target() -> Any:
 def setup_of(kind: str, module: Any, init: Path | None = None, **settings: Any) -> RecipeSetup:
     recipe = RECIPES[kind]
     counts = torch.arange(VOCAB).flip(0)
-    return RecipeSetup(module, None, "tiny", parse_settings(recipe.Settings, settings, kind), counts, init)
+    return RecipeSetup(
+        module, None, "tiny", parse_settings(recipe.Settings, settings, kind), counts, init
+    )
 
 
 @torch.no_grad()
-def batch_of(module: Any, signals: tuple[int, ...], tokens: Tensor, lengths: list[int] | None = None) -> FeatureBatch:
+def batch_of(
+    module: Any, signals: tuple[int, ...], tokens: Tensor, lengths: list[int] | None = None
+) -> FeatureBatch:
     """The target's features of texts whose prompts are two tokens long."""
     heard: dict[int, Tensor] = {}
     with Listening(module, signals).during(heard):
@@ -66,22 +71,33 @@ FLAGS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [{"kind": "eagle"}, {"kind": "eagle", "num_layers": 2, "fc_bias": True},
-                                   *({"kind": "eagle3", **flags} for flags in FLAGS)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"kind": "eagle"},
+        {"kind": "eagle", "num_layers": 2, "fc_bias": True},
+        *({"kind": "eagle3", **flags} for flags in FLAGS),
+    ],
+    ids=str,
+)
 @torch.inference_mode()
 def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]) -> None:
-    """The classic bug: shifted tokens, positions, masks or states that differ between training and drafting. Every chain of every
-    position, drafted for real on its own cache with the text's tokens, gives the logits of the unrolled forward."""
+    """The classic bug: shifted tokens, positions, masks or states that differ between training and
+    drafting. Every chain of every position, drafted for real on its own cache with the text's
+    tokens, gives the logits of the unrolled forward."""
     module = target()
     head = random_eagle(**{"target": module.config, **flags})
     head.bind(module.get_input_embeddings().weight, module.get_output_embeddings())
     tokens = texts(module, 2, 9, seed=1)
     batch = batch_of(module, head.config.signals, tokens)
     features = head.features(batch.hidden)
-    trained = [head.in_full(head.logits(states)) for states in unrolled(head, tokens, features, UNROLLS)]
+    trained = [
+        head.in_full(head.logits(states)) for states in unrolled(head, tokens, features, UNROLLS)
+    ]
     checked = 0
     for row in range(2):
-        for start in range(tokens.shape[1] - 2):  # the last known feature is that of position `start`
+        # the last known feature is that of position `start`
+        for start in range(tokens.shape[1] - 2):
             lm = HeadLM(head, VOCAB, 128)
             lm.kv.add_row()
             lm.give([features[row, : start + 1]])
@@ -89,23 +105,31 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
             lm.kv.advance(0, start + 1)
             for step in range(min(UNROLLS, tokens.shape[1] - 1 - start)):
                 if step:
-                    logits = lm.forward(tokens[row : row + 1, start + 1 + step : start + 2 + step]).logits[:, 0]
+                    logits = lm.forward(
+                        tokens[row : row + 1, start + 1 + step : start + 2 + step]
+                    ).logits[:, 0]
                     lm.kv.advance(0, 1)
                 wanted = trained[step][row, start]
-                scale = float(wanted[wanted.isfinite()].abs().max())  # logits of random heads are large
+                # logits of random heads are large
+                scale = float(wanted[wanted.isfinite()].abs().max())
                 torch.testing.assert_close(wanted, logits[0], rtol=1e-4, atol=1e-4 * scale)
                 checked += 1
     assert checked > 40
 
 
-@pytest.mark.parametrize(("kind", "settings"), [
-    ("eagle", {"unrolls": 2, "loss_weight": 1.0}), ("eagle3", {"unrolls": 2}),
-    ("eagle3", {"unrolls": 2, "draft_vocab": 25, "loss": "kl"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("eagle", {"unrolls": 2, "loss_weight": 1.0}),
+        ("eagle3", {"unrolls": 2}),
+        ("eagle3", {"unrolls": 2, "draft_vocab": 25, "loss": "kl"}),
+    ],
+)
 def test_training_raises_the_expected_acceptance(
     kind: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few dozen steps on the target's own texts beat random weights, and the saved head computes what the trained one does."""
+    """A few dozen steps on the target's own texts beat random weights, and the saved head computes
+    what the trained one does."""
     module = target()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -119,9 +143,13 @@ def test_training_raises_the_expected_acceptance(
         torch.manual_seed(0)
         recipe = RECIPES[kind].build(setup_of(kind, module, **settings))
         recipe.module.train()
-        trainable = [parameter for parameter in recipe.module.parameters() if parameter.requires_grad]
+        trainable = [
+            parameter for parameter in recipe.module.parameters() if parameter.requires_grad
+        ]
         optimizer = torch.optim.AdamW(trainable, lr=3e-3)
-        batches = [batch_of(module, recipe.signals, texts(module, 16, 16, seed=seed)) for seed in range(4)]
+        batches = [
+            batch_of(module, recipe.signals, texts(module, 16, 16, seed=seed)) for seed in range(4)
+        ]
         for step in range(32):
             report = recipe.loss(batches[step % 4])
             optimizer.zero_grad()
@@ -131,7 +159,10 @@ def test_training_raises_the_expected_acceptance(
         with torch.no_grad():
             after = recipe.loss(held_out)
     assert len(after.per_position) == settings["unrolls"]
-    assert sum(after.survival) > 1.5 * sum(before.survival), (before.per_position, after.per_position)
+    assert sum(after.survival) > 1.5 * sum(before.survival), (
+        before.per_position,
+        after.per_position,
+    )
     assert after.per_position[-1] > before.per_position[-1] * 0.9
     recipe.save(tmp_path)
     head = load_eagle(tmp_path, kind, TargetSizes.of(module.config))  # type: ignore[arg-type]
@@ -143,7 +174,8 @@ def test_training_raises_the_expected_acceptance(
 
 
 def test_padding_and_prompts_do_not_count() -> None:
-    """Catches a loss over padding, over the prompt, or one where a chain runs past the end of its text."""
+    """Catches a loss over padding, over the prompt, or one where a chain runs past the end of its
+    text."""
     module = target()
     recipe = Eagle3Recipe.build(setup_of("eagle3", module, unrolls=3))
     recipe.module.eval()
@@ -153,7 +185,9 @@ def test_padding_and_prompts_do_not_count() -> None:
         padded = recipe.loss(batch_of(module, recipe.signals, tokens, lengths=[8]))
     assert float(padded.loss) == pytest.approx(float(alone.loss), rel=1e-4)
     assert padded.per_position == pytest.approx(alone.per_position, rel=1e-4)
-    assert padded.count == alone.count == 8 - 2 - 2, "x_2 .. x_7 are the response: chains of 3 begin at x_2 .. x_5"
+    assert padded.count == alone.count == 8 - 2 - 2, (
+        "x_2 .. x_7 are the response: chains of 3 begin at x_2 .. x_5"
+    )
 
 
 def test_reduced_vocabulary_holds_the_frequent_tokens_and_counts_the_others_as_rejections() -> None:
@@ -169,9 +203,12 @@ def test_reduced_vocabulary_holds_the_frequent_tokens_and_counts_the_others_as_r
 
 
 def test_a_new_head_begins_as_the_deepest_state_it_reads() -> None:
-    """Catches random beginnings, which are sure of nonsense: its first guesses are the output layer's on that state."""
+    """Catches random beginnings, which are sure of nonsense: its first guesses are the output
+    layer's on that state."""
     module = target()
-    recipe = Eagle3Recipe.build(setup_of("eagle3", module, layers="1,3,2", fc_norm=False, norm_before_residual=False))
+    recipe = Eagle3Recipe.build(
+        setup_of("eagle3", module, layers="1,3,2", fc_norm=False, norm_before_residual=False)
+    )
     batch = batch_of(module, recipe.signals, texts(module, 2, 8))
     states = next(unrolled(recipe.head, batch.tokens, recipe.head.features(batch.hidden), 1))
     torch.testing.assert_close(recipe.head.logits(states), batch.logits[:, :-1])
@@ -201,12 +238,21 @@ def test_going_on_from_a_saved_head(tmp_path: Path) -> None:
         Eagle3Recipe.build(setup_of("eagle3", module, tmp_path, intermediate_size=24))
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), [
-    ("eagle3", {"loss": "kll"}, "kll"), ("eagle3", {"layers": "9"}, "0..3"), ("eagle3", {"draft_vocab": 99}, "99"),
-    ("eagle3", {"unrolls": 0}, "at least 1"), ("eagle", {"step_decay": 0}, "step_decay"), ("eagle", {"noise": -1}, "noise"),
-    ("eagle3", {"draft_vocab": 5, "own_output": False}, "own_output"),
-])  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(kind: str, settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("eagle3", {"loss": "kll"}, "kll"),
+        ("eagle3", {"layers": "9"}, "0..3"),
+        ("eagle3", {"draft_vocab": 99}, "99"),
+        ("eagle3", {"unrolls": 0}, "at least 1"),
+        ("eagle", {"step_decay": 0}, "step_decay"),
+        ("eagle", {"noise": -1}, "noise"),
+        ("eagle3", {"draft_vocab": 5, "own_output": False}, "own_output"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    kind: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         RECIPES[kind].build(setup_of(kind, target(), **settings))
 

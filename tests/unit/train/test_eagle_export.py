@@ -43,7 +43,9 @@ def answers(head: EagleHead) -> torch.Tensor:
     features = head.features(hidden)
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        ).transpose(1, 2)
 
     states = head(torch.arange(6)[None], features, torch.arange(6)[None], attend)
     return head.in_full(head.logits(head.carry(states) if head.config.norm_output else states))
@@ -51,16 +53,26 @@ def answers(head: EagleHead) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", ["raw", "speculators"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"draft_vocab": 17}, ALL_FLAGS, {"own_output": False}, {"num_layers": 2, "qk_norm": True}]
+    "changes",
+    [{}, {"draft_vocab": 17}, ALL_FLAGS, {"own_output": False}, {"num_layers": 2, "qk_norm": True}],
 )
 def test_eagle3_goes_there_and_back(layout: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Catches a flag that is not written, a vocabulary map written as ids instead of offsets, a shared table that is lost."""
+    """Catches a flag that is not written, a vocabulary map written as ids instead of offsets, a
+    shared table that is lost."""
     head = bound(random_eagle("eagle3", target().config, **changes))
     export_eagle(head, tmp_path, layout)
     again = bound(load_eagle(tmp_path, "eagle3", TargetSizes.of(target().config)))
     assert again.config.own_embedding
     assert again.config.own_output
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "rope", "draft_vocab_size", "trained_for")
+    flags = (
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+        "rope",
+        "draft_vocab_size",
+        "trained_for",
+    )
     for name in ("signals", *flags):
         assert getattr(again.config, name) == getattr(head.config, name), name
     torch.testing.assert_close(answers(again), answers(head), rtol=1e-5, atol=1e-5)

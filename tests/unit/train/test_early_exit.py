@@ -1,4 +1,5 @@
-"""Kind early-exit: untrained it is the plain exit, trained it is what the drafter computes, mismatches are named."""
+"""Kind early-exit: untrained it is the plain exit, trained it is what the drafter computes,
+mismatches are named."""
 
 from __future__ import annotations
 
@@ -25,9 +26,13 @@ from tests.unit.train.material import save_target, spec_for, texts
 def test_untrained_is_the_plain_exit() -> None:
     """Hidden states of the wrong layer, or a norm left out, would show here."""
     target = tiny_llama(257, num_hidden_layers=3).requires_grad_(False)
-    setup = RecipeSetup(target, byte_tokenizer(), "t", EarlyExitTraining(exit_layer=2, rank=4), torch.zeros(257))
+    setup = RecipeSetup(
+        target, byte_tokenizer(), "t", EarlyExitTraining(exit_layer=2, rank=4), torch.zeros(257)
+    )
     recipe = EarlyExitRecipe.build(setup)
-    batch = FeatureSource(target, recipe.signals).features(collate(texts(), [0], torch.device("cpu")))
+    batch = FeatureSource(target, recipe.signals).features(
+        collate(texts(), [0], torch.device("cpu"))
+    )
     short = tiny_llama(257, num_hidden_layers=3)
     del short.model.layers[2]
     with torch.no_grad():
@@ -36,15 +41,24 @@ def test_untrained_is_the_plain_exit() -> None:
 
 
 def test_the_drafter_computes_what_was_trained(tmp_path: Path) -> None:
-    """Greedy texts are the target's; the first draft's distribution is that of the head on the exit layer."""
+    """Greedy texts are the target's; the first draft's distribution is that of the head on the exit
+    layer."""
     spec = spec_for(tmp_path, settings={"rank": "4", "exit_layer": "1"})
     run_training(spec)
     folder = spec.out / "drafter"
-    plain = LLM(spec.options.target, drafter="none", runtime="eager").generate([10, 11, 12], SamplingParams(max_tokens=20))[0]
-    llm = LLM(spec.options.target, drafter="early-exit", drafter_options={"head": str(folder)}, runtime="eager")
+    plain = LLM(spec.options.target, drafter="none", runtime="eager").generate(
+        [10, 11, 12], SamplingParams(max_tokens=20)
+    )[0]
+    llm = LLM(
+        spec.options.target,
+        drafter="early-exit",
+        drafter_options={"head": str(folder)},
+        runtime="eager",
+    )
     assert llm.generate([10, 11, 12], SamplingParams(max_tokens=20))[0].token_ids == plain.token_ids
     assert any("trained head" in note for note in llm.notes)
-    head, target = ExitHead.load(folder), tiny_llama(257, sharpness=3.0, num_hidden_layers=3)
+    head = ExitHead.load(folder)
+    target = tiny_llama(257, sharpness=3.0, num_hidden_layers=3)
     assert not torch.equal(head.up.weight, torch.zeros_like(head.up.weight))
     tokens = torch.tensor([[10, 11, 12]])
     with torch.no_grad():
@@ -62,15 +76,26 @@ def test_the_drafter_computes_what_was_trained(tmp_path: Path) -> None:
 
 
 def test_other_architectures() -> None:
-    """GPT-2's norm has a bias and another name; Gemma 2 caps its logits, which the head would not see."""
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=64)).eval()
+    """GPT-2's norm has a bias and another name; Gemma 2 caps its logits, which the head would not
+    see."""
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    ).eval()
     assert final_norm(gpt2) is gpt2.transformer.ln_f
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    gemma = Gemma2ForCausalLM(Gemma2Config(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, final_logit_softcapping=1e-4,
-    )).eval()  # fmt: skip
+    gemma = Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            final_logit_softcapping=1e-4,
+        )
+    ).eval()
     with pytest.raises(CapabilityError, match="gemma2 are not its output head behind a final norm"):
         final_norm(gemma)
 
@@ -80,12 +105,20 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
     """Another target, another exit, a folder of something else, a tensor of another shape."""
     spec = spec_for(tmp_path)
     run_training(spec)
-    folder, wide = spec.out / "drafter", save_target(tmp_path / "wide", num_hidden_layers=4)
+    folder = spec.out / "drafter"
+    wide = save_target(tmp_path / "wide", num_hidden_layers=4)
 
     def load(target: object, **options: object) -> None:
-        LLM(str(target), drafter="early-exit", drafter_options={"head": str(folder), **options}, runtime="eager")
+        LLM(
+            str(target),
+            drafter="early-exit",
+            drafter_options={"head": str(folder), **options},
+            runtime="eager",
+        )
 
-    with pytest.raises(CheckpointError, match=r"trained for tiny: 3 layers of width 64; .* has 4 of 64"):
+    with pytest.raises(
+        CheckpointError, match=r"trained for tiny: 3 layers of width 64; .* has 4 of 64"
+    ):
         load(wide)
     with pytest.raises(ConfigError, match="trained for exit_layer 1, got 2"):
         load(spec.options.target, exit_layer=2)
@@ -97,7 +130,9 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
         run_training(replace(spec, out=tmp_path / "more", init=folder, settings={"rank": "8"}))
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"rank": 4', '"rank": 5'))
-    with pytest.raises(CheckpointError, match=r"tensor 'down.weight' has shape \[4, 64\], expected \[5, 64\]"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'down.weight' has shape \[4, 64\], expected \[5, 64\]"
+    ):
         ExitHead.load(folder)
 
 

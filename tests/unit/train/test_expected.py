@@ -36,7 +36,8 @@ def test_products_of_positions_are_the_survival() -> None:
 
 
 def test_short_texts_give_short_chains() -> None:
-    """A response shorter than the depth must not give no number at all; nothing that counts gives none."""
+    """A response shorter than the depth must not give no number at all; nothing that counts gives
+    none."""
     mask = torch.tensor([[True, True, False, False]])
     assert len(chain_windows(torch.full((1, 4), 0.5), mask, 5)[1]) == 2
     assert chain_windows(torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.bool), 5) == ([], [], 0)
@@ -44,7 +45,8 @@ def test_short_texts_give_short_chains() -> None:
 
 @pytest.mark.parametrize("kind", [Eagle3Recipe, MedusaRecipe, BlockRecipe])
 def test_short_responses_are_measured(kind: Any) -> None:
-    """Catches texts that all end before a whole draft: without a number the untrained head would be kept as the best."""
+    """Catches texts that all end before a whole draft: without a number the untrained head would be
+    kept as the best."""
     module = target_module()
     recipe = build_recipe(kind, module, **({"num_layers": 1} if kind is BlockRecipe else {}))
     recipe.module.eval()

@@ -15,7 +15,10 @@ from outrider.train.texts import TrainingText, collate
 from tests.helpers import tiny_llama
 from tests.unit.train.head_material import VOCAB, target_module
 
-TEXTS = [TrainingText("long", [5, 6, 7], list(range(10, 30))), TrainingText("short", [8], [9, 10, 11])]
+TEXTS = [
+    TrainingText("long", [5, 6, 7], list(range(10, 30))),
+    TrainingText("short", [8], [9, 10, 11]),
+]
 CPU = torch.device("cpu")
 
 
@@ -24,7 +27,8 @@ def test_padding_changes_nothing_before_a_text_ends() -> None:
     source = FeatureSource(target_module(), (1, 2))
     both = source.features(collate(TEXTS, [0, 1], CPU))
     for row, text in enumerate(TEXTS):
-        alone, length = source.features(collate(TEXTS, [row], CPU)), len(text.tokens)
+        alone = source.features(collate(TEXTS, [row], CPU))
+        length = len(text.tokens)
         torch.testing.assert_close(both.logits[row, :length], alone.logits[0])
         for layer in (1, 2):
             torch.testing.assert_close(both.hidden[layer][row, :length], alone.hidden[layer][0])
@@ -32,14 +36,16 @@ def test_padding_changes_nothing_before_a_text_ends() -> None:
 
 @pytest.mark.parametrize("capped", [False, True])
 def test_the_cache_gives_back_what_was_computed(tmp_path: Path, capped: bool) -> None:
-    """Logits are kept only where the output layer alone does not make them: a target that scales its logits is one."""
+    """Logits are kept only where the output layer alone does not make them: a target that scales
+    its logits is one."""
     module = tiny_llama(VOCAB, num_hidden_layers=3).requires_grad_(False)
     if capped:
         plain = module.forward
         module.forward = lambda **given: _halved(plain(**given))
     source = FeatureSource(module, (1,), FeatureCache(tmp_path, 10**6))
     batch = collate(TEXTS, [0, 1], CPU)
-    computed, cached = source.features(batch), source.features(batch)
+    computed = source.features(batch)
+    cached = source.features(batch)
     torch.testing.assert_close(cached.logits[batch.mask], computed.logits[batch.mask])
     for row, text in enumerate(TEXTS):
         length = len(text.tokens)

@@ -1,4 +1,5 @@
-"""Disks that fill up: what is written is whole or not there, and one line says why and how to go on."""
+"""Disks that fill up: what is written is whole or not there, and one line says why and how to go
+on."""
 
 from __future__ import annotations
 
@@ -41,8 +42,11 @@ def target() -> Target:
 
 @pytest.mark.parametrize("layout", ["raw", "speculators", "medusa", "vllm"])
 @pytest.mark.parametrize("is_there", [False, True])
-def test_an_export_is_whole_or_not_there(layout: str, is_there: bool, tmp_path: Path, target: Target) -> None:
-    source, out = tmp_path / "source", tmp_path / "new" / "out"
+def test_an_export_is_whole_or_not_there(
+    layout: str, is_there: bool, tmp_path: Path, target: Target
+) -> None:
+    source = tmp_path / "source"
+    out = tmp_path / "new" / "out"
     if layout in ("raw", "speculators"):
         save_eagle(random_eagle("eagle3", target.module.config), source)
     else:
@@ -59,23 +63,38 @@ def test_an_export_is_whole_or_not_there(layout: str, is_there: bool, tmp_path: 
     assert not list(out.glob(".*"))
 
 
-def test_a_checkpoint_and_a_drafter_say_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_and_a_drafter_say_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without our look at the disk nobody would see that it is full: torch does not say so."""
     path = tmp_path / "checkpoint.pt"
     write_checkpoint(path, {"a": torch.ones(3)})
     before = path.read_bytes()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     again = "the same command with --resume goes on"
-    with no_file_above(4096), pytest.raises(OutriderError, match=f"the disk is full: make room.*is whole.*{again}"):
+    with (
+        no_file_above(4096),
+        pytest.raises(OutriderError, match=f"the disk is full: make room.*is whole.*{again}"),
+    ):
         write_checkpoint(path, {"a": torch.ones(100_000)})
     assert [path.read_bytes(), *tmp_path.iterdir()] == [before, path]
-    with no_file_above(4096), pytest.raises(OutriderError, match=f"drafter cannot be written.*make room.*{again}"):
-        save_drafter(lambda folder: torch.save(torch.ones(100_000), folder / "a.pt"), tmp_path / "drafter")
+    with (
+        no_file_above(4096),
+        pytest.raises(OutriderError, match=f"drafter cannot be written.*make room.*{again}"),
+    ):
+        save_drafter(
+            lambda folder: torch.save(torch.ones(100_000), folder / "a.pt"), tmp_path / "drafter"
+        )
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_why_something_was_not_written(tmp_path: Path) -> None:
     full = "the disk is full: make room"
     assert why_unwritten(tmp_path, OSError(28, "No space left on device")) == full
-    assert why_unwritten(tmp_path, RuntimeError("I/O error: No space left on device (os error 28)")) == full
-    assert why_unwritten(tmp_path, OSError(13, "Permission denied")) == "[Errno 13] Permission denied"
+    assert (
+        why_unwritten(tmp_path, RuntimeError("I/O error: No space left on device (os error 28)"))
+        == full
+    )
+    assert (
+        why_unwritten(tmp_path, OSError(13, "Permission denied")) == "[Errno 13] Permission denied"
+    )

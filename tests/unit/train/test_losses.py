@@ -1,4 +1,5 @@
-"""Losses: values by hand, what they share (0 at q = p, gradients), reduced vocabularies, sums by name."""
+"""Losses: values by hand, what they share (0 at q = p, gradients), reduced vocabularies, sums by
+name."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from outrider.train.losses import (
     weighted_mean,
 )
 
-P, Q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+P = torch.tensor([0.5, 0.3, 0.2])
+Q = torch.tensor([0.2, 0.3, 0.5])
 
 
 def kl(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -61,7 +63,8 @@ def test_finite_where_the_target_is_certain(name: str) -> None:
 
 
 def test_acceptance_is_one_minus_tv_and_what_sampling_gives() -> None:
-    """sum min(p, q) against drawing from q and accepting with min(1, p / q): 4 sigma of 200 000 draws is below 0.005."""
+    """sum min(p, q) against drawing from q and accepting with min(1, p / q): 4 sigma of 200 000
+    draws is below 0.005."""
     assert float(acceptance(P, Q.log())) == pytest.approx(0.7)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.multinomial(Q, 200_000, replacement=True, generator=generator)
@@ -71,17 +74,25 @@ def test_acceptance_is_one_minus_tv_and_what_sampling_gives() -> None:
 
 def test_sums_and_their_errors() -> None:
     """0.1*ce+0.9*tv is DSpark's; a misspelt name gets the nearest."""
-    assert float(parse_loss("0.1*ce+0.9*tv")(P, Q.log())) == pytest.approx(0.1 * BY_HAND["ce"] + 0.9 * 0.3)
+    assert float(parse_loss("0.1*ce+0.9*tv")(P, Q.log())) == pytest.approx(
+        0.1 * BY_HAND["ce"] + 0.9 * 0.3
+    )
     assert parse_loss("reverse-kl") is LOSSES["reverse_kl"]
-    for text, message in {"reverse_lk": "Did you mean 'reverse_kl'", "x*kl": "is no number", "-1*kl": "positive"}.items():
+    for text, message in {
+        "reverse_lk": "Did you mean 'reverse_kl'",
+        "x*kl": "is no number",
+        "-1*kl": "positive",
+    }.items():
         with pytest.raises(ConfigError, match=message):
             parse_loss(text)
 
 
 def test_reduced_vocabulary() -> None:
-    """Renormalised over the ids; a position whose likeliest token is outside does not count; acceptance is against the whole."""
+    """Renormalised over the ids; a position whose likeliest token is outside does not count;
+    acceptance is against the whole."""
     known = [torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()]
-    logits, ids = torch.stack([known[0], torch.full((4,), float("nan")), known[1]])[None], torch.tensor([1, 3])
+    logits = torch.stack([known[0], torch.full((4,), float("nan")), known[1]])[None]
+    ids = torch.tensor([1, 3])
     mask = torch.tensor([[True, False, True]])
     for size in (1, 5):
         targets = target_distributions(logits + 5.0, mask, ids, size, share=True)
@@ -104,7 +115,9 @@ def test_weighted_mean_ignores_what_does_not_count() -> None:
 
 def test_smooth_l1_is_the_mean_over_features() -> None:
     """Half a square below 1, linear above."""
-    assert float(smooth_l1(torch.zeros(2), torch.tensor([0.5, 3.0]))) == pytest.approx((0.125 + 2.5) / 2)
+    assert float(smooth_l1(torch.zeros(2), torch.tensor([0.5, 3.0]))) == pytest.approx(
+        (0.125 + 2.5) / 2
+    )
 
 
 def test_distributions_are_fp32() -> None:

@@ -27,7 +27,8 @@ from tests.unit.train.head_material import (
 
 
 def test_guesses_that_count_by_hand() -> None:
-    """Catches an offset: the first feature is that of the token before the last of the prompt, where serving begins."""
+    """Catches an offset: the first feature is that of the token before the last of the prompt,
+    where serving begins."""
     mask = torch.tensor([[False, False, True, True, True, False]])  # prompt of 3, response of 3
     (rows, positions), counts = chain_starts(mask, 3)
     assert rows.tolist() == [0, 0, 0]
@@ -36,7 +37,8 @@ def test_guesses_that_count_by_hand() -> None:
 
 
 def test_training_sees_what_drafting_sees(tmp_path: Path) -> None:
-    """Catches features of another position, heads in another order, an output layer that is not the target's."""
+    """Catches features of another position, heads in another order, an output layer that is not the
+    target's."""
     module = target_module()
     recipe = build_recipe(MedusaRecipe, module, num_heads=3, num_layers=2)
     with torch.no_grad():
@@ -45,7 +47,9 @@ def test_training_sees_what_drafting_sees(tmp_path: Path) -> None:
     recipe.save(tmp_path / "head")
     tokens = own_texts(module, 1, 20)
     decoder = engine(tmp_path, module, "medusa", tmp_path / "head", 3)
-    decoder.add(make_row(tokens[0, :13].tolist(), SamplingParams(temperature=1.0, max_tokens=9), seed=3))
+    decoder.add(
+        make_row(tokens[0, :13].tolist(), SamplingParams(temperature=1.0, max_tokens=9), seed=3)
+    )
     with torch.inference_mode():
         decoder.catch_up()
         draft = decoder.drafter.propose(decoder.rows, [3])
@@ -55,8 +59,11 @@ def test_training_sees_what_drafting_sees(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own_output", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_few_steps_raise_expected_acceptance_and_real_tau(tmp_path: Path, own_output: bool) -> None:
-    """Catches a gradient that does not arrive, a loss about other tokens than the drafter's, a head that loads otherwise."""
+def test_a_few_steps_raise_expected_acceptance_and_real_tau(
+    tmp_path: Path, own_output: bool
+) -> None:
+    """Catches a gradient that does not arrive, a loss about other tokens than the drafter's, a head
+    that loads otherwise."""
     module = target_module()
     tokens = own_texts(module, 12, 28)
     recipe = build_recipe(MedusaRecipe, module, num_heads=2, own_output=own_output)
@@ -75,9 +82,19 @@ def test_a_few_steps_raise_expected_acceptance_and_real_tau(tmp_path: Path, own_
     loaded = load_medusa(tmp_path / "after", 64, VOCAB)
     assert loaded.config.accuracies[0][0] == pytest.approx(measured["accuracy@0"], abs=1e-3)
     assert loaded.config.trained_for == "tiny"
-    taus = [tau(engine(tmp_path, module, "medusa", tmp_path / name, 2), tokens[:4, :PROMPT], 24) for name in ("before", "after")]
+    taus = [
+        tau(engine(tmp_path, module, "medusa", tmp_path / name, 2), tokens[:4, :PROMPT], 24)
+        for name in ("before", "after")
+    ]
     assert taus[1] > taus[0] + 0.3
-    assert tau(engine(tmp_path, module, "medusa", tmp_path / "after", 8, tree="medusa"), tokens[:4, :PROMPT], 24) >= taus[1]
+    assert (
+        tau(
+            engine(tmp_path, module, "medusa", tmp_path / "after", 8, tree="medusa"),
+            tokens[:4, :PROMPT],
+            24,
+        )
+        >= taus[1]
+    )
 
 
 def test_going_on_from_saved_heads(tmp_path: Path) -> None:
@@ -95,7 +112,8 @@ def test_going_on_from_saved_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"), [({"num_heads": 0}, "num_heads"), ({"head_decay": 2.0}, "head_decay"), ({"loss": "kll"}, "kl")]
+    ("settings", "words"),
+    [({"num_heads": 0}, "num_heads"), ({"head_decay": 2.0}, "head_decay"), ({"loss": "kll"}, "kl")],
 )
 def test_settings_are_checked(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -19,9 +19,21 @@ from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, tiny_llama
 
 DFLASH = BlockConfig(
-    hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=40, block_size=6,
-    target_hidden_size=64, target_layers=(1, 2), num_target_layers=3, mask_token_id=1, sample_from_anchor=False, qk_norm=True,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=40,
+    block_size=6,
+    target_hidden_size=64,
+    target_layers=(1, 2),
+    num_target_layers=3,
+    mask_token_id=1,
+    sample_from_anchor=False,
+    qk_norm=True,
+)
 
 
 def target() -> Any:
@@ -37,10 +49,13 @@ def test_obstacles_of_blocks() -> None:
     assert obstacles(block()) == []
     assert obstacles(block(markov_rank=4, sample_from_anchor=True)) == []
     cases = {
-        "sample_from_anchor=false": {"sample_from_anchor": True}, "'vanilla'": {"markov_rank": 4, "markov_gated": True},
-        "scaled logits": {"logit_scale": 2.0}, "scaled embeddings": {"embedding_scale": 2.0}, "capped logits": {"softcap": 30.0},
+        "sample_from_anchor=false": {"sample_from_anchor": True},
+        "'vanilla'": {"markov_rank": 4, "markov_gated": True},
+        "scaled logits": {"logit_scale": 2.0},
+        "scaled embeddings": {"embedding_scale": 2.0},
+        "capped logits": {"softcap": 30.0},
         "norm queries": {"qk_norm": False},
-    }  # fmt: skip
+    }
     for word, changes in cases.items():
         (line,) = obstacles(block(**changes))
         assert word in line
@@ -56,7 +71,8 @@ def test_obstacles_of_eagle_heads() -> None:
 
 
 def test_what_vllm_needs_stands_in_the_folders(tmp_path: Path) -> None:
-    """Refused by vLLM 0.32 before: an unknown model_type in speculators' layout, Medusa's sizes in the original one."""
+    """Refused by vLLM 0.32 before: an unknown model_type in speculators' layout, Medusa's sizes in
+    the original one."""
     module = target()
     destination = Target("/models/target", module, byte_tokenizer(), "demo")
     source = tmp_path / "source"
@@ -68,12 +84,20 @@ def test_what_vllm_needs_stands_in_the_folders(tmp_path: Path) -> None:
     heads = MedusaHeads.new(MedusaConfig(64, 40, 2, bias=False), module)
     export_medusa(heads, tmp_path / "medusa", "original")
     config = json.loads((tmp_path / "medusa" / "config.json").read_text())
-    assert (config["hidden_size"], config["vocab_size"], config["medusa_fc_bias"]) == (64, 40, False)
+    assert (config["hidden_size"], config["vocab_size"], config["medusa_fc_bias"]) == (
+        64,
+        40,
+        False,
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_causality_in_the_words_of_vllm(causal: bool, tmp_path: Path) -> None:
-    """vLLM takes it from `sliding_window_non_causal` in speculators' layout; ours must still read it back."""
+    """vLLM takes it from `sliding_window_non_causal` in speculators' layout; ours must still read
+    it back."""
     export_block(block(causal=causal), tmp_path, "speculators")
-    assert json.loads((tmp_path / "config.json").read_text())["sliding_window_non_causal"] is not causal
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["sliding_window_non_causal"]
+        is not causal
+    )
     assert load_block(tmp_path, 64, 40, 3).config.causal is causal

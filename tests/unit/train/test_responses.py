@@ -1,4 +1,5 @@
-"""Responses: made by our engine, gone on with, read again; drift, damage and empty files named by line."""
+"""Responses: made by our engine, gone on with, read again; drift, damage and empty files named by
+line."""
 
 from __future__ import annotations
 
@@ -32,19 +33,28 @@ def options(target: Path) -> Options:
     return Options(str(target), drafter="ngram", max_num_seqs=2)
 
 
-def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None) -> list[TrainingText]:
+def gathered(
+    tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None
+) -> list[TrainingText]:
     target = tmp_path / "target"
     if not target.exists():
         save_target(target)
     material = TrainingData(prompts=str(prompts_file(tmp_path / "prompts.jsonl")))
     found, _ = gather(
-        material, options(target), "tiny", byte_tokenizer(), plan, tmp_path / out, progress or Progress()  # type: ignore[arg-type]
+        material,
+        options(target),
+        "tiny",
+        byte_tokenizer(),
+        plan,
+        tmp_path / out,
+        progress or Progress(),  # type: ignore[arg-type]
     )
     return found
 
 
 def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
-    """Two samples of five prompts with alternating temperatures: the greedy ones are the texts of plain decoding."""
+    """Two samples of five prompts with alternating temperatures: the greedy ones are the texts of
+    plain decoding."""
     found = gathered(tmp_path, "out")
     assert len(found) == 10
     llm = LLM(tmp_path / "target", drafter="none")
@@ -55,7 +65,8 @@ def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_stage_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampled texts and all: the same file as without the interruption, nothing asked twice; half a line is dropped."""
+    """Sampled texts and all: the same file as without the interruption, nothing asked twice; half a
+    line is dropped."""
     monkeypatch.setattr(responses, "ROUNDS", 1)
     whole = gathered(tmp_path, "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -72,7 +83,9 @@ def test_an_interrupted_stage_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_files_are_read_again(tmp_path: Path) -> None:
     """What was written is what is read."""
-    assert read_responses(save_responses(tmp_path / "r.jsonl", texts(3)), byte_tokenizer(), 257) == texts(3)
+    assert read_responses(
+        save_responses(tmp_path / "r.jsonl", texts(3)), byte_tokenizer(), 257
+    ) == texts(3)
 
 
 def test_logs_with_answers(tmp_path: Path) -> None:
@@ -88,7 +101,9 @@ def test_logs_with_answers(tmp_path: Path) -> None:
 
 def test_bad_files(tmp_path: Path) -> None:
     """Each names the file, the line where there is one, and what to do."""
-    missing, empty, damaged = tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged"
+    missing = tmp_path / "missing"
+    empty = tmp_path / "empty"
+    damaged = tmp_path / "damaged"
     with pytest.raises(ConfigError, match="missing cannot be read"):
         read_responses(missing, byte_tokenizer(), 257)
     empty.write_text("")
@@ -97,7 +112,9 @@ def test_bad_files(tmp_path: Path) -> None:
     save_responses(damaged, [])
     with pytest.raises(ConfigError, match="holds no responses"):
         read_responses(damaged, byte_tokenizer(), 257)
-    damaged.write_text(save_responses(damaged, texts(2)).read_text().replace('{"id": "t1"', '{"id" "t1"'))
+    damaged.write_text(
+        save_responses(damaged, texts(2)).read_text().replace('{"id": "t1"', '{"id" "t1"')
+    )
     with pytest.raises(ConfigError, match="damaged, line 3 is damaged"):
         read_responses(damaged, byte_tokenizer(), 257)
     unanswered = prompts_file(tmp_path / "prompts.jsonl")
@@ -106,7 +123,8 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_tokenizer_drift(tmp_path: Path) -> None:
-    """Equal ids under another tokenizer are other texts; an id outside the vocabulary is caught as well."""
+    """Equal ids under another tokenizer are other texts; an id outside the vocabulary is caught as
+    well."""
     path = save_responses(tmp_path / "r.jsonl", texts(2), word_tokenizer(50))
     with pytest.raises(CapabilityError, match="vocabulary is not this target's"):
         read_responses(path, byte_tokenizer(), 257)
@@ -123,7 +141,15 @@ def test_prompt_files_with_faults(tmp_path: Path) -> None:
         bad.write_text(content)
         data = TrainingData(prompts=str(bad))
         with pytest.raises(ConfigError, match=message):
-            gather(data, options(tmp_path / "target"), "t", byte_tokenizer(), PLAN, tmp_path / "o", Progress())
+            gather(
+                data,
+                options(tmp_path / "target"),
+                "t",
+                byte_tokenizer(),
+                PLAN,
+                tmp_path / "o",
+                Progress(),
+            )
 
 
 def test_one_source_of_texts(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Runs: resumed ones give the same bits, broken ones keep what was good, folders are not overwritten."""
+"""Runs: resumed ones give the same bits, broken ones keep what was good, folders are not
+overwritten."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def assert_same(one: TrainSpec, other: TrainSpec) -> None:
 
 @pytest.mark.parametrize(("step", "cache"), [(3, 0), (4, 0), (2, 10**6)])
 def test_resumed_is_uninterrupted(tmp_path: Path, step: int, cache: int) -> None:
-    """Bit for bit, at the end of an epoch (3 steps) and inside one, with features from the cache and without."""
+    """Bit for bit, at the end of an epoch (3 steps) and inside one, with features from the cache
+    and without."""
     whole = spec_for(tmp_path, "whole", feature_cache=cache)
     cut = spec_for(tmp_path, "cut", feature_cache=cache)
     expected = finished(whole)
@@ -62,7 +64,8 @@ def test_resumed_is_uninterrupted(tmp_path: Path, step: int, cache: int) -> None
 
 @pytest.mark.slow
 def test_a_late_cache_entry_does_not_change_the_bits(tmp_path: Path) -> None:
-    """What a killed run cached after its last checkpoint was computed in other batches: it must be forgotten."""
+    """What a killed run cached after its last checkpoint was computed in other batches: it must be
+    forgotten."""
     whole = spec_for(tmp_path, "whole", feature_cache=30_000)
     cut = spec_for(tmp_path, "cut", feature_cache=30_000)
     finished(whole)
@@ -71,7 +74,8 @@ def test_a_late_cache_entry_does_not_change_the_bits(tmp_path: Path) -> None:
     checkpoint = (cut.out / "checkpoint.pt").read_bytes()
     with pytest.raises(KeyboardInterrupt):
         run_training(replace(cut, resume=True), Interrupting(5))
-    (cut.out / "checkpoint.pt").write_bytes(checkpoint)  # as if the kill had come before the next one was written
+    # as if the kill had come before the next one was written
+    (cut.out / "checkpoint.pt").write_bytes(checkpoint)
     finished(replace(cut, resume=True))
     assert_same(whole, cut)
 
@@ -80,7 +84,11 @@ def test_what_a_finished_run_leaves(tmp_path: Path) -> None:
     """A drafter, a result that can be read again, the resolved config; no checkpoints, no features."""
     spec = spec_for(tmp_path, feature_cache=10**6)
     result = finished(spec)
-    assert sorted(path.name for path in spec.out.iterdir()) == ["config.json", "drafter", "result.json"]
+    assert sorted(path.name for path in spec.out.iterdir()) == [
+        "config.json",
+        "drafter",
+        "result.json",
+    ]
     assert read_result(spec.out / "result.json") == result
     saved = json.loads((spec.out / "config.json").read_text())
     assert saved["run"]["train"]["seed"] == 0
@@ -96,7 +104,9 @@ def test_what_a_finished_run_leaves(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_best_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training that makes it worse must leave the drafter of the best epoch."""
-    spec = spec_for(tmp_path, config=TrainConfig(epochs=2, batch_size=4, lr=5.0, clip=1e9, held_out=0.2))
+    spec = spec_for(
+        tmp_path, config=TrainConfig(epochs=2, batch_size=4, lr=5.0, clip=1e9, held_out=0.2)
+    )
     result = finished(spec)
     best = max(result.curve, key=lambda point: point.tau)
     assert result.best_step == best.step
@@ -105,7 +115,8 @@ def test_the_best_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert torch.equal(weights(spec)["scale"], torch.ones(64))
 
 
-Seen = list[tuple[tuple[int, ...], int]]  # of each batch: its texts, and what random draws of its loss begin with
+# of each batch: its texts, and what random draws of its loss begin with
+Seen = list[tuple[tuple[int, ...], int]]
 
 
 @pytest.fixture
@@ -124,10 +135,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
 
 
 def test_every_epoch_has_an_order_of_its_own(tmp_path: Path, seen: tuple[Seen, Seen]) -> None:
-    """All texts but the held-out ones are in each. Catches epochs in the order of the first one, and one that is cut short."""
+    """All texts but the held-out ones are in each. Catches epochs in the order of the first one,
+    and one that is cut short."""
     finished(spec_for(tmp_path))
     trained, held_out = seen
-    first, second = trained[: len(trained) // 2], trained[len(trained) // 2 :]
+    first = trained[: len(trained) // 2]
+    second = trained[len(trained) // 2 :]
     epochs = [[number for numbers, _ in epoch for number in numbers] for epoch in (first, second)]
     validated = {number for numbers, _ in held_out for number in numbers}
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted({*range(12)} - validated)
@@ -135,8 +148,11 @@ def test_every_epoch_has_an_order_of_its_own(tmp_path: Path, seen: tuple[Seen, S
     assert all(len(numbers) <= 2 for numbers, _ in trained), "of a micro-batch"
 
 
-def test_random_draws_differ_between_batches_but_not_between_validations(tmp_path: Path, seen: tuple[Seen, Seen]) -> None:
-    """Catches the same anchors in every epoch, and curves that move because the validation drew others."""
+def test_random_draws_differ_between_batches_but_not_between_validations(
+    tmp_path: Path, seen: tuple[Seen, Seen]
+) -> None:
+    """Catches the same anchors in every epoch, and curves that move because the validation drew
+    others."""
     config = spec_for(tmp_path).config
     for out, seed in (("zero", 0), ("one", 1)):
         finished(spec_for(tmp_path, out, config=replace(config, seed=seed)))
@@ -144,11 +160,19 @@ def test_random_draws_differ_between_batches_but_not_between_validations(tmp_pat
     seeds = [seed for _, seed in trained]
     assert len(set(seeds)) == len(seeds) == 2 * 2 * 5, "two runs, two epochs, ten texts in twos"
     each = len(held_out) // 6  # two runs, each validated before, between and after its epochs
-    assert held_out[:each] == held_out[each : 2 * each] == held_out[2 * each : 3 * each] != held_out[3 * each : 4 * each]
+    assert (
+        held_out[:each]
+        == held_out[each : 2 * each]
+        == held_out[2 * each : 3 * each]
+        != held_out[3 * each : 4 * each]
+    )
 
 
-def test_the_learning_rate_rises_then_falls_along_a_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps, two of them to warm up; the last one is a step before the end, where the floor would be."""
+def test_the_learning_rate_rises_then_falls_along_a_cosine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten steps, two of them to warm up; the last one is a step before the end, where the floor
+    would be."""
     rates: list[float] = []
     step = torch.optim.AdamW.step
 
@@ -158,13 +182,22 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine(tmp_path: Path, monke
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noting)
     base = spec_for(tmp_path)
-    finished(replace(base, config=replace(base.config, epochs=4, max_steps=10, warmup=0.2, min_lr_share=0.1, lr=0.01)))
+    finished(
+        replace(
+            base,
+            config=replace(
+                base.config, epochs=4, max_steps=10, warmup=0.2, min_lr_share=0.1, lr=0.01
+            ),
+        )
+    )
     cosine = [0.1 + 0.9 * (1 + math.cos(math.pi * done / 8)) / 2 for done in range(8)]
     assert rates == pytest.approx([0.01 * share for share in (0.5, 1.0, *cosine)])
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_nan_stops_and_keeps_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     """Broken numbers must not reach weights; the message names what is left and what to try."""
     calls: list[int] = []
     good = EarlyExitRecipe.loss
@@ -183,7 +216,10 @@ def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(EarlyExitRecipe, "loss", breaking)
     spec = spec_for(tmp_path)
-    with pytest.raises(NumericalError, match=r"stopped at step 4 of 6: .*NaN.*step [03], expected tau.*lower learning rate"):
+    with pytest.raises(
+        NumericalError,
+        match=r"stopped at step 4 of 6: .*NaN.*step [03], expected tau.*lower learning rate",
+    ):
         run_training(spec)
     assert all(torch.isfinite(value).all() for value in weights(spec).values())
     monkeypatch.setattr(EarlyExitRecipe, "loss", good)
@@ -228,7 +264,11 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_among_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the message says to do goes on with the responses that are there."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
-    spec = spec_for(tmp_path, material=TrainingData(prompts=str(tmp_path / "prompts.jsonl")), only_responses=True)
+    spec = spec_for(
+        tmp_path,
+        material=TrainingData(prompts=str(tmp_path / "prompts.jsonl")),
+        only_responses=True,
+    )
     opened: Any = Path.open
 
     def full(path: Path, mode: str = "r", **options: Any) -> Any:
@@ -238,14 +278,17 @@ def test_a_full_disk_among_responses(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
-        with pytest.raises(OutriderError, match=r"1 are kept: make room, then the same command without --resume"):
+        with pytest.raises(
+            OutriderError, match=r"1 are kept: make room, then the same command without --resume"
+        ):
             run_training(spec)
     assert run_training(spec) is None
     assert len((spec.out / "responses.jsonl").read_text().splitlines()) == 3
 
 
 def test_nothing_is_trained_that_cannot_be_measured(tmp_path: Path) -> None:
-    """Responses of ten tokens at most, compared with drafts of eleven: the untrained head would be kept as the best."""
+    """Responses of ten tokens at most, compared with drafts of eleven: the untrained head would be
+    kept as the best."""
     spec = spec_for(tmp_path)
     settings = {"draft": str(tmp_path / "target"), "fixed": 11, "depth": 12}
     with pytest.raises(ConfigError, match="held-out responses are shorter"):
@@ -268,7 +311,10 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
 def test_a_folder_in_which_another_process_trains(tmp_path: Path) -> None:
     """Refused without a trace; the folder is free again afterwards."""
     spec = spec_for(tmp_path)
-    with another_process_with(spec.out), pytest.raises(ConfigError, match=r"another run writes .*--out"):
+    with (
+        another_process_with(spec.out),
+        pytest.raises(ConfigError, match=r"another run writes .*--out"),
+    ):
         run_training(spec)
     assert not spec.out.exists()
     assert finished(spec).steps == 6
@@ -284,13 +330,19 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
         run_training(replace(spec, resume=True))
 
 
-@pytest.mark.parametrize(("asked", "environment", "number"), [
-    ("cuda:2", {}, 2), ("auto", {}, 0), ("auto", {"WORLD_SIZE": "4", "LOCAL_RANK": "3"}, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "environment", "number"),
+    [
+        ("cuda:2", {}, 2),
+        ("auto", {}, 0),
+        ("auto", {"WORLD_SIZE": "4", "LOCAL_RANK": "3"}, 3),
+    ],
+)
 def test_the_target_is_where_accelerate_trains(
     asked: str, environment: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches several processes whose targets are all on the first GPU, and a head on another GPU than the one asked for."""
+    """Catches several processes whose targets are all on the first GPU, and a head on another GPU
+    than the one asked for."""
     current = [torch.device("cuda", 0)]
     for name, answer in (("is_available", True), ("device_count", 4), ("current_device", 0)):
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
@@ -301,11 +353,20 @@ def test_the_target_is_where_accelerate_trains(
 
 
 def test_a_step_is_a_mean_over_positions(tmp_path: Path) -> None:
-    """However its texts, of 3 to 21 tokens, are divided into passes: the losses of two steps, and the held-out one after them."""
-    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)]) for n in range(10)]
+    """However its texts, of 3 to 21 tokens, are divided into passes: the losses of two steps, and
+    the held-out one after them."""
+    chosen = [
+        TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)])
+        for n in range(10)
+    ]
     material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
-    plan = TrainConfig(epochs=1, max_steps=2, batch_size=4, lr=1e-3, held_out=0.2, log_every=1, clip=1e9)
-    specs = [spec_for(tmp_path, f"{size}", material=material, config=replace(plan, micro_batch=size)) for size in (4, 3)]
+    plan = TrainConfig(
+        epochs=1, max_steps=2, batch_size=4, lr=1e-3, held_out=0.2, log_every=1, clip=1e9
+    )
+    specs = [
+        spec_for(tmp_path, f"{size}", material=material, config=replace(plan, micro_batch=size))
+        for size in (4, 3)
+    ]
     one, two = map(finished, specs)
     assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-5)
     assert [x.loss for x in two.curve] == pytest.approx([x.loss for x in one.curve], rel=1e-5)
@@ -314,12 +375,21 @@ def test_a_step_is_a_mean_over_positions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
-    """Two micro-batches of two are one of four up to rounding: catches a mean of means, in which short texts count for more."""
-    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)]) for n in range(10)]
+    """Two micro-batches of two are one of four up to rounding: catches a mean of means, in which
+    short texts count for more."""
+    chosen = [
+        TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)])
+        for n in range(10)
+    ]
     material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
     plan = TrainConfig(epochs=2, batch_size=4, lr=1e-2, held_out=0.2, log_every=1)
     one, two = (
-        finished(spec_for(tmp_path, f"{micro}", material=material, config=replace(plan, micro_batch=micro))) for micro in (4, 2)
+        finished(
+            spec_for(
+                tmp_path, f"{micro}", material=material, config=replace(plan, micro_batch=micro)
+            )
+        )
+        for micro in (4, 2)
     )
     assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-4)
     assert one.losses[-1].loss < one.losses[0].loss
@@ -350,7 +420,8 @@ class Counted(Progress):
         self._name = ""
 
     def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
-        self._name, self.announced[name] = name, total
+        self._name = name
+        self.announced[name] = total
 
     def advance(self, units: int = 1) -> None:
         self.done[self._name] += units
@@ -361,18 +432,28 @@ class Counted(Progress):
 def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
     """Catches a stage that counts tasks and advances by prompts: '16 of 4'."""
     progress = Counted()
-    assert run_training(spec_for(tmp_path, measure=MeasurePlan(prompts=2, temperatures=(0.0, 1.0), max_tokens=4)), progress)
+    assert run_training(
+        spec_for(tmp_path, measure=MeasurePlan(prompts=2, temperatures=(0.0, 1.0), max_tokens=4)),
+        progress,
+    )
     assert progress.done == progress.announced
     assert progress.announced["measuring on held-out prompts"] >= 4
 
 
 def test_answers_that_the_context_cannot_hold_are_measured_shorter(tmp_path: Path) -> None:
-    """Catches a run of hours at whose end nothing is measured, because its answers were to fill the context."""
-    spec = spec_for(tmp_path, measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=100_000))
+    """Catches a run of hours at whose end nothing is measured, because its answers were to fill the
+    context."""
+    spec = spec_for(
+        tmp_path, measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=100_000)
+    )
     result = finished(spec)
     assert "after" in {one.label for one in result.measured}
     assert all(one.emitted > 0 for one in result.measured)
     [note] = [note for note in result.notes if "--measure-tokens" in note]
     assert "half of the context, not 100000" in note
-    short = finished(spec_for(tmp_path, "short", measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=4)))
+    short = finished(
+        spec_for(
+            tmp_path, "short", measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=4)
+        )
+    )
     assert not [note for note in short.notes if "measure_tokens" in note]

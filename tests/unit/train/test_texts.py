@@ -12,9 +12,16 @@ from tests.unit.train.material import texts
 
 def test_the_mask_is_that_of_the_legend() -> None:
     """recipe.py: the prompt's last token counts, the text's last does not; padding never."""
-    batch = collate([TrainingText("a", [1, 2], [3, 4]), TrainingText("b", [5], [6, 7, 8, 9])], [0, 1], torch.device("cpu"))
+    batch = collate(
+        [TrainingText("a", [1, 2], [3, 4]), TrainingText("b", [5], [6, 7, 8, 9])],
+        [0, 1],
+        torch.device("cpu"),
+    )
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]
-    assert batch.mask.tolist() == [[False, True, True, False, False], [True, True, True, True, False]]
+    assert batch.mask.tolist() == [
+        [False, True, True, False, False],
+        [True, True, True, True, False],
+    ]
     assert batch.lengths.tolist() == [4, 5]
 
 
@@ -31,7 +38,9 @@ def test_every_text_once_an_epoch_and_another_order_each() -> None:
 
 def test_texts_of_one_prompt_stay_on_one_side() -> None:
     """Two samples of a prompt on both sides would make validation a memory test."""
-    double = [TrainingText(f"{t.id}/{n}", t.prompt, t.response) for t in texts(10) for n in range(2)]
+    double = [
+        TrainingText(f"{t.id}/{n}", t.prompt, t.response) for t in texts(10) for n in range(2)
+    ]
     train, held_out = split(double, 0.3, 0)
     assert {tuple(t.prompt) for t in train}.isdisjoint(tuple(t.prompt) for t in held_out)
     assert len(held_out) == 6
@@ -40,7 +49,8 @@ def test_texts_of_one_prompt_stay_on_one_side() -> None:
 
 
 def test_cutting() -> None:
-    """Long texts lose their end; texts without a response left are dropped, and an error names a file with none left."""
+    """Long texts lose their end; texts without a response left are dropped, and an error names a
+    file with none left."""
     kept = fitting([TrainingText("a", [1, 2], [3, 4, 5]), TrainingText("b", [1, 2, 3], [4, 5])], 4)
     assert [(t.id, t.response) for t in kept] == [("a", [3, 4])]
     with pytest.raises(ConfigError, match="max_length = 3"):

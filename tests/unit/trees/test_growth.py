@@ -18,7 +18,8 @@ class KnownProbs:
     """Random distributions over a few tokens, one for every text."""
 
     def __init__(self, seed: int, num_tokens: int) -> None:
-        self.seed, self.num_tokens = seed, num_tokens
+        self.seed = seed
+        self.num_tokens = num_tokens
 
     def after(self, path: Path) -> list[float]:
         rng = np.random.default_rng([self.seed, *(token + 1 for token in path)])
@@ -26,7 +27,10 @@ class KnownProbs:
 
     def likeliest(self, path: Path, count: int) -> list[Child]:
         probs = self.after(path)
-        return [Child(token, probs[token]) for token in sorted(range(len(probs)), key=lambda t: -probs[t])[:count]]
+        return [
+            Child(token, probs[token])
+            for token in sorted(range(len(probs)), key=lambda t: -probs[t])[:count]
+        ]
 
     def value(self, path: Path) -> float:
         return prod(self.after(path[:depth])[path[depth]] for depth in range(len(path)))
@@ -40,31 +44,42 @@ def grow(growth: Growth, probs: KnownProbs) -> int:
     """Give it what it wants; returns the number of levels."""
     levels = 0
     while wanted := growth.wanted():
-        growth.add([probs.likeliest(path_of(growth, output - 1), count) for output, count in wanted])
+        growth.add(
+            [probs.likeliest(path_of(growth, output - 1), count) for output, count in wanted]
+        )
         levels += 1
     return levels
 
 
 def explored(probs: KnownProbs, top_k: int, max_depth: int) -> list[list[Path]]:
-    """EAGLE-2 on paper: per level, the `top_k` children of each of the `top_k` best nodes of the level above."""
-    levels, frontier = [], [()]
+    """EAGLE-2 on paper: per level, the `top_k` children of each of the `top_k` best nodes of the
+    level above."""
+    levels = []
+    frontier = [()]
     for _ in range(max_depth):
-        level = [(*path, child.token) for path in frontier for child in probs.likeliest(path, top_k)]
+        level = [
+            (*path, child.token) for path in frontier for child in probs.likeliest(path, top_k)
+        ]
         frontier = sorted(level, key=lambda path: -probs.value(path))[:top_k]
         levels.append(level)
     return levels
 
 
 def best(probs: KnownProbs, levels: list[list[Path]], num_nodes: int) -> list[Path]:
-    return sorted((path for level in levels for path in level), key=lambda path: -probs.value(path))[:num_nodes]
+    return sorted(
+        (path for level in levels for path in level), key=lambda path: -probs.value(path)
+    )[:num_nodes]
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("num_nodes", "top_k", "max_depth"), [(1, 4, 4), (5, 2, 6), (12, 3, 4), (30, 4, 3), (8, 8, 3)])
+@pytest.mark.parametrize(
+    ("num_nodes", "top_k", "max_depth"), [(1, 4, 4), (5, 2, 6), (12, 3, 4), (30, 4, 3), (8, 8, 3)]
+)
 def test_best_first_takes_the_largest_products_of_what_it_saw(
     seed: int, num_nodes: int, top_k: int, max_depth: int
 ) -> None:
-    """Catches a frontier of the wrong nodes, products along the wrong path, and a node chosen without its ancestors."""
+    """Catches a frontier of the wrong nodes, products along the wrong path, and a node chosen
+    without its ancestors."""
     probs = KnownProbs(seed, 5)
     growth = BestFirstGrowth(num_nodes, top_k, max_depth, min_gain=0.0)
     grow(growth, probs)
@@ -89,15 +104,24 @@ def test_wide_enough_it_takes_the_largest_products_of_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("min_gain", [0.1, 0.3])
 def test_it_stops_when_a_level_adds_too_little(seed: int, min_gain: float) -> None:
-    """OPT-Tree: the gain is that of the best n nodes, not the level's own sum, and the last level still counts."""
-    probs, num_nodes, top_k, max_depth = KnownProbs(seed, 4), 6, 3, 6
+    """OPT-Tree: the gain is that of the best n nodes, not the level's own sum, and the last level
+    still counts."""
+    probs = KnownProbs(seed, 4)
+    num_nodes = 6
+    top_k = 3
+    max_depth = 6
     levels = explored(probs, top_k, max_depth)
-    sums = [sum(probs.value(path) for path in best(probs, levels[:depth], num_nodes)) for depth in range(max_depth + 1)]
+    sums = [
+        sum(probs.value(path) for path in best(probs, levels[:depth], num_nodes))
+        for depth in range(max_depth + 1)
+    ]
     gains = [after - before for before, after in pairwise(sums)]
     expected = next((depth + 1 for depth, gain in enumerate(gains) if gain < min_gain), max_depth)
     growth = BestFirstGrowth(num_nodes, top_k, max_depth, min_gain)
     assert grow(growth, probs) == expected
-    assert {path_of(growth, node) for node in growth.finish()} == set(best(probs, levels[:expected], num_nodes))
+    assert {path_of(growth, node) for node in growth.finish()} == set(
+        best(probs, levels[:expected], num_nodes)
+    )
 
 
 def test_it_is_never_deeper_than_its_nodes() -> None:

@@ -19,7 +19,10 @@ PLAIN = FILTERS["plain"]
 
 def chains(*rows: list[int]) -> Draft:
     width = max(map(len, rows))
-    return Draft(torch.tensor([row + [0] * (width - len(row)) for row in rows]), torch.tensor([len(row) for row in rows]))
+    return Draft(
+        torch.tensor([row + [0] * (width - len(row)) for row in rows]),
+        torch.tensor([len(row) for row in rows]),
+    )
 
 
 def trees(*rows: list[tuple[int, int]]) -> Draft:
@@ -34,7 +37,10 @@ def trees(*rows: list[tuple[int, int]]) -> Draft:
 
 def verdict_of(paths: list[list[int]], next_tokens: list[int], width: int) -> Verdict:
     lists = VerdictLists(
-        [path + [-1] * (width - len(path)) for path in paths], [len(path) for path in paths], next_tokens, [False] * len(paths)
+        [path + [-1] * (width - len(path)) for path in paths],
+        [len(path) for path in paths],
+        next_tokens,
+        [False] * len(paths),
     )
     return Verdict.of_lists(lists, width, torch.device("cpu"))
 
@@ -53,7 +59,9 @@ def test_common_beginnings_are_shared() -> None:
 
 def test_rows_of_different_lengths() -> None:
     """Padding must become no node; a row may have nothing from any part."""
-    merged = merge_drafts([chains([5, 6], [4], []), trees([(-1, 8)], [(-1, 4), (0, 2), (0, 3)], [])])
+    merged = merge_drafts(
+        [chains([5, 6], [4], []), trees([(-1, 8)], [(-1, 4), (0, 2), (0, 3)], [])]
+    )
     assert merged.draft.lengths.tolist() == [3, 3, 0]
     assert merged.draft.tokens.tolist() == [[5, 6, 8], [4, 2, 3], [0, 0, 0]]
     assert merged.draft.parents.tolist() == [[-1, 0, -1], [-1, 0, 0], [-1, -1, -1]]
@@ -77,12 +85,18 @@ def test_drawn_nodes_come_first_and_keep_their_distributions() -> None:
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
-    """Two sampled drafts would need two distributions per node; equal siblings drawn with replacement would share one node."""
+    """Two sampled drafts would need two distributions per node; equal siblings drawn with
+    replacement would share one node."""
     drawn = chains([1])
     drawn.probs = torch.full((1, 2, 3), 1 / 3)
     with pytest.raises(ValueError, match="only the first"):
         merge_drafts([chains([1]), drawn])
-    again = Draft(torch.tensor([[1, 1]]), torch.tensor([2]), torch.tensor([[-1, -1]]), torch.full((1, 3, 3), 1 / 3))
+    again = Draft(
+        torch.tensor([[1, 1]]),
+        torch.tensor([2]),
+        torch.tensor([[-1, -1]]),
+        torch.full((1, 3, 3), 1 / 3),
+    )
     again.replacement = True
     with pytest.raises(ValueError, match="with replacement"):
         merge_drafts([again, chains([1])])
@@ -92,11 +106,15 @@ def test_what_cannot_be_merged_is_refused() -> None:
 
 
 def test_a_part_hears_of_its_own_nodes() -> None:
-    """The path is 5 6 9 1: the first part's nodes end after 6, and the text's next token is then 9, not the verifier's."""
+    """The path is 5 6 9 1: the first part's nodes end after 6, and the text's next token is then 9,
+    not the verifier's."""
     parts = [chains([5, 6, 7]), chains([5, 6, 9, 1]), chains([8])]
     merged = merge_drafts(parts)
     verdict = verdict_of([[0, 1, 3, 4]], [77], merged.draft.num_nodes)
-    heard = [part_verdict(p, nodes, merged.draft, verdict).lists for p, nodes in zip(parts, merged.node_maps, strict=True)]
+    heard = [
+        part_verdict(p, nodes, merged.draft, verdict).lists
+        for p, nodes in zip(parts, merged.node_maps, strict=True)
+    ]
     assert [h.path for h in heard] == [[[0, 1, -1]], [[0, 1, 2, 3]], [[-1]]]
     assert [h.num_accepted for h in heard] == [[2], [4], [0]]
     assert [h.next_token for h in heard] == [[9], [77], [5]]
@@ -108,16 +126,23 @@ def test_a_part_without_nodes_hears_the_text_alone() -> None:
     merged = merge_drafts(parts)
     verdict = verdict_of([[0], []], [9, 8], merged.draft.num_nodes)
     heard = part_verdict(parts[1], merged.node_maps[1], merged.draft, verdict).lists
-    assert (heard.path, heard.next_token, heard.all_accepted) == ([[-1, -1], [-1, -1]], [5, 8], [True, False])
+    assert (heard.path, heard.next_token, heard.all_accepted) == (
+        [[-1, -1], [-1, -1]],
+        [5, 8],
+        [True, False],
+    )
 
 
 def test_outputs_are_those_of_the_parts_nodes() -> None:
-    """Column 0 follows the pending token, 1 + i the part's own node i; hidden states are the whole pass's."""
+    """Column 0 follows the pending token, 1 + i the part's own node i; hidden states are the whole
+    pass's."""
     parts = [chains([5, 6], [4]), trees([(-1, 8), (0, 1)], [(-1, 4), (0, 2)])]
     merged = merge_drafts(parts)
     width = merged.draft.num_nodes + 1
     logits = torch.arange(2 * width).view(2, width, 1).float()
-    output = part_output(parts[1], merged.node_maps[1], TargetOutput(logits, {3: -logits}, [[0, 1], [0]]))
+    output = part_output(
+        parts[1], merged.node_maps[1], TargetOutput(logits, {3: -logits}, [[0, 1], [0]])
+    )
     assert output.logits[..., 0].tolist() == [[0, 3, 4], [width, width + 1, width + 2]]
     assert torch.equal(output.hidden[3], -logits)
     assert output.kept == [[0, 1], [0]]
@@ -137,12 +162,20 @@ def merged_proposals(drawn: oracle.Proposals, foreign: list[int]) -> oracle.Prop
 def test_distribution_is_the_targets(verifier: str, filters: str, foreign: list[int]) -> None:
     """A drawn chain beside somebody else's path, whichever tokens they share: no bias at all."""
     target, drafter = pair(3, 3, 2, FILTERS[filters], PLAIN)
-    assert tree_bias(verifier_named(verifier), target, merged_proposals(oracle.sampled_drafts(drafter, 2), foreign)) < EXACT
+    assert (
+        tree_bias(
+            verifier_named(verifier),
+            target,
+            merged_proposals(oracle.sampled_drafts(drafter, 2), foreign),
+        )
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("verifier", TREE_VERIFIERS)
 def test_distribution_with_stop_rules(verifier: str) -> None:
-    """Rows of different lengths: behind a short chain stands a foreign node where others have a distribution."""
+    """Rows of different lengths: behind a short chain stands a foreign node where others have a
+    distribution."""
     target, drafter = pair(2, 3, 2, PLAIN, PLAIN)
     drawn = oracle.sampled_drafts(drafter, 2, stop=lambda path: path == (1,))
     assert tree_bias(verifier_named(verifier), target, merged_proposals(drawn, [1, 0])) < EXACT

@@ -26,7 +26,10 @@ def parents(growth: Growth) -> list[int]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tree": "bushy"}, "tree must be chain, best-first, sequoia, parallel:3 or widths like 4x2x1; got 'bushy'"),
+        (
+            {"tree": "bushy"},
+            "tree must be chain, best-first, sequoia, parallel:3 or widths like 4x2x1; got 'bushy'",
+        ),
         ({"tree": ""}, "tree must be"),
         ({"tree": "parallel"}, "number of chains M >= 1, got 'parallel'"),
         ({"tree": "parallel:0"}, "number of chains M >= 1"),
@@ -50,7 +53,8 @@ def test_bad_settings_are_refused_with_a_reason(given: dict[str, str], message: 
 
 
 @pytest.mark.parametrize(
-    ("tree", "num_nodes"), [("2x2x1", 10), ("4", 4), ("parallel:3", 12), ("sequoia", 15), ("best-first", 15)]
+    ("tree", "num_nodes"),
+    [("2x2x1", 10), ("4", 4), ("parallel:3", 12), ("sequoia", 15), ("best-first", 15)],
 )
 def test_nodes_when_the_user_names_no_number(tree: str, num_nodes: int) -> None:
     assert TreeSettings(tree=tree).default_num_nodes() == num_nodes
@@ -59,7 +63,8 @@ def test_nodes_when_the_user_names_no_number(tree: str, num_nodes: int) -> None:
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("tree", KINDS)
 def test_a_tree_keeps_to_its_budget(tree: str, sampled: bool) -> None:
-    """A row near its end may draft less than the others, down to nothing. Catches a shape that is not cut."""
+    """A row near its end may draft less than the others, down to nothing. Catches a shape that is
+    not cut."""
     plan = TreePlan(TreeSettings(tree=tree, min_gain=0.0))
     whole = TreeSettings(tree=tree).default_num_nodes()
     for budget in range(whole + 8):
@@ -80,9 +85,13 @@ def test_sampled_rows_get_a_shape_fixed_beforehand(tree: str) -> None:
 def test_the_temperature_decides_whether_nodes_are_drawn() -> None:
     """Greedy rows and cold ones take the likeliest tokens."""
     plan = TreePlan(TreeSettings(tree="sequoia", sample_from=0.5))
-    drawn = {t: plan.samples(SamplingParams(temperature=t)) for t in (0.0, 0.3, 0.49, 0.5, 1.0, 2.0)}
+    drawn = {
+        t: plan.samples(SamplingParams(temperature=t)) for t in (0.0, 0.3, 0.49, 0.5, 1.0, 2.0)
+    }
     assert drawn == {0.0: False, 0.3: False, 0.49: False, 0.5: True, 1.0: True, 2.0: True}
-    assert not TreePlan(TreeSettings(tree="sequoia", sample_from=0.0)).samples(SamplingParams(temperature=0.0))
+    assert not TreePlan(TreeSettings(tree="sequoia", sample_from=0.0)).samples(
+        SamplingParams(temperature=0.0)
+    )
 
 
 @pytest.mark.parametrize("tree", KINDS)
@@ -93,7 +102,9 @@ def test_only_parallel_chains_repeat_tokens(tree: str) -> None:
 
 def watch_the_second_child_win(plan: TreePlan, times: int) -> None:
     draft = Draft(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[-1, -1, -1]]))
-    verdict = Verdict(torch.tensor([[1, -1, -1]]), torch.tensor([1]), torch.tensor([9]), torch.tensor([True]))
+    verdict = Verdict(
+        torch.tensor([[1, -1, -1]]), torch.tensor([1]), torch.tensor([9]), torch.tensor([True])
+    )
     for _ in range(times):
         plan.observe(draft, verdict)
 

@@ -1,4 +1,5 @@
-"""The dynamic programme against every tree there is, and against best-first search where that is right, too."""
+"""The dynamic programme against every tree there is, and against best-first search where that is
+right, too."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from outrider.trees.shape import TreeShape
 Forest = tuple["Forest", ...]  # the children of one node, in order
 
 FALLING = [(0.6, 0.25, 0.1), (0.9, 0.05, 0.04), (0.4, 0.35, 0.2), (0.7,), (0.5, 0.0)]
-OTHER = [(0.1, 0.6, 0.3), (0.0, 0.9), (0.2, 0.2, 0.5), (0.0, 0.0, 1.0)]  # an early sibling may be a step to a good one
+# an early sibling may be a step to a good one
+OTHER = [(0.1, 0.6, 0.3), (0.0, 0.9), (0.2, 0.2, 0.5), (0.0, 0.0, 1.0)]
 
 
 def forests(num_nodes: int, depth: int, width: int) -> Iterator[Forest]:
-    """Every ordered forest of at most `num_nodes` nodes, `depth` levels and `width` children per node, once."""
+    """Every ordered forest of at most `num_nodes` nodes, `depth` levels and `width` children per
+    node, once."""
 
     def exactly(nodes: int, levels: int, slots: int) -> Iterator[Forest]:
         if nodes == 0:
@@ -33,7 +36,10 @@ def forests(num_nodes: int, depth: int, width: int) -> Iterator[Forest]:
 
 def value(forest: Forest, acceptance: tuple[float, ...]) -> float:
     """Expected accepted tokens below a kept node."""
-    return sum(prob * (1 + value(child, acceptance)) for prob, child in zip(acceptance, forest, strict=False))
+    return sum(
+        prob * (1 + value(child, acceptance))
+        for prob, child in zip(acceptance, forest, strict=False)
+    )
 
 
 def products(shape: TreeShape, acceptance: tuple[float, ...]) -> list[float]:
@@ -45,11 +51,16 @@ def products(shape: TreeShape, acceptance: tuple[float, ...]) -> list[float]:
 
 
 @pytest.mark.parametrize("acceptance", FALLING + OTHER)
-@pytest.mark.parametrize(("num_nodes", "max_depth"), [(0, 3), (1, 1), (3, 1), (4, 2), (6, 3), (7, 7)])
+@pytest.mark.parametrize(
+    ("num_nodes", "max_depth"), [(0, 3), (1, 1), (3, 1), (4, 2), (6, 3), (7, 7)]
+)
 def test_no_tree_is_better(acceptance: tuple[float, ...], num_nodes: int, max_depth: int) -> None:
-    """Catches a level or a node too many or too few, and siblings that get what a greedy choice would give them."""
+    """Catches a level or a node too many or too few, and siblings that get what a greedy choice
+    would give them."""
     shape = sequoia_shape(acceptance, num_nodes, max_depth)
-    best = max(value(forest, acceptance) for forest in forests(num_nodes, max_depth, len(acceptance)))
+    best = max(
+        value(forest, acceptance) for forest in forests(num_nodes, max_depth, len(acceptance))
+    )
     assert sum(products(shape, acceptance)) == pytest.approx(best)
     assert len(shape) <= num_nodes
     assert shape.depth <= max_depth
@@ -65,9 +76,13 @@ def test_all_trees_are_enumerated() -> None:
 
 @pytest.mark.parametrize("num_nodes", range(1, 13))
 @pytest.mark.parametrize("acceptance", [(0.6, 0.25, 0.1), (0.43, 0.31, 0.17)])
-def test_with_falling_probabilities_it_is_best_first_search(acceptance: tuple[float, ...], num_nodes: int) -> None:
-    """The n largest products of a tree that is wide and deep enough. Several trees may have them: 0.6 * 0.1 = 0.1 * 0.6."""
-    greedy, planned = TreeShape.of_widths([3] * 5).best(num_nodes, acceptance), sequoia_shape(acceptance, num_nodes, 5)
+def test_with_falling_probabilities_it_is_best_first_search(
+    acceptance: tuple[float, ...], num_nodes: int
+) -> None:
+    """The n largest products of a tree that is wide and deep enough. Several trees may have them:
+    0.6 * 0.1 = 0.1 * 0.6."""
+    greedy = TreeShape.of_widths([3] * 5).best(num_nodes, acceptance)
+    planned = sequoia_shape(acceptance, num_nodes, 5)
     assert len(planned) == num_nodes
     assert products(planned, acceptance) == pytest.approx(products(greedy, acceptance))
 

@@ -29,11 +29,13 @@ def test_nothing_is_a_shape() -> None:
 
 @pytest.mark.parametrize(("num_chains", "num_nodes"), [(1, 4), (3, 9), (3, 8), (3, 2), (5, 6)])
 def test_parallel_chains_do_not_meet(num_chains: int, num_nodes: int) -> None:
-    """Catches chains that branch, more chains than asked for, and lengths that differ by more than one."""
+    """Catches chains that branch, more chains than asked for, and lengths that differ by more than
+    one."""
     shape = TreeShape.parallel(num_chains, num_nodes)
     assert shape.counts[0] == min(num_chains, num_nodes)
     assert all(count <= 1 for count in shape.counts[1:])
-    chain, length = {}, {}
+    chain = {}
+    length = {}
     for node, parent in enumerate(shape.parents):
         chain[node] = node if parent < 0 else chain[parent]
         length[chain[node]] = length.get(chain[node], 0) + 1
@@ -41,9 +43,13 @@ def test_parallel_chains_do_not_meet(num_chains: int, num_nodes: int) -> None:
     assert max(length.values()) - min(length.values()) <= 1
 
 
-@pytest.mark.parametrize("acceptance", [(0.6, 0.25, 0.1), (0.4, 0.39, 0.05), (0.95, 0.02, 0.01), (0.5, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    "acceptance", [(0.6, 0.25, 0.1), (0.4, 0.39, 0.05), (0.95, 0.02, 0.01), (0.5, 0.0, 0.0)]
+)
 @pytest.mark.parametrize("widths", [[3, 2, 1], [2, 2, 2]])
-def test_best_part_of_a_shape_is_the_best_of_all_parts(widths: list[int], acceptance: tuple[float, ...]) -> None:
+def test_best_part_of_a_shape_is_the_best_of_all_parts(
+    widths: list[int], acceptance: tuple[float, ...]
+) -> None:
     """Against every choice of nodes in which no node lacks its parent or an earlier sibling."""
     shape = TreeShape.of_widths(widths)
     paths: list[tuple[int, ...]] = []
@@ -61,7 +67,11 @@ def test_best_part_of_a_shape_is_the_best_of_all_parts(widths: list[int], accept
         mine: list[tuple[int, ...]] = []
         for parent, rank in zip(ours.parents, ours.ranks, strict=True):
             mine.append((*(mine[parent] if parent >= 0 else ()), rank))
-        best = max(sum(value[path] for path in part) for part in combinations(paths, num_nodes) if is_whole(set(part)))
+        best = max(
+            sum(value[path] for path in part)
+            for part in combinations(paths, num_nodes)
+            if is_whole(set(part))
+        )
         assert sum(value[path] for path in mine) == pytest.approx(best)
     assert shape.best(len(shape) + 5, acceptance) is shape
 

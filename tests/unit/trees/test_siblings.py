@@ -18,10 +18,19 @@ PARENTS = [-1, -1, 1, 1, 1, 3]
 def step(*paths: list[int], length: int = 6) -> tuple[Draft, Verdict]:
     """One step in which every row drafted the tree above and kept this path."""
     rows = len(paths)
-    draft = Draft(torch.zeros(rows, 6, dtype=torch.int64), torch.full((rows,), length), torch.tensor([PARENTS] * rows))
+    draft = Draft(
+        torch.zeros(rows, 6, dtype=torch.int64),
+        torch.full((rows,), length),
+        torch.tensor([PARENTS] * rows),
+    )
     padded = [path + [-1] * (6 - len(path)) for path in paths]
     counts = torch.tensor([len(path) for path in paths])
-    return draft, Verdict(torch.tensor(padded), counts, torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool))
+    return draft, Verdict(
+        torch.tensor(padded),
+        counts,
+        torch.zeros(rows, dtype=torch.int64),
+        torch.zeros(rows, dtype=torch.bool),
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +45,8 @@ def step(*paths: list[int], length: int = 6) -> tuple[Draft, Verdict]:
     ],
 )
 def test_every_kept_node_tries_its_children(path: list[int], measured: list[float | None]) -> None:
-    """Catches siblings counted under nodes that were never reached, and a last node that is forgotten."""
+    """Catches siblings counted under nodes that were never reached, and a last node that is
+    forgotten."""
     counts = SiblingAcceptance([0.5, 0.2, 0.1])
     counts.count(*step(path))
     assert counts.measured() == measured
@@ -64,7 +74,10 @@ def test_the_estimate_moves_from_the_prior_to_what_is_measured_now_and_then() ->
     for number in range(REFRESH):
         assert counts.estimate() == (0.6, 0.2), number
         counts.count(*step([0]))  # one observation a step: node 0 has no children
-    expected = ((REFRESH + PRIOR_WEIGHT * 0.6) / (REFRESH + PRIOR_WEIGHT), PRIOR_WEIGHT * 0.2 / (REFRESH + PRIOR_WEIGHT))
+    expected = (
+        (REFRESH + PRIOR_WEIGHT * 0.6) / (REFRESH + PRIOR_WEIGHT),
+        PRIOR_WEIGHT * 0.2 / (REFRESH + PRIOR_WEIGHT),
+    )
     assert counts.estimate() == pytest.approx(expected, abs=1e-3)
     before = counts.estimate()
     counts.count(*step([]))

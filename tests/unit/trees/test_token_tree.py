@@ -8,7 +8,8 @@ from outrider.trees.token_tree import TokenTree, to_draft
 
 
 def test_common_beginnings_are_shared() -> None:
-    """Catches siblings with the same token: the second one would never be accepted, and is paid for."""
+    """Catches siblings with the same token: the second one would never be accepted, and is paid
+    for."""
     tree = TokenTree()
     for path in ([5, 6, 7], [5, 6, 8], [9], [5, 6, 7]):
         tree.add_path(path, budget=10)

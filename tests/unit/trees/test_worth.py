@@ -13,7 +13,12 @@ from outrider.types import Draft, Verdict
 
 def test_before_anything_was_seen_a_node_is_worth_what_the_draft_says() -> None:
     worth = NodeWorth()
-    assert [worth(rank, prob) for rank, prob in ((0, 0.0), (0, 0.4), (1, 0.3), (3, 1.0))] == [0.0, 0.4, 0.3, 1.0]
+    assert [worth(rank, prob) for rank, prob in ((0, 0.0), (0, 0.4), (1, 0.3), (3, 1.0))] == [
+        0.0,
+        0.4,
+        0.3,
+        1.0,
+    ]
 
 
 def test_counts_come_to_outweigh_what_the_draft_says() -> None:
@@ -57,19 +62,29 @@ def keep_first_guesses(plan: TreePlan, steps: int) -> None:
         nodes = growth.finish()
         number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
         parents = [number[growth.parents[node]] for node in nodes]
-        path, at = [], -1
-        while (first := next((n for n, parent in enumerate(parents) if parent == at), None)) is not None:
+        path = []
+        at = -1
+        while (
+            first := next((n for n, parent in enumerate(parents) if parent == at), None)
+        ) is not None:
             path.append(first)
             at = first
-        draft = Draft(torch.tensor([[growth.tokens[n] for n in nodes]]), torch.tensor([len(nodes)]), torch.tensor([parents]))
+        draft = Draft(
+            torch.tensor([[growth.tokens[n] for n in nodes]]),
+            torch.tensor([len(nodes)]),
+            torch.tensor([parents]),
+        )
         padded = torch.tensor([path + [-1] * (len(nodes) - len(path))])
-        verdict = Verdict(padded, torch.tensor([len(path)]), torch.tensor([9]), torch.tensor([True]))
+        verdict = Verdict(
+            padded, torch.tensor([len(path)]), torch.tensor([9]), torch.tensor([True])
+        )
         plan.observe(draft, verdict, [growth])
 
 
 @pytest.mark.parametrize("adapt", [False, True])
 def test_trees_go_deeper_where_first_guesses_stand_if_asked_to(adapt: bool) -> None:
-    """Catches counts of the wrong nodes, `adapt` ignored, and drafts that follow other texts unasked."""
+    """Catches counts of the wrong nodes, `adapt` ignored, and drafts that follow other texts
+    unasked."""
     plan = TreePlan(TreeSettings(tree="best-first", adapt=adapt))
     before = depth(grown(plan))
     keep_first_guesses(plan, 60)

@@ -59,7 +59,11 @@ def rule(name: str) -> Verifier:
 def rows_of(options: list[dict[str, Any]], vocab_size: int, kernels: Kernels | None) -> Rows:
     rows = Rows(vocab_size, torch.device("cpu"), noise=kernels)
     for number, own in enumerate(options):
-        rows.add(make_row([1] * (number % 90 + 1), SamplingParams(**{"temperature": 1.0, **own}), seed=number))
+        rows.add(
+            make_row(
+                [1] * (number % 90 + 1), SamplingParams(**{"temperature": 1.0, **own}), seed=number
+            )
+        )
     return rows
 
 
@@ -68,7 +72,8 @@ def both(
 ) -> tuple[list[tuple], list[tuple]]:
     """Every row's verdict by the kernels and by torch."""
     verdicts = (
-        batch_verdict(logits, draft, rows_of(options, logits.shape[2], own), rule(name), own) for own in (kernels, None)
+        batch_verdict(logits, draft, rows_of(options, logits.shape[2], own), rule(name), own)
+        for own in (kernels, None)
     )
     one, other = (list(zip(*verdict.lists, strict=True)) for verdict in verdicts)
     return one, other
@@ -76,9 +81,14 @@ def both(
 
 @pytest.mark.parametrize("vocab_size", [9, 700])
 @pytest.mark.parametrize("kind", ["drawn", "some placed", "placed"])
-@pytest.mark.parametrize("name", ["token", "block", "traversal", "gumbel", "traversal of trees", "gumbel of trees"])
-def test_the_same_verdict_from_scores(kernels: Counted, name: str, kind: str, vocab_size: int) -> None:
-    """Catches another coin or noise than the row's own, a greedy row that is drawn, a distribution of another row's options."""
+@pytest.mark.parametrize(
+    "name", ["token", "block", "traversal", "gumbel", "traversal of trees", "gumbel of trees"]
+)
+def test_the_same_verdict_from_scores(
+    kernels: Counted, name: str, kind: str, vocab_size: int
+) -> None:
+    """Catches another coin or noise than the row's own, a greedy row that is drawn, a distribution
+    of another row's options."""
     name, _, is_tree = name.partition(" of ")
     torch.manual_seed(vocab_size)
     draft, probs = (trees if is_tree else cases)(vocab_size, kind, MANY, 5)
@@ -90,7 +100,8 @@ def test_the_same_verdict_from_scores(kernels: Counted, name: str, kind: str, vo
 
 @pytest.mark.parametrize("name", ["token", "block", "gumbel"])
 def test_it_is_one_call(kernels: Counted, name: str) -> None:
-    """Not one for distributions, one for noise and one to decide: behind a pass each costs more than what it does."""
+    """Not one for distributions, one for noise and one to decide: behind a pass each costs more
+    than what it does."""
     torch.manual_seed(1)
     draft, probs = cases(40, "drawn", 6, 3)
     for own in (draft, Draft.empty(6)):
@@ -126,7 +137,9 @@ def test_bans_and_penalties_come_first(kernels: Counted) -> None:
         {"presence_penalty": 1.0},
         {"temperature": 0, "logit_bias": {7: 100.0}},
     ]
-    mine, theirs = both(probs.log(), draft, [options[row % 4] for row in range(60)], "block", kernels)
+    mine, theirs = both(
+        probs.log(), draft, [options[row % 4] for row in range(60)], "block", kernels
+    )
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1
     assert all(token % 2 == 0 for _, _, token, _ in mine[::4])
     assert all(token == 7 for _, _, token, _ in mine[3::4])
@@ -134,7 +147,9 @@ def test_bans_and_penalties_come_first(kernels: Counted) -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}], ids=["sampled", "greedy"])
-def test_broken_scores_are_refused_where_they_count(kernels: Counted, options: dict[str, Any], broken: float) -> None:
+def test_broken_scores_are_refused_where_they_count(
+    kernels: Counted, options: dict[str, Any], broken: float
+) -> None:
     logits = torch.zeros(2, 3, 40)
     logits[1, 2, 7] = broken
     draft = Draft(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 2]))
@@ -148,7 +163,9 @@ def test_broken_scores_are_refused_where_they_count(kernels: Counted, options: d
 
 @pytest.mark.parametrize("vocab_size", [700, 9000])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
-def test_noise_that_a_drafter_asked_for_is_taken(kernels: Counted, is_tree: bool, vocab_size: int) -> None:
+def test_noise_that_a_drafter_asked_for_is_taken(
+    kernels: Counted, is_tree: bool, vocab_size: int
+) -> None:
     """From memory or made now, by one thread or two, alone or beside others: the same verdict."""
     torch.manual_seed(4)
     draft, probs = (trees if is_tree else cases)(vocab_size, "placed", 12, 4)
@@ -167,5 +184,9 @@ def test_noise_that_a_drafter_asked_for_is_taken(kernels: Counted, is_tree: bool
         own.add(rows[one])
         verdict = batch_verdict(logits[one : one + 1], alone, own, rule("gumbel"), kernels)
         assert [line[0] for line in verdict.lists] == [line[one] for line in first.lists]
-    rows.rng.noise([[start] for start in rows.starts], 3)  # of another vocabulary: not to be looked at
-    assert not any(noise is not None for noise in rows.rng.remembered([[start] for start in rows.starts], vocab_size))
+    # of another vocabulary: not to be looked at
+    rows.rng.noise([[start] for start in rows.starts], 3)
+    assert not any(
+        noise is not None
+        for noise in rows.rng.remembered([[start] for start in rows.starts], vocab_size)
+    )

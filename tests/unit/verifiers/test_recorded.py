@@ -17,7 +17,9 @@ from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.simulated_cuda import SimulatedCuda
 
-ROWS, NODES, VOCAB = 3, 4, 19
+ROWS = 3
+NODES = 4
+VOCAB = 19
 DEVICE = torch.device("cuda", 0)
 
 
@@ -31,13 +33,20 @@ def _case(number: int, *, drawn: bool) -> tuple[torch.Tensor, Draft, list[int]]:
 
 
 def _moved(draft: Draft) -> Draft:
-    return Draft(draft.tokens.to(DEVICE), draft.lengths.to(DEVICE), probs=None if draft.probs is None else draft.probs.to(DEVICE))
+    return Draft(
+        draft.tokens.to(DEVICE),
+        draft.lengths.to(DEVICE),
+        probs=None if draft.probs is None else draft.probs.to(DEVICE),
+    )
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier(), TraversalVerifier()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule", [TokenVerifier(), BlockVerifier(), TraversalVerifier()], ids=lambda rule: rule.name
+)
 def test_a_replay_decides_what_the_verifier_does(rule: Verifier, drawn: bool) -> None:
-    """Catches coins of another position, a temperature or draft that the recording froze, a row's padding that counts."""
+    """Catches coins of another position, a temperature or draft that the recording froze, a row's
+    padding that counts."""
     params = [SamplingParams(temperature=temperature) for temperature in (1.0, 0.7, 1.3)]
     sampling = BatchSampling.of(params, VOCAB)
     with SimulatedCuda():
@@ -60,13 +69,25 @@ def test_what_is_not_recorded_is_left_to_the_reference() -> None:
         recorded = RecordedVerdicts()
         scores, draft, starts = _case(0, drawn=True)
         there = _moved(draft)
-        tree = Draft(there.tokens, there.lengths, parents=torch.zeros_like(there.tokens) - 1, probs=there.probs)
+        tree = Draft(
+            there.tokens,
+            there.lengths,
+            parents=torch.zeros_like(there.tokens) - 1,
+            probs=there.probs,
+        )
         assert not recorded.serve(TraversalVerifier(), tree, scores.to(DEVICE))
         assert not recorded.serve(CoupledVerifier(), there, scores.to(DEVICE))
         rng = KeyedStreams([1, 2, 3])
-        for params in (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=1.0, top_k=3)):
+        for params in (
+            SamplingParams(),
+            SamplingParams(temperature=1.0, top_p=0.9),
+            SamplingParams(temperature=1.0, top_k=3),
+        ):
             options = BatchSampling.of([params] * ROWS, VOCAB).options
-            assert recorded.verdict(TokenVerifier(), there, scores.to(DEVICE), rng, starts, options) is None
+            assert (
+                recorded.verdict(TokenVerifier(), there, scores.to(DEVICE), rng, starts, options)
+                is None
+            )
 
 
 def test_scores_that_are_no_numbers_are_left_to_the_reference() -> None:
@@ -74,9 +95,20 @@ def test_scores_that_are_no_numbers_are_left_to_the_reference() -> None:
     options = BatchSampling.of([SamplingParams(temperature=1.0)] * ROWS, VOCAB).options
     scores, draft, starts = _case(0, drawn=True)
     with SimulatedCuda():
-        recorded, rng = RecordedVerdicts(), KeyedStreams([1, 2, 3])
+        recorded = RecordedVerdicts()
+        rng = KeyedStreams([1, 2, 3])
         padded = scores.clone()
         padded[1, 3] = torch.nan
-        assert recorded.verdict(TokenVerifier(), _moved(draft), padded.to(DEVICE), rng, starts, options) is not None
+        assert (
+            recorded.verdict(
+                TokenVerifier(), _moved(draft), padded.to(DEVICE), rng, starts, options
+            )
+            is not None
+        )
         scores[1, 2] = torch.nan
-        assert recorded.verdict(TokenVerifier(), _moved(draft), scores.to(DEVICE), rng, starts, options) is None
+        assert (
+            recorded.verdict(
+                TokenVerifier(), _moved(draft), scores.to(DEVICE), rng, starts, options
+            )
+            is None
+        )

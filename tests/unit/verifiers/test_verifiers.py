@@ -47,17 +47,19 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 @every_lossless
 def test_real_streams_and_fp32_give_the_targets_distribution(name: str) -> None:
-    """First two tokens of 6000 one-row steps, chi-square on the joint distribution; seeded, false alarm 1e-6.
+    """First two tokens of 6000 one-row steps, chi-square on the joint distribution; seeded, false
+    alarm 1e-6.
 
-    With n = 6000 a TV distance of 0.05 is seen with certainty, 0.02 about half the time; the oracle sees
-    the rest.
+    With n = 6000 a TV distance of 0.05 is seen with certainty, 0.02 about half the time; the oracle
+    sees the rest.
     """
-    num, vocab = 6000, 4
-    p, q = (
-        random_probs(1, 3, vocab, seed=1, scale=1.0),
-        random_probs(1, 3, vocab, seed=2, scale=1.0),
-    )  # distributions that ignore the path
-    rng, start = KeyedStreams(list(range(num))), torch.full((num,), 9)
+    num = 6000
+    vocab = 4
+    # distributions that ignore the path
+    p = random_probs(1, 3, vocab, seed=1, scale=1.0)
+    q = random_probs(1, 3, vocab, seed=2, scale=1.0)
+    rng = KeyedStreams(list(range(num)))
+    start = torch.full((num,), 9)
     draft = sampled_draft(q.expand(num, -1, -1), rng, start)
     verdict = verify(name, draft, p.expand(num, -1, -1), rng, start)
     text = torch.cat([draft.tokens, torch.zeros(num, 1, dtype=torch.int64)], 1)
@@ -78,9 +80,11 @@ def normalised(probs: Tensor) -> np.ndarray:
 
 @every_verifier
 def test_a_row_is_verified_alike_alone_and_in_a_ragged_batch(name: str) -> None:
-    """Padding, neighbours and row order must not reach a row; neither must garbage distributions beyond its length."""
+    """Padding, neighbours and row order must not reach a row; neither must garbage distributions
+    beyond its length."""
     lengths = [3, 0, 2, 1]
-    p, q = random_probs(4, 4, 300, seed=3), random_probs(4, 4, 300, seed=4)
+    p = random_probs(4, 4, 300, seed=3)
+    q = random_probs(4, 4, 300, seed=4)
     start = torch.tensor([20, 5, 90, 63])
     rng = KeyedStreams([1, 2, 3, 4])
     draft = sampled_draft(q, rng, start)
@@ -88,7 +92,9 @@ def test_a_row_is_verified_alike_alone_and_in_a_ragged_batch(name: str) -> None:
     together = verify(name, draft, p, rng, start)
     for row, length in enumerate(lengths):
         one = Draft(
-            draft.tokens[row : row + 1, :length], torch.tensor([length]), probs=q[row : row + 1, : length + 1]
+            draft.tokens[row : row + 1, :length],
+            torch.tensor([length]),
+            probs=q[row : row + 1, : length + 1],
         )
         alone = verify(
             name, one, p[row : row + 1, : length + 1], KeyedStreams([row + 1]), start[row : row + 1]
@@ -113,7 +119,8 @@ def test_no_draft_is_plain_decoding(name: str) -> None:
 @every_lossless
 @pytest.mark.parametrize("is_sampled", [False, True])
 def test_greedy_keeps_the_matching_prefix_and_corrects_it(name: str, is_sampled: bool) -> None:
-    """One-hot p: accepted exactly up to the first difference, then the target's token, whatever the coins."""
+    """One-hot p: accepted exactly up to the first difference, then the target's token, whatever the
+    coins."""
     best = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
     p = torch.nn.functional.one_hot(best, 6).float()
     tokens = torch.tensor([[1, 2, 3], [1, 0, 3], [5, 2, 3]])
@@ -128,8 +135,8 @@ def test_greedy_keeps_the_matching_prefix_and_corrects_it(name: str, is_sampled:
 
 
 def test_coupled_text_does_not_depend_on_the_draft() -> None:
-    """Real noise: 200 tokens with no draft, with random drafts, with drafts that know the answer: the same
-    text.
+    """Real noise: 200 tokens with no draft, with random drafts, with drafts that know the answer:
+    the same text.
     """
     p = random_probs(1, 240, 50, seed=6)  # the distribution of position t, whatever came before
 
@@ -151,12 +158,14 @@ def test_coupled_text_does_not_depend_on_the_draft() -> None:
 
 
 def test_block_keeps_no_fewer_tokens_than_token_level() -> None:
-    """Same pairs, 4000 rows: the mean differs by what the oracle computes; here only its sign, fp32 and
-    real coins.
+    """Same pairs, 4000 rows: the mean differs by what the oracle computes; here only its sign, fp32
+    and real coins.
     """
     num = 4000
-    p, q = random_probs(1, 4, 8, seed=1).expand(num, -1, -1), random_probs(1, 4, 8, seed=5).expand(num, -1, -1)
-    rng, start = KeyedStreams(list(range(num))), torch.zeros(num, dtype=torch.int64)
+    p = random_probs(1, 4, 8, seed=1).expand(num, -1, -1)
+    q = random_probs(1, 4, 8, seed=5).expand(num, -1, -1)
+    rng = KeyedStreams(list(range(num)))
+    start = torch.zeros(num, dtype=torch.int64)
     draft = sampled_draft(q, rng, start)
     kept = {
         name: float(verify(name, draft, p, rng, start).num_accepted.float().mean())
@@ -179,36 +188,53 @@ def test_reduced_draft_vocabulary() -> None:
     p = torch.tensor([0.2, 0.3, 0.5]).expand(num, 2, 3)
     q = torch.tensor([0.5, 0.5, 0.0]).expand(num, 2, 3)
     for name in ("token", "block"):
-        rng, start = KeyedStreams(list(range(num))), torch.zeros(num, dtype=torch.int64)
+        rng = KeyedStreams(list(range(num)))
+        start = torch.zeros(num, dtype=torch.int64)
         draft = sampled_draft(q, rng, start)
         verdict = verify(name, draft, p, rng, start)
         first = torch.where(verdict.num_accepted >= 1, draft.tokens[:, 0], verdict.next_token)
         assert (
-            stats.chisquare(torch.bincount(first, minlength=3).numpy(), num * normalised(p[0, 0])).pvalue
+            stats.chisquare(
+                torch.bincount(first, minlength=3).numpy(), num * normalised(p[0, 0])
+            ).pvalue
             > 1e-6
         )
 
 
 @every_verifier
 def test_trees_and_wrong_shapes_are_refused(name: str) -> None:
-    tokens, lengths = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2])
-    rng, start = KeyedStreams([0]), torch.tensor([0])
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    lengths = torch.tensor([2])
+    rng = KeyedStreams([0])
+    start = torch.tensor([0])
     tree = Draft(tokens, lengths, parents=torch.tensor([[-1, -1]]))
     if VERIFIERS.load(name).shape == "tree":
-        assert verify(name, tree, random_probs(1, 3, 4), rng, start).num_accepted.tolist() in ([0], [1])
+        assert verify(name, tree, random_probs(1, 3, 4), rng, start).num_accepted.tolist() in (
+            [0],
+            [1],
+        )
     else:
         with pytest.raises(CapabilityError, match=f"verifier '{name}' takes chains"):
             verify(name, tree, random_probs(1, 3, 4), rng, start)
     with pytest.raises(ValueError, match=r"must begin with \(1, 3\)"):
         verify(name, Draft(tokens, lengths), random_probs(1, 2, 4), rng, start)
     with pytest.raises(ValueError, match=r"draft\.probs"):
-        verify(name, Draft(tokens, lengths, probs=random_probs(1, 3, 5)), random_probs(1, 3, 4), rng, start)
+        verify(
+            name,
+            Draft(tokens, lengths, probs=random_probs(1, 3, 5)),
+            random_probs(1, 3, 4),
+            rng,
+            start,
+        )
 
 
 def test_an_empty_draft_is_its_owners_alone() -> None:
-    """Empty drafts share tensors, but what one drafter sets on its draft must not appear on another's."""
-    mine, other = Draft.empty(2), Draft.empty(2)
-    mine.budgets, mine.replacement = [[], []], True
+    """Empty drafts share tensors, but what one drafter sets on its draft must not appear on
+    another's."""
+    mine = Draft.empty(2)
+    other = Draft.empty(2)
+    mine.budgets = [[], []]
+    mine.replacement = True
     assert mine.tokens is other.tokens
     assert (other.budgets, other.replacement, other.probs) == (None, False, None)
     assert other.tokens.shape == (2, 0)

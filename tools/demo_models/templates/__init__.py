@@ -1,9 +1,9 @@
 """Families of word problems, by grade: each function writes one question and its worked steps.
 
-A family draws its numbers first, so that every intermediate value is a positive whole number, then picks
-one of a few wordings for the question. The wording of the steps is fixed per family: a step is one short
-sentence holding one expression such as `12+7=19`, written without spaces because every digit is a token of
-its own.
+A family draws its numbers first, so that every intermediate value is a positive whole number, then
+picks one of a few wordings for the question. The wording of the steps is fixed per family: a step
+is one short sentence holding one expression such as `12+7=19`, written without spaces because every
+digit is a token of its own.
 
 To add a family: write `def name(rng) -> Sketch` in its grade's file and append it to `FAMILIES`.
 """
@@ -42,7 +42,13 @@ FAMILIES: dict[int, tuple[Family, ...]] = {
         grade3.wages,
         grade3.pages,
     ),
-    4: (running.running_four, grade4.shop_two_kinds, grade4.orchard, grade4.chain_of_three, grade4.two_jobs),
+    4: (
+        running.running_four,
+        grade4.shop_two_kinds,
+        grade4.orchard,
+        grade4.chain_of_three,
+        grade4.two_jobs,
+    ),
     5: (grade5.discount, grade5.part_of_a_group, grade5.half_and_third, grade5.team_savings),
 }
 

@@ -7,9 +7,12 @@ from tools.demo_models.wording import COLOURS, CONTAINERS, GOODS, THINGS, people
 
 
 def two_groups(rng: Random) -> Sketch:
-    sketch, a, b = Sketch(), rng.randint(2, 20), rng.randint(2, 20)
+    sketch = Sketch()
+    a = rng.randint(2, 20)
+    b = rng.randint(2, 20)
     one, two = rng.sample(COLOURS, 2)
-    things, place = rng.choice(THINGS), rng.choice(CONTAINERS)[0]
+    things = rng.choice(THINGS)
+    place = rng.choice(CONTAINERS)[0]
     sketch.question = rng.choice(
         (
             (
@@ -28,8 +31,11 @@ def two_groups(rng: Random) -> Sketch:
 
 
 def compare(rng: Random) -> Sketch:
-    sketch, (x, y), things = Sketch(), people(rng, 2), rng.choice(THINGS)
-    a, b = rng.randint(4, 20), rng.randint(2, 20)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    things = rng.choice(THINGS)
+    a = rng.randint(4, 20)
+    b = rng.randint(2, 20)
     more = b >= a or rng.random() < 0.5
     word = "more" if more else "fewer"
     sketch.question = rng.choice(
@@ -49,7 +55,9 @@ def compare(rng: Random) -> Sketch:
 
 
 def difference(rng: Random) -> Sketch:
-    sketch, (x, y), things = Sketch(), people(rng, 2), rng.choice(THINGS)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    things = rng.choice(THINGS)
     b = rng.randint(2, 20)
     a = b + rng.randint(1, 20)
     sketch.question = rng.choice(
@@ -69,7 +77,9 @@ def difference(rng: Random) -> Sketch:
 
 
 def still_needed(rng: Random) -> Sketch:
-    sketch, (x,), things = Sketch(), people(rng, 1), rng.choice(THINGS)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    things = rng.choice(THINGS)
     b = rng.randint(2, 20)
     a = b + rng.randint(1, 20)
     sketch.question = rng.choice(
@@ -86,7 +96,9 @@ def still_needed(rng: Random) -> Sketch:
 
 
 def age_later(rng: Random) -> Sketch:
-    sketch, (x,), a = Sketch(), people(rng, 1), rng.randint(5, 40)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    a = rng.randint(5, 40)
     b = rng.randint(2, 20)
     if b < a and rng.random() < 0.5:
         sketch.question = f"{x.name} is {a} years old. How old was {x.he} {b} years ago?"
@@ -98,8 +110,11 @@ def age_later(rng: Random) -> Sketch:
 
 
 def two_prices(rng: Random) -> Sketch:
-    sketch, (x,), (one, two) = Sketch(), people(rng, 1), rng.sample(GOODS, 2)
-    a, b = rng.randint(2, 20), rng.randint(2, 20)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    (one, two) = rng.sample(GOODS, 2)
+    a = rng.randint(2, 20)
+    b = rng.randint(2, 20)
     sketch.question = rng.choice(
         (
             f"A {one[0]} costs ${a} and a {two[0]} costs ${b}. How much do they cost together?",
@@ -111,7 +126,9 @@ def two_prices(rng: Random) -> Sketch:
 
 
 def money_left(rng: Random) -> Sketch:
-    sketch, (x,), good = Sketch(), people(rng, 1), rng.choice(GOODS)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    good = rng.choice(GOODS)
     b = rng.randint(2, 20)
     a = b + rng.randint(1, 20)
     sketch.question = rng.choice(

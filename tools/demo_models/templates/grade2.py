@@ -7,8 +7,11 @@ from tools.demo_models.wording import ANIMALS, CONTAINERS, GOODS, PLACES, THINGS
 
 
 def compare_total(rng: Random) -> Sketch:
-    sketch, (x, y), things = Sketch(), people(rng, 2), rng.choice(THINGS)
-    a, b = rng.randint(4, 20), rng.randint(2, 15)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    things = rng.choice(THINGS)
+    a = rng.randint(4, 20)
+    b = rng.randint(2, 15)
     more = b >= a or rng.random() < 0.6
     word = "more" if more else "fewer"
     sketch.question = rng.choice(
@@ -29,7 +32,9 @@ def compare_total(rng: Random) -> Sketch:
 
 
 def three_groups(rng: Random) -> Sketch:
-    sketch, place, kinds = Sketch(), rng.choice(PLACES), rng.sample(ANIMALS, 3)
+    sketch = Sketch()
+    place = rng.choice(PLACES)
+    kinds = rng.sample(ANIMALS, 3)
     a, b, c = (rng.randint(2, 20) for _ in range(3))
     sketch.question = rng.choice(
         (
@@ -38,7 +43,8 @@ def three_groups(rng: Random) -> Sketch:
                 f"animals are there?"
             ),
             (
-                f"{people(rng, 1)[0].name} counts {a} {kinds[0]}, {b} {kinds[1]} and {c} {kinds[2]}. "
+                f"{people(rng, 1)[0].name} counts {a} {kinds[0]}, {b} {kinds[1]} and {c} "
+                f"{kinds[2]}. "
                 f"How many animals is that in total?"
             ),
         )
@@ -49,8 +55,11 @@ def three_groups(rng: Random) -> Sketch:
 
 
 def spend_two(rng: Random) -> Sketch:
-    sketch, (x,), (one, two) = Sketch(), people(rng, 1), rng.sample(GOODS, 2)
-    b, c = rng.randint(2, 20), rng.randint(2, 15)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    (one, two) = rng.sample(GOODS, 2)
+    b = rng.randint(2, 20)
+    c = rng.randint(2, 15)
     a = b + c + rng.randint(1, 20)
     sketch.question = rng.choice(
         (
@@ -70,8 +79,10 @@ def spend_two(rng: Random) -> Sketch:
 
 
 def bus(rng: Random) -> Sketch:
-    sketch, a = Sketch(), rng.randint(8, 40)
-    off, on = rng.randint(2, min(20, a - 1)), rng.randint(2, 20)
+    sketch = Sketch()
+    a = rng.randint(8, 40)
+    off = rng.randint(2, min(20, a - 1))
+    on = rng.randint(2, 20)
     vehicle = rng.choice(("bus", "train", "boat"))
     sketch.question = rng.choice(
         (
@@ -91,8 +102,11 @@ def bus(rng: Random) -> Sketch:
 
 
 def age_two(rng: Random) -> Sketch:
-    sketch, (x, y) = Sketch(), people(rng, 2)
-    a, b, c = rng.randint(5, 30), rng.randint(2, 15), rng.randint(2, 15)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    a = rng.randint(5, 30)
+    b = rng.randint(2, 15)
+    c = rng.randint(2, 15)
     older = b >= a - 1 or rng.random() < 0.5
     word = "older" if older else "younger"
     sketch.question = (
@@ -106,8 +120,13 @@ def age_two(rng: Random) -> Sketch:
 
 def packs_once(rng: Random) -> Sketch:
     """A first, gentle times table: n packs of m, then a few more."""
-    sketch, (x,), things, (one, many) = Sketch(), people(rng, 1), rng.choice(THINGS), rng.choice(CONTAINERS)
-    n, m, more = rng.randint(2, 6), rng.randint(2, 6), rng.randint(2, 15)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    things = rng.choice(THINGS)
+    (one, many) = rng.choice(CONTAINERS)
+    n = rng.randint(2, 6)
+    m = rng.randint(2, 6)
+    more = rng.randint(2, 15)
     sketch.question = rng.choice(
         (
             (

@@ -7,9 +7,13 @@ from tools.demo_models.wording import CONTAINERS, GOODS, THINGS, people
 
 
 def packs_and_gift(rng: Random) -> Sketch:
-    sketch, (x, y), things = Sketch(), people(rng, 2), rng.choice(THINGS)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    things = rng.choice(THINGS)
     one, many = rng.choice(CONTAINERS)
-    n, m, more = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 20)
+    n = rng.randint(2, 9)
+    m = rng.randint(2, 9)
+    more = rng.randint(2, 20)
     gone = rng.randint(2, n * m + more - 1)
     sketch.question = rng.choice(
         (
@@ -30,8 +34,12 @@ def packs_and_gift(rng: Random) -> Sketch:
 
 
 def shop_change(rng: Random) -> Sketch:
-    sketch, (x,), (one, two) = Sketch(), people(rng, 1), rng.sample(GOODS, 2)
-    n, price, extra = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 20)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    (one, two) = rng.sample(GOODS, 2)
+    n = rng.randint(2, 9)
+    price = rng.randint(2, 9)
+    extra = rng.randint(2, 20)
     paid = n * price + extra + rng.randint(1, 20)
     sketch.question = rng.choice(
         (
@@ -52,8 +60,12 @@ def shop_change(rng: Random) -> Sketch:
 
 
 def times_as_many(rng: Random) -> Sketch:
-    sketch, (x, y), things = Sketch(), people(rng, 2), rng.choice(THINGS)
-    a, k, c = rng.randint(2, 10), rng.randint(2, 6), rng.randint(2, 20)
+    sketch = Sketch()
+    (x, y) = people(rng, 2)
+    things = rng.choice(THINGS)
+    a = rng.randint(2, 10)
+    k = rng.randint(2, 6)
+    c = rng.randint(2, 20)
     factor = "twice" if k == 2 else f"{k} times"
     sketch.question = rng.choice(
         (
@@ -74,8 +86,13 @@ def times_as_many(rng: Random) -> Sketch:
 
 
 def share_out(rng: Random) -> Sketch:
-    sketch, (x,), things, (one, many) = Sketch(), people(rng, 1), rng.choice(THINGS), rng.choice(CONTAINERS)
-    k, each, gone = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 15)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    things = rng.choice(THINGS)
+    (one, many) = rng.choice(CONTAINERS)
+    k = rng.randint(2, 9)
+    each = rng.randint(2, 9)
+    gone = rng.randint(2, 15)
     total = k * each + gone
     a = rng.randint(1, total - 1)
     b = total - a
@@ -98,8 +115,12 @@ def share_out(rng: Random) -> Sketch:
 
 
 def wages(rng: Random) -> Sketch:
-    sketch, (x,), good = Sketch(), people(rng, 1), rng.choice(GOODS)
-    hours, wage, saved = rng.randint(2, 9), rng.randint(2, 12), rng.randint(2, 20)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    good = rng.choice(GOODS)
+    hours = rng.randint(2, 9)
+    wage = rng.randint(2, 12)
+    saved = rng.randint(2, 20)
     spent = rng.randint(2, hours * wage + saved - 1)
     sketch.question = rng.choice(
         (
@@ -120,8 +141,11 @@ def wages(rng: Random) -> Sketch:
 
 
 def pages(rng: Random) -> Sketch:
-    sketch, (x,) = Sketch(), people(rng, 1)
-    days, per_day, more = rng.randint(2, 9), rng.randint(2, 12), rng.randint(2, 20)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    days = rng.randint(2, 9)
+    per_day = rng.randint(2, 12)
+    more = rng.randint(2, 20)
     book = days * per_day + more + rng.randint(1, 30)
     sketch.question = (
         f"{x.name} reads {per_day} pages a day for {days} days and then {more} pages more. The book "

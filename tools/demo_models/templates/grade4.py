@@ -7,8 +7,13 @@ from tools.demo_models.wording import GOODS, THINGS, TREES, people
 
 
 def shop_two_kinds(rng: Random) -> Sketch:
-    sketch, (x,), (one, two) = Sketch(), people(rng, 1), rng.sample(GOODS, 2)
-    n, p, m, q = rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 12)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    (one, two) = rng.sample(GOODS, 2)
+    n = rng.randint(2, 12)
+    p = rng.randint(2, 12)
+    m = rng.randint(2, 12)
+    q = rng.randint(2, 12)
     paid = n * p + m * q + rng.randint(1, 99)
     sketch.question = rng.choice(
         (
@@ -30,9 +35,14 @@ def shop_two_kinds(rng: Random) -> Sketch:
 
 
 def orchard(rng: Random) -> Sketch:
-    sketch, (x,), tree = Sketch(), people(rng, 1), rng.choice(TREES)
-    rows, per_row, planted = rng.randint(3, 12), rng.randint(3, 12), rng.randint(10, 99)
-    cut, sold = rng.randint(2, rows * per_row), rng.randint(2, 9)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    tree = rng.choice(TREES)
+    rows = rng.randint(3, 12)
+    per_row = rng.randint(3, 12)
+    planted = rng.randint(10, 99)
+    cut = rng.randint(2, rows * per_row)
+    sold = rng.randint(2, 9)
     sketch.question = (
         f"{x.name} has {rows} rows of {per_row} {tree} trees. {x.He} plants {planted} more trees and "
         f"cuts down {cut}. {sold} trees go to {rng.choice(('a neighbor', 'the school', 'a friend'))}. "
@@ -46,8 +56,12 @@ def orchard(rng: Random) -> Sketch:
 
 
 def chain_of_three(rng: Random) -> Sketch:
-    sketch, (x, y, z), things = Sketch(), people(rng, 3), rng.choice(THINGS)
-    a, b, k = rng.randint(5, 60), rng.randint(5, 60), rng.randint(2, 4)
+    sketch = Sketch()
+    (x, y, z) = people(rng, 3)
+    things = rng.choice(THINGS)
+    a = rng.randint(5, 60)
+    b = rng.randint(5, 60)
+    k = rng.randint(2, 4)
     factor = "twice" if k == 2 else f"{k} times"
     sketch.question = (
         f"{x.name} has {a} {things}. {y.name} has {b} more {things} than {x.name}. {z.name} has "
@@ -61,8 +75,13 @@ def chain_of_three(rng: Random) -> Sketch:
 
 
 def two_jobs(rng: Random) -> Sketch:
-    sketch, (x,), good = Sketch(), people(rng, 1), rng.choice(GOODS)
-    h, w, k, v = rng.randint(2, 12), rng.randint(3, 12), rng.randint(2, 12), rng.randint(3, 12)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    good = rng.choice(GOODS)
+    h = rng.randint(2, 12)
+    w = rng.randint(3, 12)
+    k = rng.randint(2, 12)
+    v = rng.randint(3, 12)
     spent = rng.randint(5, h * w + k * v - 1)
     sketch.question = (
         f"{x.name} works {h} hours for ${w} an hour and {k} hours for ${v} an hour. Then {x.he} "

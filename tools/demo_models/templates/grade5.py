@@ -7,8 +7,12 @@ from tools.demo_models.wording import GOODS, PLACES, THINGS, people
 
 
 def discount(rng: Random) -> Sketch:
-    sketch, (x,), good = Sketch(), people(rng, 1), rng.choice(GOODS)
-    percent, price, n = rng.choice((10, 20, 25, 30, 40, 50)), 20 * rng.randint(1, 10), rng.randint(2, 5)
+    sketch = Sketch()
+    (x,) = people(rng, 1)
+    good = rng.choice(GOODS)
+    percent = rng.choice((10, 20, 25, 30, 40, 50))
+    price = 20 * rng.randint(1, 10)
+    n = rng.randint(2, 5)
     sketch.question = (
         f"A {good[0]} costs ${price}. Today it is {percent}% off. {x.name} buys {n} {good[1]}. "
         f"How much does {x.he} pay?"
@@ -20,8 +24,10 @@ def discount(rng: Random) -> Sketch:
 
 
 def part_of_a_group(rng: Random) -> Sketch:
-    sketch, place = Sketch(), rng.choice(PLACES)
-    percent, total = rng.choice((10, 20, 25, 30, 40, 50, 75)), 20 * rng.randint(1, 15)
+    sketch = Sketch()
+    place = rng.choice(PLACES)
+    percent = rng.choice((10, 20, 25, 30, 40, 50, 75))
+    total = 20 * rng.randint(1, 15)
     part = total * percent // 100
     gone = rng.randint(1, total - part)
     who, rest = rng.choice((("children", "adults"), ("girls", "boys"), ("members", "guests")))
@@ -36,10 +42,13 @@ def part_of_a_group(rng: Random) -> Sketch:
 
 
 def half_and_third(rng: Random) -> Sketch:
-    sketch, (x, y, z), things = Sketch(), people(rng, 3), rng.choice(THINGS)
+    sketch = Sketch()
+    (x, y, z) = people(rng, 3)
+    things = rng.choice(THINGS)
     k, name = rng.choice(((2, "half"), (3, "a third"), (4, "a quarter")))
     total = 2 * k * rng.randint(2, 20)
-    gone, found = rng.randint(1, total - total // k - 1), rng.randint(2, 40)
+    gone = rng.randint(1, total - total // k - 1)
+    found = rng.randint(2, 40)
     sketch.question = (
         f"{x.name} has {total} {things}. {x.He} gives {name} of them to {y.name} and {gone} to "
         f"{z.name}. Then {x.he} finds {found} {things}. How many {things} does {x.he} have now?"
@@ -52,8 +61,12 @@ def half_and_third(rng: Random) -> Sketch:
 
 
 def team_savings(rng: Random) -> Sketch:
-    sketch, (x, y, z), good = Sketch(), people(rng, 3), rng.choice(GOODS)
-    a, b, weeks = rng.randint(2, 15), rng.randint(2, 15), rng.randint(2, 10)
+    sketch = Sketch()
+    (x, y, z) = people(rng, 3)
+    good = rng.choice(GOODS)
+    a = rng.randint(2, 15)
+    b = rng.randint(2, 15)
+    weeks = rng.randint(2, 10)
     c = rng.randint(5, 60)
     cost = (a + b) * weeks + c + rng.randint(1, 99)
     sketch.question = (

@@ -70,7 +70,8 @@ def _words(rng: Random) -> dict[str, str]:
 
 
 def _running(rng: Random, sizes: Range, num_changes: int) -> Sketch:
-    sketch, words = Sketch(), _words(rng)
+    sketch = Sketch()
+    words = _words(rng)
     total = rng.randint(*sizes.first)
     sketch.question = rng.choice(STARTS).format(n=total, **words)
     for _ in range(num_changes):

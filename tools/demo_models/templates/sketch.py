@@ -1,4 +1,5 @@
-"""A problem being written: the question's text, and steps whose arithmetic is computed here, never typed."""
+"""A problem being written: the question's text, and steps whose arithmetic is computed here, never
+typed."""
 
 import re
 from collections.abc import Callable
@@ -23,15 +24,16 @@ class Sketch:
     answer: int = 0
 
     def step(self, template: str, expression: str) -> int:
-        """Append `template` with `{}` filled by `expression=value`; return the value, a whole number."""
+        """Append `template` with `{}` filled by `expression=value`; return the value, a whole
+        number."""
         self.answer = whole_value(expression)
         self.steps.append(template.format(f"{expression}={self.answer}"))
         return self.answer
 
 
 def whole_value(expression: str) -> int:
-    """`12+7` or `80*25/100`, from left to right; a family must draw its numbers so that no result is
-    broken.
+    """`12+7` or `80*25/100`, from left to right; a family must draw its numbers so that no result
+    is broken.
     """
     first, *rest = re.findall(r"\d+|[-+*/]", expression)
     value = Fraction(first)

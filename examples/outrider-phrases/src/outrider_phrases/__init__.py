@@ -1,10 +1,12 @@
 """Completes phrases: once a text has begun one of the user's phrases, the rest of it is drafted.
 
-Names of products and laws, form letters, disclaimers: whoever writes them once writes them again, word for word, and a
-list of them is quickly made. The list becomes a trie of tokens. Per row we keep the prefixes in the trie that the end of the
-text stands at (all beginnings of phrases that the text ends with); what lies below them is the draft.
+Names of products and laws, form letters, disclaimers: whoever writes them once writes them again,
+word for word, and a list of them is quickly made. The list becomes a trie of tokens. Per row we
+keep the prefixes in the trie that the end of the text stands at (all beginnings of phrases that the
+text ends with); what lies below them is the draft.
 
-Lossless without further thought: a draft depends on committed text only, and its nodes are placed, not drawn.
+Lossless without further thought: a draft depends on committed text only, and its nodes are placed,
+not drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
 COMMON = Path(__file__).with_name("common.txt")
-CHAIN_TOKENS, TREE_NODES = 8, 16  # per step, when the user names no number
+# per step, when the user names no number
+CHAIN_TOKENS = 8
+TREE_NODES = 16
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,12 @@ class PhraseSettings:
     """Options of drafter 'phrases'."""
 
     file: str = setting("common", "text file of phrases, one a line; 'common': a few English ones")
-    min_match: int = setting(2, "tokens of a phrase that must stand in the text before its rest is drafted")
-    tree: bool = setting(False, "draft every phrase that fits, as branches, instead of the first one")
+    min_match: int = setting(
+        2, "tokens of a phrase that must stand in the text before its rest is drafted"
+    )
+    tree: bool = setting(
+        False, "draft every phrase that fits, as branches, instead of the first one"
+    )
 
     def __post_init__(self) -> None:
         if self.min_match < 1:
@@ -45,7 +53,9 @@ class PhraseSettings:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"phrases: file must be a text file with one phrase a line; '{path}': {error}") from error
+            raise ConfigError(
+                f"phrases: file must be a text file with one phrase a line; '{path}': {error}"
+            ) from error
         phrases = [line.strip() for line in lines if line.strip()]
         if not phrases:
             raise ConfigError(f"phrases: '{path}' has no phrases; write one a line")
@@ -53,10 +63,12 @@ class PhraseSettings:
 
 
 class PhraseTrie:
-    """All phrases, their common beginnings shared. A prefix is a beginning of a phrase; prefix 0 is the empty one."""
+    """All phrases, their common beginnings shared. A prefix is a beginning of a phrase; prefix 0 is
+    the empty one."""
 
     def __init__(self, phrases: Iterable[list[int]]) -> None:
-        self.following: list[dict[int, int]] = [{}]  # of each prefix: token -> prefix, in the order of the phrases
+        # of each prefix: token -> prefix, in the order of the phrases
+        self.following: list[dict[int, int]] = [{}]
         self.depth = [0]  # tokens of each beginning
         for tokens in phrases:
             self._enter(tokens)
@@ -76,7 +88,8 @@ class _Reading:
     """How one row's text ends."""
 
     num_read: int = 0  # tokens of the text that were read
-    prefixes: list[int] = field(default_factory=list)  # beginnings of phrases that the text ends with, longest first
+    # beginnings of phrases that the text ends with, longest first
+    prefixes: list[int] = field(default_factory=list)
 
     def read(self, tokens: list[int], trie: PhraseTrie) -> None:
         """Read what the text has gained."""
@@ -100,14 +113,19 @@ class PhraseDrafter(Drafter):
 
     @classmethod
     def requirements(cls, settings: PhraseSettings) -> Requirements:
-        return Requirements(trees=settings.tree, num_draft_tokens=TREE_NODES if settings.tree else CHAIN_TOKENS)
+        return Requirements(
+            trees=settings.tree, num_draft_tokens=TREE_NODES if settings.tree else CHAIN_TOKENS
+        )
 
     @classmethod
     def build(cls, setup: DraftSetup) -> PhraseDrafter:
         tokenizer = setup.target.tokenizer
         if tokenizer is None:
-            raise ConfigError(f"drafter 'phrases' needs the tokenizer of '{setup.target.name}', which has none")
-        # most tokenizers write a word in the middle of a line otherwise than at its beginning: enter both
+            raise ConfigError(
+                f"drafter 'phrases' needs the tokenizer of '{setup.target.name}', which has none"
+            )
+        # most tokenizers write a word in the middle of a line otherwise than at its beginning:
+        # enter both
         texts = [text for phrase in setup.settings.phrases() for text in (phrase, " " + phrase)]
         trie = PhraseTrie(tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
         return cls(trie, setup.settings)
@@ -117,7 +135,10 @@ class PhraseDrafter(Drafter):
         self._readings[-1].read(row.tokens, self._trie)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        trees = [self._tree(reading.prefixes, budget) for reading, budget in zip(self._readings, gamma, strict=True)]
+        trees = [
+            self._tree(reading.prefixes, budget)
+            for reading, budget in zip(self._readings, gamma, strict=True)
+        ]
         return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -125,10 +146,15 @@ class PhraseDrafter(Drafter):
             reading.read(row.tokens, self._trie)
 
     def _tree(self, prefixes: list[int], budget: int) -> TokenTree:
-        """At most `budget` nodes below these prefixes, nearest first: they are the likeliest to be kept."""
+        """At most `budget` nodes below these prefixes, nearest first: they are the likeliest to be
+        kept."""
         tree = TokenTree()
-        matches = [prefix for prefix in prefixes if self._trie.depth[prefix] >= self._settings.min_match]
-        waiting = deque((-1, token, prefix) for match in matches for token, prefix in self._ways(match))
+        matches = [
+            prefix for prefix in prefixes if self._trie.depth[prefix] >= self._settings.min_match
+        ]
+        waiting = deque(
+            (-1, token, prefix) for match in matches for token, prefix in self._ways(match)
+        )
         if not self._settings.tree:
             waiting = deque(list(waiting)[:1])
         while waiting and len(tree) < budget:

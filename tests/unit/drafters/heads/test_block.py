@@ -1,4 +1,5 @@
-"""The block drafter: its confidence stops drafting without bending the distribution, its context is the text's, refusals."""
+"""The block drafter: its confidence stops drafting without bending the distribution, its context is
+the text's, refusals."""
 
 from __future__ import annotations
 
@@ -26,16 +27,30 @@ from tests import oracle
 from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
 from tests.unit.drafters.enumerated import all_drafts
 
-V, LEVELS, PROMPT = 3, 2, [0, 2]
+V = 3
+LEVELS = 2
+PROMPT = [0, 2]
 PLAIN = SamplingParams(temperature=1.0)
 
 
 def tiny_head(vocab_size: int, hidden: int = 8, **changes: object) -> BlockHead:
     values = {
-        "hidden_size": hidden, "intermediate_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4,
-        "vocab_size": vocab_size, "block_size": LEVELS, "target_hidden_size": hidden, "target_layers": (0, 1),
-        "num_target_layers": 2, "mask_token_id": 0, "markov_rank": 4, "confidence": True, "trained_for": "x",
-    }  # fmt: skip
+        "hidden_size": hidden,
+        "intermediate_size": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 4,
+        "vocab_size": vocab_size,
+        "block_size": LEVELS,
+        "target_hidden_size": hidden,
+        "target_layers": (0, 1),
+        "num_target_layers": 2,
+        "mask_token_id": 0,
+        "markov_rank": 4,
+        "confidence": True,
+        "trained_for": "x",
+    }
     torch.manual_seed(4)
     head = BlockHead(BlockConfig(**{**values, **changes}))
     for weight in head.parameters():
@@ -48,11 +63,15 @@ def guesses_of(head: BlockHead, states: Tensor) -> BlockGuesses:
 
 
 def recurrence(head: BlockHead, states: Tensor, path: list[int]) -> Tensor:
-    """Scores (V,) of the token behind this path (pending token first), written out from DSpark's RNN head."""
-    weights, memory = head.markov_head.state_dict(), torch.zeros(head.config.markov_rank)
+    """Scores (V,) of the token behind this path (pending token first), written out from DSpark's
+    RNN head."""
+    weights = head.markov_head.state_dict()
+    memory = torch.zeros(head.config.markov_rank)
     for state, token in zip(states, path, strict=False):
         joined = torch.cat([memory, weights["markov_w1.weight"][token], state])
-        gate, candidate, output = (weights["joint_proj.weight"] @ joined + weights["joint_proj.bias"]).chunk(3)
+        gate, candidate, output = (
+            weights["joint_proj.weight"] @ joined + weights["joint_proj.bias"]
+        ).chunk(3)
         memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
     return head.lm_head.weight @ states[len(path) - 1] + weights["markov_w2.weight"] @ output.tanh()
 
@@ -71,13 +90,20 @@ def test_a_recurrent_markov_head_knows_its_whole_path() -> None:
         settings = BlockSettings(tree=tree, top_k=3, max_depth=depth, min_gain=0.0)
         draft, _ = draft_tree(rows, [20, 17], guesses_of(head, states), TreePlan(settings))
         for index, row in enumerate(rows):
-            tokens, parents = draft.tokens[index].tolist(), draft.parent_lists[index]
+            tokens = draft.tokens[index].tolist()
+            parents = draft.parent_lists[index]
             paths = {-1: [row.tokens[-1]]}
             for node in range(draft.lengths[index]):
                 before = paths[parents[node]]
                 paths[node] = [*before, tokens[node]]
-                siblings = [other for other in range(draft.lengths[index]) if parents[other] == parents[node]]
-                likeliest = recurrence(head, states[index], before).topk(len(siblings)).indices.tolist()
+                siblings = [
+                    other
+                    for other in range(draft.lengths[index])
+                    if parents[other] == parents[node]
+                ]
+                likeliest = (
+                    recurrence(head, states[index], before).topk(len(siblings)).indices.tolist()
+                )
                 assert tokens[node] == likeliest[siblings.index(node)]
             assert max(map(len, paths.values())) == depth + 1
             if tree == "1x1x1x1":
@@ -103,14 +129,18 @@ def drafts(stop_below: float, *, cheating: bool = False) -> oracle.Proposals:
         stop = kind(guesses, stop_below, len(rows), rows.device)
         draft = draft_chain(rows, [LEVELS] * len(rows), guesses, stop)
         if cheating and draft.num_nodes:
-            draft.lengths = torch.where(stop.dropped & (draft.lengths == draft.num_nodes), draft.lengths - 1, draft.lengths)
+            draft.lengths = torch.where(
+                stop.dropped & (draft.lengths == draft.num_nodes), draft.lengths - 1, draft.lengths
+            )
         return draft
 
     return all_drafts(drafted, PROMPT, PLAIN, V)
 
 
 def bias(proposals: oracle.Proposals, verifier: str) -> float:
-    target = oracle.TableModel.random(torch.Generator().manual_seed(3), V, LEVELS + 1, PLAIN, PROMPT)
+    target = oracle.TableModel.random(
+        torch.Generator().manual_seed(3), V, LEVELS + 1, PLAIN, PROMPT
+    )
     return oracle.bias(VERIFIERS.load(verifier)().verify, target, proposals)
 
 
@@ -120,12 +150,18 @@ def survivals() -> list[float]:
     states = torch.randn(1, LEVELS, 8, generator=torch.Generator().manual_seed(2))
     guesses = guesses_of(head, states)
     first = float(guesses.confidence(0, torch.tensor([PROMPT[-1]])))
-    return sorted([first, *(first * float(guesses.confidence(1, torch.tensor([token]))) for token in range(V))])
+    return sorted(
+        [
+            first,
+            *(first * float(guesses.confidence(1, torch.tensor([token]))) for token in range(V)),
+        ]
+    )
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_stopping_by_confidence_keeps_the_distribution(verifier: str) -> None:
-    """Thresholds between all survivals the head can give: nothing drafted, some chains stopped, none stopped."""
+    """Thresholds between all survivals the head can give: nothing drafted, some chains stopped,
+    none stopped."""
     found = survivals()
     thresholds = [0.0, *((low + high) / 2 for low, high in pairwise(found)), 1.0]
     lengths = set()
@@ -155,16 +191,26 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(root: Path, head: str, **settings: object) -> Options:
     return Options(
-        str(root / "target"), drafter="block", draft=str(root / head), drafter_options=settings, dtype="float32",
+        str(root / "target"),
+        drafter="block",
+        draft=str(root / head),
+        drafter_options=settings,
+        dtype="float32",
         threads=1,
-    )  # fmt: skip
+    )
 
 
 def test_the_context_is_that_of_the_text(target: Path) -> None:
-    """Catches context of rejected tokens, at wrong positions, or lost when a row moves: caches equal those of a fresh start."""
-    used, fresh = build(options(target, "head")).decoder, build(options(target, "head")).decoder
+    """Catches context of rejected tokens, at wrong positions, or lost when a row moves: caches
+    equal those of a fresh start."""
+    used = build(options(target, "head")).decoder
+    fresh = build(options(target, "head")).decoder
     for number in range(3):
-        used.add(make_row([5, 80, 33 + number, 7], SamplingParams(temperature=1.0, max_tokens=40), seed=number))
+        used.add(
+            make_row(
+                [5, 80, 33 + number, 7], SamplingParams(temperature=1.0, max_tokens=40), seed=number
+            )
+        )
     for number in range(6):
         used.step()
         if number == 3:
@@ -175,19 +221,26 @@ def test_the_context_is_that_of_the_text(target: Path) -> None:
         used.catch_up()
         fresh.catch_up()
     used.drafter.context.settle()
-    ours, theirs = used.drafter.kv, fresh.drafter.kv
+    ours = used.drafter.kv
+    theirs = fresh.drafter.kv
     ours.check_integrity()
     assert ours.lengths == theirs.lengths == [len(row.tokens) - 1 for row in used.rows]
     for left, right in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
         for index, length in enumerate(ours.lengths):
-            torch.testing.assert_close(left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4
+            )
 
 
 @pytest.mark.parametrize("tree", ["chain", "2x1"])
 def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str) -> None:
-    """Catches drafts for positions that the head cannot tell apart, of one row and not of its neighbour."""
+    """Catches drafts for positions that the head cannot tell apart, of one row and not of its
+    neighbour."""
     built = build(options(target, "short", tree=tree))
-    assert any("knows 20 positions, its target" in note and "beyond 20 nothing is drafted" in note for note in built.notes)
+    assert any(
+        "knows 20 positions, its target" in note and "beyond 20 nothing is drafted" in note
+        for note in built.notes
+    )
     decoder = built.decoder
     for length in (4, 17):
         decoder.add(make_row([5 + index for index in range(length)], SamplingParams(max_tokens=30)))
@@ -196,7 +249,9 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str
         with torch.inference_mode():
             decoder.catch_up()
             draft = decoder.drafter.propose(decoder.rows, [4] * len(room))
-        assert all(count <= limit for count, limit in zip(draft.lengths.tolist(), room, strict=True))
+        assert all(
+            count <= limit for count, limit in zip(draft.lengths.tolist(), room, strict=True)
+        )
         assert [count > 0 for count in draft.lengths.tolist()] == [limit > 0 for limit in room]
         decoder.drafter.context.settle()
         if not any(room):
@@ -207,13 +262,16 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str
 
 @pytest.mark.parametrize("adapt", [False, True])
 def test_trees_are_counted_where_they_follow_the_counts(target: Path, adapt: bool) -> None:
-    """Catches growths not handed on, or twice: every step looks at the children of the pending token and of kept nodes."""
+    """Catches growths not handed on, or twice: every step looks at the children of the pending
+    token and of kept nodes."""
     decoder = build(options(target, "head", tree="best-first", adapt=adapt)).decoder
     decoder.add(make_row([5, 80, 33, 7], SamplingParams(max_tokens=30)))
     for _ in range(5):
         decoder.step()
-    stats, seen = decoder.rows[0].stats, sum(decoder.drafter._plan.worth._seen[0])
-    assert (stats.steps <= seen <= stats.steps + stats.accepted) if adapt else seen == 0  # kept leaves have no children
+    stats = decoder.rows[0].stats
+    seen = sum(decoder.drafter._plan.worth._seen[0])
+    # kept leaves have no children
+    assert (stats.steps <= seen <= stats.steps + stats.accepted) if adapt else seen == 0
 
 
 def test_what_does_not_fit_is_refused(target: Path) -> None:
@@ -229,7 +287,11 @@ def test_what_does_not_fit_is_refused(target: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"tree": "2x1", "stop": "confidence"}, "is for chains"), ({"stop_below": 2.0}, "stop_below"), ({"top_k": 0}, "top_k")],
+    [
+        ({"tree": "2x1", "stop": "confidence"}, "is for chains"),
+        ({"stop_below": 2.0}, "stop_below"),
+        ({"top_k": 0}, "top_k"),
+    ],
 )
 def test_settings_are_checked(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,5 @@
-"""EAGLE heads at work: what they are fed, what they forget, and that batches, trees and gaps do not confuse them."""
+"""EAGLE heads at work: what they are fed, what they forget, and that batches, trees and gaps do not
+confuse them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5, 3, 4, 5, 3, 4], [11])
 def loaded_target() -> LoadedModel:
     module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
     lm = build_lm(module, "tiny", torch.float32, CPU)
-    return LoadedModel("tiny", lm, card_of(module.config), None, frozenset(), tables=Tables.of(module))
+    return LoadedModel(
+        "tiny", lm, card_of(module.config), None, frozenset(), tables=Tables.of(module)
+    )
 
 
 def drafter_of(target: LoadedModel, folder: Path, kind: str, **settings: Any) -> Any:
@@ -58,10 +61,13 @@ def decoder_of(target: LoadedModel, drafter: Any, gamma: int = 4) -> Decoder:
 
 @torch.inference_mode()
 def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor:
-    """(n, H): the head over a whole text at once, with an ordinary causal attention. Pairs (tokens[i], features[i])."""
+    """(n, H): the head over a whole text at once, with an ordinary causal attention. Pairs
+    (tokens[i], features[i])."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
         return out.transpose(1, 2)
 
     positions = torch.arange(len(tokens))[None]
@@ -72,39 +78,53 @@ def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
 @torch.inference_mode()
 def test_what_is_drafted_is_what_the_head_says(tmp_path: Path, kind: str, tree: str) -> None:
-    """Catches a token beside the wrong feature, a drafted state kept as if it were the target's feature, a tree node that reads
-    a state other than its parent's: every greedy draft is computed again from the text, with nothing remembered."""
+    """Catches a token beside the wrong feature, a drafted state kept as if it were the target's
+    feature, a tree node that reads a state other than its parent's: every greedy draft is computed
+    again from the text, with nothing remembered."""
     target = loaded_target()
     drafter = drafter_of(target, saved_head(tmp_path, kind), kind, tree=tree)
     decoder = decoder_of(target, drafter)
     for number, prompt in enumerate(PROMPTS):
-        decoder.add(make_row(prompt, SamplingParams(max_tokens=30, temperature=[0.0, 1.0, 0.3][number]), seed=number))
-    head, checked = drafter.lm.head, 0
+        decoder.add(
+            make_row(
+                prompt,
+                SamplingParams(max_tokens=30, temperature=[0.0, 1.0, 0.3][number]),
+                seed=number,
+            )
+        )
+    head = drafter.lm.head
+    checked = 0
     for _ in range(8):
         decoder.step()
         draft = drafter.propose(decoder.rows, [4, 4, 4])
         for index, row in enumerate(decoder.rows):
             if not row.params.is_greedy and index != 2:
-                continue  # row 2 has a temperature, below which trees are greedy: its chains are drawn
+                # row 2 has a temperature, below which trees are greedy: its chains are drawn
+                continue
             if index == 2 and tree == "chain":
                 continue
             checked += check_draft(target, head, row.tokens, draft, index)
     assert checked > 20
 
 
-def check_draft(target: LoadedModel, head: EagleHead, tokens: list[int], draft: Any, index: int) -> int:
-    """Every drafted node must be among the head's likeliest behind its parent; a chain's the likeliest."""
+def check_draft(
+    target: LoadedModel, head: EagleHead, tokens: list[int], draft: Any, index: int
+) -> int:
+    """Every drafted node must be among the head's likeliest behind its parent; a chain's the
+    likeliest."""
     alone = target.lm.twin()
     alone.kv.add_row()
     hidden = alone.forward(torch.tensor([tokens]), capture=head.config.signals).hidden
     features = head.features({key: states[0] for key, states in hidden.items()})[:-1]
     nodes = draft.lists[1][index]
     for node in range(nodes):
-        path, at = [], draft.parent_lists[index][node]
+        path = []
+        at = draft.parent_lists[index][node]
         while at >= 0:
             path.insert(0, draft.lists[0][index][at])
             at = draft.parent_lists[index][at]
-        text, known = tokens[1:], features
+        text = tokens[1:]
+        known = features
         states = plain_states(head, text, known)
         for token in path:
             known = torch.cat([known, head.carry(states[-1:])])
@@ -113,13 +133,15 @@ def check_draft(target: LoadedModel, head: EagleHead, tokens: list[int], draft: 
         probs = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
         mine = probs[draft.lists[0][index][node]]
         rank = int((probs > mine * (1 + 1e-4)).sum())
-        assert rank <= (0 if draft.parents is None else 3) or mine == 0, (node, rank)  # among impossible ones nothing ranks
+        # among impossible ones nothing ranks
+        assert rank <= (0 if draft.parents is None else 3) or mine == 0, (node, rank)
     return nodes
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_read_in_part(tmp_path: Path, kind: str) -> None:
-    """Catches a head that takes the first feature it hears for the one of position 0: here the beginning comes from a store."""
+    """Catches a head that takes the first feature it hears for the one of position 0: here the
+    beginning comes from a store."""
     target = loaded_target()
     drafter = drafter_of(target, saved_head(tmp_path, kind), kind)
     decoder = decoder_of(target, drafter)
@@ -136,10 +158,14 @@ def test_a_prompt_read_in_part(tmp_path: Path, kind: str) -> None:
     with torch.inference_mode():
         alone.kv.add_row()
         hidden = alone.forward(torch.tensor([tokens]), capture=drafter.signals).hidden
-        features = drafter.lm.head.features({key: states[0] for key, states in hidden.items()})[12:-1]
+        features = drafter.lm.head.features({key: states[0] for key, states in hidden.items()})[
+            12:-1
+        ]
         states = plain_states(drafter.lm.head, tokens[13:], features)
         draft = drafter.propose(decoder.rows, [1])
-    assert draft.lists[0][0][0] == int(drafter.lm.head.in_full(drafter.lm.head.logits(states[-1])).argmax())
+    assert draft.lists[0][0][0] == int(
+        drafter.lm.head.in_full(drafter.lm.head.logits(states[-1])).argmax()
+    )
 
 
 class Idle(FixedLength):
@@ -152,7 +178,9 @@ class Idle(FixedLength):
 def test_idle_steps_cost_no_memory_and_no_state(tmp_path: Path) -> None:
     """Catches features that pile up while nothing is drafted, or are lost then."""
     target = loaded_target()
-    drafter, fresh = (drafter_of(target, saved_head(tmp_path, "eagle3"), "eagle3") for _ in range(2))
+    drafter, fresh = (
+        drafter_of(target, saved_head(tmp_path, "eagle3"), "eagle3") for _ in range(2)
+    )
     decoder = decoder_of(target, drafter)
     decoder.control = Idle(1)
     decoder.add(make_row(PROMPTS[0], SamplingParams(max_tokens=300), seed=0))
@@ -171,20 +199,33 @@ def test_idle_steps_cost_no_memory_and_no_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tree", ["chain", "2x2x1"])
 def test_nothing_is_drafted_beyond_the_heads_own_context(tmp_path: Path, tree: str) -> None:
-    """Catches drafts for positions that the head cannot tell apart, a cache that goes on growing, a neighbour that stops."""
+    """Catches drafts for positions that the head cannot tell apart, a cache that goes on growing, a
+    neighbour that stops."""
     target = loaded_target()
-    drafter = drafter_of(target, saved_head(tmp_path, "eagle3", max_position_embeddings=20), "eagle3", tree=tree)
-    assert drafter.notes == [f"head '{tmp_path}' knows 20 positions, its target 2048: beyond 20 nothing is drafted"]
+    drafter = drafter_of(
+        target, saved_head(tmp_path, "eagle3", max_position_embeddings=20), "eagle3", tree=tree
+    )
+    assert drafter.notes == [
+        f"head '{tmp_path}' knows 20 positions, its target 2048: beyond 20 nothing is drafted"
+    ]
     decoder = decoder_of(target, drafter)
     for number, length in enumerate((4, 16, 25)):
-        decoder.add(make_row(list(range(3, 3 + length)), SamplingParams(max_tokens=30, ignore_eos=True), number=number))
+        decoder.add(
+            make_row(
+                list(range(3, 3 + length)),
+                SamplingParams(max_tokens=30, ignore_eos=True),
+                number=number,
+            )
+        )
     decoder.step()  # reads the prompts
     while len(decoder.rows[0].tokens) < 20:
         room = [max(0, 20 - len(row.tokens)) for row in decoder.rows]
         with torch.inference_mode():
             lengths = drafter.propose(decoder.rows, [4, 4, 4]).lengths.tolist()
         assert [count > 0 for count in lengths] == [limit > 0 for limit in room]
-        assert tree != "chain" or all(count <= limit for count, limit in zip(lengths, room, strict=True))
+        assert tree != "chain" or all(
+            count <= limit for count, limit in zip(lengths, room, strict=True)
+        )
         decoder.step()
     before = list(drafter.lm.kv.lengths)
     assert before[2] == 0
@@ -205,7 +246,8 @@ def test_a_head_that_does_not_say_what_it_knows_drafts_to_the_end(tmp_path: Path
 
 
 def test_sampled_distributions_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> None:
-    """Catches a distribution over the head's own ids handed over as one over the target's (pitfall 8)."""
+    """Catches a distribution over the head's own ids handed over as one over the target's (pitfall
+    8)."""
     target = loaded_target()
     drafter = drafter_of(target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3")
     ids = drafter.lm.head.draft_ids.tolist()
@@ -221,9 +263,13 @@ def test_sampled_distributions_are_zero_outside_the_draft_vocabulary(tmp_path: P
     assert all(token in ids for token in draft.lists[0][0])
 
 
-def test_trees_rank_the_heads_own_tokens_as_those_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy rows, and rows that share the target's noise: a row's nodes are the target's ids, whichever scores rank them."""
-    folder, found = saved_head(tmp_path, "eagle3", draft_vocab=20), []
+def test_trees_rank_the_heads_own_tokens_as_those_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy rows, and rows that share the target's noise: a row's nodes are the target's ids,
+    whichever scores rank them."""
+    folder = saved_head(tmp_path, "eagle3", draft_vocab=20)
+    found = []
     for names in ((), ("known", "_logits", "_in_full")):
         with monkeypatch.context() as patch:
             for name in names:
@@ -232,7 +278,11 @@ def test_trees_rank_the_heads_own_tokens_as_those_of_the_target(tmp_path: Path, 
             drafter = drafter_of(target, folder, "eagle3", tree="best-first", min_gain=0.0)
             decoder = decoder_of(target, drafter, 6)
             for number, temperature in enumerate((0.0, 0.8)):
-                row = make_row(PROMPTS[number], SamplingParams(max_tokens=30, temperature=temperature), seed=number)
+                row = make_row(
+                    PROMPTS[number],
+                    SamplingParams(max_tokens=30, temperature=temperature),
+                    seed=number,
+                )
                 row.verifier = CoupledVerifier() if temperature else None
                 decoder.add(row)
             drafts = []
@@ -248,11 +298,18 @@ def test_trees_rank_the_heads_own_tokens_as_those_of_the_target(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
-def test_tokens_the_head_does_not_know_can_be_all_that_may_be_emitted(tmp_path: Path, tree: str) -> None:
-    """Catches a request that fails because its grammar, or its allowed tokens, leave nothing of a reduced draft vocabulary."""
+def test_tokens_the_head_does_not_know_can_be_all_that_may_be_emitted(
+    tmp_path: Path, tree: str
+) -> None:
+    """Catches a request that fails because its grammar, or its allowed tokens, leave nothing of a
+    reduced draft vocabulary."""
     target = loaded_target()
-    drafter = drafter_of(target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3", tree=tree)
-    foreign = [token for token in range(VOCAB) if token not in drafter.lm.head.draft_ids.tolist()][:3]
+    drafter = drafter_of(
+        target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3", tree=tree
+    )
+    foreign = [token for token in range(VOCAB) if token not in drafter.lm.head.draft_ids.tolist()][
+        :3
+    ]
     decoder = decoder_of(target, drafter)
     for number, temperature in enumerate((0.0, 1.0)):
         wanted = SamplingParams(max_tokens=12, temperature=temperature, allowed_token_ids=foreign)
@@ -264,11 +321,16 @@ def test_tokens_the_head_does_not_know_can_be_all_that_may_be_emitted(tmp_path: 
 
 
 def test_through_the_front_door(tmp_path: Path) -> None:
-    """--draft names the head's folder; what does not fit is refused before the first token, in one line."""
-    target = save_checkpoint(tmp_path / "target", tiny_llama(257, num_hidden_layers=4), byte_tokenizer())
+    """--draft names the head's folder; what does not fit is refused before the first token, in one
+    line."""
+    target = save_checkpoint(
+        tmp_path / "target", tiny_llama(257, num_hidden_layers=4), byte_tokenizer()
+    )
     config = tiny_llama(257, num_hidden_layers=4).config
     save_eagle(random_eagle("eagle3", config), tmp_path / "head")
-    options = Options(str(target), drafter="eagle3", draft=str(tmp_path / "head"), dtype="float32", threads=1)
+    options = Options(
+        str(target), drafter="eagle3", draft=str(tmp_path / "head"), dtype="float32", threads=1
+    )
     built = build(options)
     assert built.options.draft is None
     assert built.options.drafter_options["head"] == str(tmp_path / "head")

@@ -1,4 +1,5 @@
-"""Texts drafted by an EAGLE-3 head of a reduced vocabulary, against the target's distribution (`e2e/test_distribution.py`)."""
+"""Texts drafted by an EAGLE-3 head of a reduced vocabulary, against the target's distribution
+(`e2e/test_distribution.py`)."""
 
 from __future__ import annotations
 
@@ -23,13 +24,23 @@ NUM_TEXTS = 1200  # of each kind: a total variation of 0.13 in the first two tok
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "verifier", "nodes"), [({}, "block", 3), ({"tree": "2x2"}, "traversal", 6)])
-def test_texts_follow_the_target_distribution(settings: dict[str, Any], verifier: str, nodes: int, tmp_path: Path) -> None:
-    """Catches a distribution that is not the one drawn from: over the head's own ids, of another node, or before the filters."""
+@pytest.mark.parametrize(
+    ("settings", "verifier", "nodes"), [({}, "block", 3), ({"tree": "2x2"}, "traversal", 6)]
+)
+def test_texts_follow_the_target_distribution(
+    settings: dict[str, Any], verifier: str, nodes: int, tmp_path: Path
+) -> None:
+    """Catches a distribution that is not the one drawn from: over the head's own ids, of another
+    node, or before the filters."""
     target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
     save_checkpoint(tmp_path / "target", target, word_tokenizer(V))
     # a head whose distributions overlap the target's, and that cannot emit three of its tokens
-    save_eagle(random_eagle("eagle3", target.config, draft_vocab=9, logit_scale=0.2, num_key_value_heads=2), tmp_path / "head")
+    save_eagle(
+        random_eagle(
+            "eagle3", target.config, draft_vocab=9, logit_scale=0.2, num_key_value_heads=2
+        ),
+        tmp_path / "head",
+    )
     threads = torch.get_num_threads()
     head = {"head": str(tmp_path / "head")}
     options = Options(
@@ -39,7 +50,12 @@ def test_texts_follow_the_target_distribution(settings: dict[str, Any], verifier
     torch.set_num_threads(threads)
     built.target.lm.limits = PassLimits()
     parts = choose_parts("eagle3", {**settings, **head}, verifier, {}, nodes, lossy=False)
-    decoder = Decoder(built.target.lm, parts.make_drafter(built.target, None), parts.make_verifier(), FixedLength(nodes))
+    decoder = Decoder(
+        built.target.lm,
+        parts.make_drafter(built.target, None),
+        parts.make_verifier(),
+        FixedLength(nodes),
+    )
     counts = sample(decoder, NUM_TEXTS)
     world = World(built, target, target)
     assert not holm({case.name: p_value(counts[case.name], world.joint(case, 2)) for case in CASES})

@@ -1,4 +1,5 @@
-"""The Medusa drafter: which token each head guesses, rows without a feature, trees planned by accuracies."""
+"""The Medusa drafter: which token each head guesses, rows without a feature, trees planned by
+accuracies."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def following(token: int) -> int:
 
 
 def clairvoyant(num_heads: int, offset: int = 2, sureness: float = 5.0) -> MedusaHeads:
-    """Heads on a target whose state at a position is its token, one-hot: head i says what comes `offset` + i tokens later.
-    `sureness`: the logit of what it says, the others being 0."""
+    """Heads on a target whose state at a position is its token, one-hot: head i says what comes
+    `offset` + i tokens later. `sureness`: the logit of what it says, the others being 0."""
     heads = MedusaHeads(MedusaConfig(V, V, num_heads))
     with torch.no_grad():
         for index, head in enumerate(heads.heads):
@@ -46,13 +47,17 @@ def states(tokens: Tensor) -> dict[int, Tensor]:
     return {AFTER_NORM: torch.nn.functional.one_hot(tokens, V).float()}
 
 
-def joined(drafter: MedusaDrafter, rows: Rows, prompt: list[int], params: SamplingParams | None = None) -> None:
+def joined(
+    drafter: MedusaDrafter, rows: Rows, prompt: list[int], params: SamplingParams | None = None
+) -> None:
     """A row joins and its prompt is read, as `Decoder` does it."""
     row = make_row(prompt, params or SamplingParams(max_tokens=1000), seed=0)
     index = rows.add(row)
     drafter.start(row)
     if len(prompt) > 1:
-        drafter.read(index, 0, {layer: hidden for layer, hidden in states(torch.tensor(prompt[:-1])).items()})
+        drafter.read(
+            index, 0, {layer: hidden for layer, hidden in states(torch.tensor(prompt[:-1])).items()}
+        )
 
 
 def step(drafter: MedusaDrafter, rows: Rows, gamma: list[int]) -> Draft:
@@ -62,15 +67,19 @@ def step(drafter: MedusaDrafter, rows: Rows, gamma: list[int]) -> Draft:
     fed = torch.cat([torch.tensor([[row.tokens[-1]] for row in rows]), draft.tokens], dim=1)
     verdict = greedy_verdict(draft, logits.argmax(dim=-1).tolist())
     taken = rows.append(draft, verdict, logits)
-    kept = [[0, *(node + 1 for node in path[: n - 1])] for path, n in zip(verdict.lists.path, taken, strict=True)]
+    kept = [
+        [0, *(node + 1 for node in path[: n - 1])]
+        for path, n in zip(verdict.lists.path, taken, strict=True)
+    ]
     drafter.commit(rows, draft, verdict, TargetOutput(logits, states(fed), kept))
     return draft
 
 
 @pytest.mark.parametrize("tree", ["chain", "medusa", "2x1x1", "best-first"])
 def test_the_published_offset_accepts_everything(tree: str) -> None:
-    """Head 0 guesses what follows the pending token, from the state of the token before it: tau = heads + 1, from the first step.
-    One position off, in the heads or in the feature that is kept, and nothing is accepted."""
+    """Head 0 guesses what follows the pending token, from the state of the token before it: tau =
+    heads + 1, from the first step. One position off, in the heads or in the feature that is kept,
+    and nothing is accepted."""
     drafter = MedusaDrafter(clairvoyant(3), MedusaSettings(tree=tree))
     rows = Rows(V, torch.device("cpu"))
     joined(drafter, rows, [3, following(3), following(following(3))])
@@ -89,9 +98,12 @@ def test_the_published_offset_accepts_everything(tree: str) -> None:
 
 @pytest.mark.parametrize("adapt", [False, True])
 def test_best_first_trees_learn_that_unsure_heads_are_right_if_asked_to(adapt: bool) -> None:
-    """Catches growths not handed on, or those of other rows: heads that give the right token 0.16 and all others 0.02 spend
-    six nodes on siblings, until it is seen that first guesses always stand."""
-    drafter = MedusaDrafter(clairvoyant(3, sureness=2.0), MedusaSettings(tree="best-first", adapt=adapt))
+    """Catches growths not handed on, or those of other rows: heads that give the right token 0.16
+    and all others 0.02 spend six nodes on siblings, until it is seen that first guesses always
+    stand."""
+    drafter = MedusaDrafter(
+        clairvoyant(3, sureness=2.0), MedusaSettings(tree="best-first", adapt=adapt)
+    )
     rows = Rows(V, torch.device("cpu"))
     joined(drafter, rows, [3, following(3)])
     joined(drafter, rows, [9, following(9)])
@@ -99,11 +111,14 @@ def test_best_first_trees_learn_that_unsure_heads_are_right_if_asked_to(adapt: b
         step(drafter, rows, [6, 6])
     before = [row.stats.accepted for row in rows]
     step(drafter, rows, [6, 6])
-    assert [row.stats.accepted - old for row, old in zip(rows, before, strict=True)] == ([3, 3] if adapt else [2, 2])
+    assert [row.stats.accepted - old for row, old in zip(rows, before, strict=True)] == (
+        [3, 3] if adapt else [2, 2]
+    )
 
 
 def test_a_row_without_a_feature_drafts_after_its_first_step() -> None:
-    """A prompt of one token has been fed nothing: no state, no draft, and no crash beside a row that has one."""
+    """A prompt of one token has been fed nothing: no state, no draft, and no crash beside a row
+    that has one."""
     drafter = MedusaDrafter(clairvoyant(2), MedusaSettings())
     rows = Rows(V, torch.device("cpu"))
     joined(drafter, rows, [5])
@@ -136,20 +151,27 @@ def test_warm_trees_are_drawn_and_cold_ones_placed() -> None:
 
 
 def test_cartesian_trees_take_the_likeliest_paths() -> None:
-    """By hand: 0.6, 0.36, 0.3 (= 0.6 * 0.5), 0.3 (rank 1), ... ; later heads are less sure than early ones."""
+    """By hand: 0.6, 0.36, 0.3 (= 0.6 * 0.5), 0.3 (rank 1), ... ; later heads are less sure than
+    early ones."""
     shape = cartesian_shape(((0.6, 0.3), (0.5, 0.1)), 4)
     assert shape.parents == (-1, -1, 0, 1)
     assert cartesian_shape(((0.6, 0.3), (0.5, 0.1)), 99).parents == (-1, -1, 0, 0, 1, 1)
-    assert cartesian_shape(((0.3, 0.6),), 2).parents == (-1, -1)  # measured ranks may be out of order
+    # measured ranks may be out of order
+    assert cartesian_shape(((0.3, 0.6),), 2).parents == (-1, -1)
     assert cartesian_shape(((0.6, 0.0), (0.0,)), 9).parents == (-1,)
     assert assumed_accuracies((0.5, 0.25), 2) == ((0.5, 0.25), (0.4, 0.2))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"tree": "medusa", "adapt": True}, "planned once"), ({"tree": "medusa", "stop": "entropy"}, "is for chains"),
-     ({"tree": "medusa", "top_k": 0}, "top_k"), ({"tree": "cartesian"}, "medusa|chain"), ({"stop_below": 2.0}, "stop_below")],
-)  # fmt: skip
+    [
+        ({"tree": "medusa", "adapt": True}, "planned once"),
+        ({"tree": "medusa", "stop": "entropy"}, "is for chains"),
+        ({"tree": "medusa", "top_k": 0}, "top_k"),
+        ({"tree": "cartesian"}, "medusa|chain"),
+        ({"stop_below": 2.0}, "stop_below"),
+    ],
+)
 def test_settings_are_checked(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         MedusaSettings(**settings)

@@ -1,4 +1,5 @@
-"""MTP heads at work: their drafts are those of the head applied to the whole text, whatever the layout, cache and runtime."""
+"""MTP heads at work: their drafts are those of the head applied to the whole text, whatever the
+layout, cache and runtime."""
 
 from __future__ import annotations
 
@@ -40,14 +41,24 @@ VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 STAND_INS = [("qwen2", "mimo"), ("qwen3", "qwen")]  # MiMo's code is its own; dense
-ON_OUR_CACHE = [*STAND_INS, ("glm_ocr", "deepseek"), *(each for each in SHIPPED.items() if each[0] in FAMILIES)]
+ON_OUR_CACHE = [
+    *STAND_INS,
+    ("glm_ocr", "deepseek"),
+    *(each for each in SHIPPED.items() if each[0] in FAMILIES),
+]
 BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
-SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("deepseek_v32", "deepseek", 3)]
+SEVERAL = [
+    ("glm4_moe", "deepseek", 3),
+    ("qwen3_5_text", "qwen", 2),
+    ("deepseek_v32", "deepseek", 3),
+]
 CHANGED: dict[str, dict[str, Any]] = {
     "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
 }  # fmt: skip
-OLDER = {"mellum": "its config does not say that the head's attention is windowed"}  # with transformers 5.17
-STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
+# with transformers 5.17
+OLDER = {"mellum": "its config does not say that the head's attention is windowed"}
+# the last two make a layer of the head
+STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}
 
 
 def random_model(family: str, seed: int) -> Any:
@@ -58,11 +69,18 @@ def random_model(family: str, seed: int) -> Any:
     own = {**(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), **CHANGED.get(family, {})}
     named = {**SIZES, **own, "eos_token_id": 0}
     if family == "nemotron_h":
-        named = {**{key: value for key, value in named.items() if key != "num_hidden_layers"}, **STACKED}
+        named = {
+            **{key: value for key, value in named.items() if key != "num_hidden_layers"},
+            **STACKED,
+        }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, **copy.deepcopy(named))
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        return (
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
 
 
 def make_random_whole(family: str, seed: int) -> Any:
@@ -70,25 +88,38 @@ def make_random_whole(family: str, seed: int) -> Any:
     whole = make_whole(family)
     generator = torch.Generator().manual_seed(seed)
     for weight in whole.parameters():
-        weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.numel() > 1 else 0
+        weight += (
+            0.5 * weight.std() * torch.randn(weight.shape, generator=generator)
+            if weight.numel() > 1
+            else 0
+        )
     return whole
 
 
 def random_text(config: Any, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32).eval().requires_grad_(False)
+        return (
+            AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
 
 
 def echoing_llama(seed: int, *, noise: float = 0.0) -> Any:
-    """A target of one layer over embeddings of length 1, which a head with the same layer follows nearly always."""
+    """A target of one layer over embeddings of length 1, which a head with the same layer follows
+    nearly always."""
     model = tiny_llama(VOCAB, sharpness=1.5, num_hidden_layers=1).requires_grad_(False)
     table = model.get_input_embeddings().weight
     table.copy_(table / table.pow(2).mean(-1, keepdim=True).sqrt())
     if seed and noise:
         generator = torch.Generator().manual_seed(seed)
         for weight in model.model.layers.parameters():
-            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator) if weight.dim() > 1 else 0
+            weight += (
+                noise * weight.std() * torch.randn(weight.shape, generator=generator)
+                if weight.dim() > 1
+                else 0
+            )
     return model
 
 
@@ -96,11 +127,23 @@ class Ragged(FixedLength):
     """Another length for every row and step, 0 among them."""
 
     def choose(self, rows: Rows) -> list[int]:
-        return [row.clamp_draft((len(row.tokens) + index) % (self.gamma + 1)) for index, row in enumerate(rows)]
+        return [
+            row.clamp_draft((len(row.tokens) + index) % (self.gamma + 1))
+            for index, row in enumerate(rows)
+        ]
 
 
 def built(folder: Path, runtime: str = "eager", **options: Any) -> Built:
-    return build(Options(target=str(folder), dtype="float32", threads=1, num_draft_tokens=3, runtime=runtime, **options))
+    return build(
+        Options(
+            target=str(folder),
+            dtype="float32",
+            threads=1,
+            num_draft_tokens=3,
+            runtime=runtime,
+            **options,
+        )
+    )
 
 
 def saved(folder: Path, make: Callable[[int], Any], layout: str, **options: Any) -> MtpReference:
@@ -140,13 +183,16 @@ def check(folder: Path, reference: MtpReference, runtime: str) -> None:
     assert sum(len(draft) for _, draft in seen) > 60
     for text, draft in seen:
         assert not draft or draft == reference.draft(text, len(draft))[0], text
-    assert [row.output for row in rows] == [row.output for row in write(built(folder, runtime, drafter="none"))]
+    assert [row.output for row in rows] == [
+        row.output for row in write(built(folder, runtime, drafter="none"))
+    ]
 
 
 @pytest.mark.parametrize(("family", "layout"), ON_OUR_CACHE)
 def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> None:
-    """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm where it is read behind it, a
-    rejected draft that stays in the cache, a row fed another row's states. On the native runtime, where every pass is lowered."""
+    """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm
+    where it is read behind it, a rejected draft that stays in the cache, a row fed another row's
+    states. On the native runtime, where every pass is lowered."""
     if IS_OLDER and family in OLDER:
         pytest.skip(OLDER[family])
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
@@ -154,20 +200,36 @@ def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> Non
 
 
 def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
-    """Catches drafts beyond the context of a head whose target can hold more; several layers drop what they put aside, too."""
+    """Catches drafts beyond the context of a head whose target can hold more; several layers drop
+    what they put aside, too."""
     for layers in (1, 2):
         folder = tmp_path / str(layers)
         saved(folder, partial(random_model, "deepseek_v3"), "deepseek")
-        save_with_mtp(folder / "head", partial(random_model, "deepseek_v3"), "deepseek", num_layers=layers, alone=True)
+        save_with_mtp(
+            folder / "head",
+            partial(random_model, "deepseek_v3"),
+            "deepseek",
+            num_layers=layers,
+            alone=True,
+        )
         config = json.loads((folder / "head" / "config.json").read_text())
-        (folder / "head" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
-        made = built(folder, "native", drafter="mtp", drafter_options={"head": str(folder / "head")})
-        assert any("knows 16 positions" in note and "beyond 16 nothing is drafted" in note for note in made.notes)
+        (folder / "head" / "config.json").write_text(
+            json.dumps({**config, "max_position_embeddings": 16})
+        )
+        made = built(
+            folder, "native", drafter="mtp", drafter_options={"head": str(folder / "head")}
+        )
+        assert any(
+            "knows 16 positions" in note and "beyond 16 nothing is drafted" in note
+            for note in made.notes
+        )
         seen = watched(made)
         rows = write(made)
         assert all(len(text) + len(draft) <= 16 for text, draft in seen if draft)
         assert {len(text) for text, draft in seen if draft} >= {13, 14, 15}
-        assert [row.output for row in rows] == [row.output for row in write(built(folder, "native", drafter="none"))]
+        assert [row.output for row in rows] == [
+            row.output for row in write(built(folder, "native", drafter="none"))
+        ]
 
 
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
@@ -175,13 +237,16 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str) -> None:
     """Next to a hybrid the head keeps keys and values of its own."""
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
     assert ships_mtp(str(tmp_path))
-    with pytest.raises(CapabilityError, match=r"states cannot branch|needs transformers' own cache"):
+    with pytest.raises(
+        CapabilityError, match=r"states cannot branch|needs transformers' own cache"
+    ):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
-    """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as with T = 0."""
+    """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as
+    with T = 0."""
     saved(tmp_path, partial(random_model, family), layout)
     made = built(tmp_path, "native", drafter="mtp", drafter_options={"tree": "2x2x1"})
     plain = built(tmp_path, "native", drafter="none")
@@ -209,26 +274,35 @@ def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None
         return draft
 
     made.decoder.drafter.propose = watching  # type: ignore[method-assign]
-    assert [row.output for row in write(made)] == [row.output for row in write(built(tmp_path, "native", drafter="none"))]
+    assert [row.output for row in write(made)] == [
+        row.output for row in write(built(tmp_path, "native", drafter="none"))
+    ]
     assert all(asked.values()), asked
 
 
 def test_a_head_and_a_look_up_draft_one_tree_beside_a_hybrid(tmp_path: Path) -> None:
-    """Parts merged into a tree branch the states at every kind of node; the text is plain decoding's to the bit."""
+    """Parts merged into a tree branch the states at every kind of node; the text is plain
+    decoding's to the bit."""
     saved(tmp_path, partial(random_model, "qwen3_5_text"), "qwen")
     made = built(tmp_path, "native", drafter="composite", drafter_options={"parts": "mtp,ngram"})
     assert made.draws_trees
-    assert [row.output for row in write(made)] == [row.output for row in write(built(tmp_path, "native", drafter="none"))]
+    assert [row.output for row in write(made)] == [
+        row.output for row in write(built(tmp_path, "native", drafter="none"))
+    ]
 
 
 def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
-    """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other names than the head's."""
+    """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other
+    names than the head's."""
     saved_whole("qwen3_5", tmp_path / "model")
     source = resolve(str(tmp_path / "model"))
     text: Any = load_module(source, load_config(source), torch.float32, torch.device("cpu"))
     reference = save_with_mtp(
-        tmp_path / "head", lambda seed: random_text(text.config, seed) if seed else text, "qwen", alone=True
-    )  # fmt: skip
+        tmp_path / "head",
+        lambda seed: random_text(text.config, seed) if seed else text,
+        "qwen",
+        alone=True,
+    )
     head, whole = (load_file(tmp_path / name / WEIGHTS) for name in ("head", "model"))
     save_file({**whole, **head}, tmp_path / "model" / WEIGHTS, metadata={"format": "pt"})
     made = built(tmp_path / "model")
@@ -236,12 +310,17 @@ def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     seen = watched(made)
     write(made)
     assert sum(len(draft) for _, draft in seen) > 60
-    assert all(not draft or draft == reference.draft(tokens, len(draft))[0] for tokens, draft in seen)
+    assert all(
+        not draft or draft == reference.draft(tokens, len(draft))[0] for tokens, draft in seen
+    )
 
 
 @pytest.mark.parametrize(("family", "layout", "num_layers"), SEVERAL)
-def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num_layers: int) -> None:
-    """Catches a layer at the wrong position, one not run before a commit, guesses kept in a deeper layer's cache."""
+def test_several_layers_take_turns(
+    tmp_path: Path, family: str, layout: str, num_layers: int
+) -> None:
+    """Catches a layer at the wrong position, one not run before a commit, guesses kept in a deeper
+    layer's cache."""
     reference = saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
     check(tmp_path, reference, "auto")
     made = built(tmp_path, drafter="mtp")
@@ -259,15 +338,19 @@ BY_TRANSFORMERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it")
+@pytest.mark.skipif(
+    not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it"
+)
 @pytest.mark.parametrize(("family", "layout", "num_layers"), BY_TRANSFORMERS)
 def test_drafts_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, layout: str, num_layers: int
 ) -> None:
-    """Against `generate(use_mtp=True)`, which drafts one token with each layer, from the first pass behind the prompt on."""
+    """Against `generate(use_mtp=True)`, which drafts one token with each layer, from the first pass
+    behind the prompt on."""
     saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    model._keys_to_ignore_on_load_unexpected = [r"\blayers\.[23]\.", r"^mtp\."]  # by which it finds the head
+    # by which it finds the head
+    model._keys_to_ignore_on_load_unexpected = [r"\blayers\.[23]\.", r"^mtp\."]
     theirs: dict[tuple[int, ...], list[int]] = {}
     generator: Any = candidate_generator.MTPCandidateGenerator
     propose = generator.get_candidates
@@ -279,7 +362,9 @@ def test_drafts_are_those_of_transformers(
 
     monkeypatch.setattr(generator, "get_candidates", recording)
     prompt = torch.tensor([PROMPTS[1]])
-    text = model.generate(prompt, max_new_tokens=14, do_sample=False, use_mtp=True, eos_token_id=None)[0].tolist()
+    text = model.generate(
+        prompt, max_new_tokens=14, do_sample=False, use_mtp=True, eos_token_id=None
+    )[0].tolist()
     made = built(tmp_path, drafter="mtp")
     made.decoder.control = FixedLength(num_layers)
     seen = watched(made)
@@ -293,9 +378,11 @@ def test_drafts_are_those_of_transformers(
 
 @pytest.mark.parametrize("runtime", ["eager", "native"])
 def test_a_good_head_is_followed(tmp_path: Path, runtime: str) -> None:
-    """Catches a head that is fed one token too late: most drafts are kept, and some are rejected at every depth."""
+    """Catches a head that is fed one token too late: most drafts are kept, and some are rejected at
+    every depth."""
     reference = saved(tmp_path, partial(echoing_llama, noise=0.05), "qwen", echoes=True)
     check(tmp_path, reference, runtime)
     stats = [row.stats for row in write(built(tmp_path, runtime))]  # auto
-    accepted, tested = sum(one.accepted for one in stats), sum(one.tested for one in stats)
+    accepted = sum(one.accepted for one in stats)
+    tested = sum(one.tested for one in stats)
     assert 0.5 * tested < accepted < tested

@@ -28,9 +28,12 @@ def _window(*columns: list[int]) -> GuessWindow:
     return window
 
 
-def _drafter(rows: list[list[int]], vocab_size: int = 17, **settings: int | bool) -> tuple[LookaheadDrafter, Rows]:
+def _drafter(
+    rows: list[list[int]], vocab_size: int = 17, **settings: int | bool
+) -> tuple[LookaheadDrafter, Rows]:
     chosen = LookaheadSettings(**{"ngram": 4, "window": 4, "guesses": 4, **settings})
-    drafter, batch = LookaheadDrafter(chosen), Rows(vocab_size, torch.device("cpu"))
+    drafter = LookaheadDrafter(chosen)
+    batch = Rows(vocab_size, torch.device("cpu"))
     for prompt in rows:
         join(drafter, batch, prompt)
     return drafter, batch
@@ -42,7 +45,8 @@ def _cycle(token: int) -> int:
 
 
 def test_window_as_nodes() -> None:
-    """Catches a window token behind the wrong parent: first tokens form a chain, the others hang below their own column."""
+    """Catches a window token behind the wrong parent: first tokens form a chain, the others hang
+    below their own column."""
     tree = TokenTree()
     _window([99, 10, 20], [1, 11, 21], [2, 12, 22]).plant(tree, budget=100)
     assert tree.tokens == [10, 20, 1, 11, 21, 2, 12, 22]
@@ -50,9 +54,12 @@ def test_window_as_nodes() -> None:
 
 
 def test_every_position_is_found_where_nodes_are_shared() -> None:
-    """Catches positions mapped by counting nodes: equal siblings are one node, of the window and of a candidate."""
-    window, tree = _window([99, 1, 2], [1, 2, 5], [2, 6, 7]), TokenTree()
-    tree.add_path([1, 2, 3], budget=100)  # a candidate; column 0 is its beginning, column 1 starts like it
+    """Catches positions mapped by counting nodes: equal siblings are one node, of the window and of
+    a candidate."""
+    window = _window([99, 1, 2], [1, 2, 5], [2, 6, 7])
+    tree = TokenTree()
+    # a candidate; column 0 is its beginning, column 1 starts like it
+    tree.add_path([1, 2, 3], budget=100)
     window.plant(tree, budget=100)
     assert tree.tokens == [1, 2, 3, 5, 6, 7]
     (nodes,) = _nodes_by_parent(to_draft([tree], "cpu"))
@@ -61,7 +68,8 @@ def test_every_position_is_found_where_nodes_are_shared() -> None:
 
 def test_columns_that_were_not_drafted_have_no_end() -> None:
     """Catches a guess read from an output that belongs to something else."""
-    window, tree = _window([99, 10, 20], [1, 11, 21], [2, 12, 22]), TokenTree()
+    window = _window([99, 10, 20], [1, 11, 21], [2, 12, 22])
+    tree = TokenTree()
     window.plant(tree, budget=7)  # 2 + 3 nodes fit, 3 more do not
     assert tree.tokens == [10, 20, 1, 11, 21]
     (nodes,) = _nodes_by_parent(to_draft([tree], "cpu"))
@@ -70,7 +78,8 @@ def test_columns_that_were_not_drafted_have_no_end() -> None:
 
 @pytest.mark.parametrize("num_taken", [1, 2, 3])
 def test_window_follows_the_text(num_taken: int) -> None:
-    """Catches a window that lags behind or runs ahead: a token guessed for some position must stay at that position.
+    """Catches a window that lags behind or runs ahead: a token guessed for some position must stay
+    at that position.
 
     Here every token is its own position, the pending token's being 10.
     """
@@ -113,20 +122,26 @@ def test_each_row_gets_no_more_than_it_may() -> None:
     drafter, rows = _drafter([[1, 2, 3, 1, 2, 3, 1], [4, 5, 6], [7, 8, 9]])
     for gamma in ([3, 0, 20], [0, 0, 0], [31, 1, 2]):
         draft = step(drafter, rows, gamma, _cycle)
-        assert all(length <= limit for length, limit in zip(draft.lengths.tolist(), gamma, strict=True))
+        assert all(
+            length <= limit for length, limit in zip(draft.lengths.tolist(), gamma, strict=True)
+        )
 
 
 def test_all_columns_run_with_as_many_nodes_as_the_settings_have() -> None:
-    """Catches a number too small for its own settings: then the right end of the window would never run."""
+    """Catches a number too small for its own settings: then the right end of the window would never
+    run."""
     settings = LookaheadSettings(ngram=4, window=3, guesses=2)
-    drafter, rows = _drafter([[1, 2, 3, 4, 9, 1, 5, 6, 7, 11, 1, 8, 12, 13, 14, 1]], ngram=4, window=3, guesses=2)
+    drafter, rows = _drafter(
+        [[1, 2, 3, 4, 9, 1, 5, 6, 7, 11, 1, 8, 12, 13, 14, 1]], ngram=4, window=3, guesses=2
+    )
     draft = drafter.propose(rows, [settings.num_nodes])
     (nodes,) = _nodes_by_parent(draft)
     assert None not in drafter._rows[0].window.ends(nodes)
 
 
 def test_window_finds_ngrams_that_were_never_emitted() -> None:
-    """Catches a harvest of wrong n-grams: in the orbit's first lap nothing repeats, so only the window can know the future."""
+    """Catches a harvest of wrong n-grams: in the orbit's first lap nothing repeats, so only the
+    window can know the future."""
     drafter, rows = _drafter([[5, 14, 2, 11, 1]], pool_from_text=False)
     row = rows[0]
     while len(row.output) < 12:
@@ -137,7 +152,8 @@ def test_window_finds_ngrams_that_were_never_emitted() -> None:
     assert row.output[:12] == orbit[1:13]
     assert row.stats.accepted >= 4
     for start in orbit:
-        for rest in drafter._rows[0].pool.after(start):  # tokens a guess followed: each the target's own choice
+        # tokens a guess followed: each the target's own choice
+        for rest in drafter._rows[0].pool.after(start):
             assert rest[-1] == _cycle(rest[-2])
 
 
@@ -152,7 +168,8 @@ def test_text_ngrams_are_complete_across_steps() -> None:
 
 
 def test_rows_keep_their_own_state() -> None:
-    """Catches state that stays behind when a row leaves: the last row must take its own window along."""
+    """Catches state that stays behind when a row leaves: the last row must take its own window
+    along."""
     drafter, rows = _drafter([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
     alone, single = _drafter([[9, 10, 11, 12]])
     for _ in range(3):
@@ -160,12 +177,16 @@ def test_rows_keep_their_own_state() -> None:
         step(alone, single, [24], _cycle)
     rows.swap_remove(0)
     drafter.stop(0)
-    assert drafter.propose(rows, [24, 24]).tokens[0].tolist()[:5] == alone.propose(single, [24]).tokens[0].tolist()[:5]
+    assert (
+        drafter.propose(rows, [24, 24]).tokens[0].tolist()[:5]
+        == alone.propose(single, [24]).tokens[0].tolist()[:5]
+    )
     assert drafter._rows[0].window.columns == alone._rows[0].window.columns
 
 
 def test_guesses_are_the_favourites_at_the_columns_ends() -> None:
-    """Catches outputs read one node off (output 0 follows the pending token, output 1 + i follows node i)."""
+    """Catches outputs read one node off (output 0 follows the pending token, output 1 + i follows
+    node i)."""
     drafter, rows = _drafter([[3, 9, 1, 4]], pool_from_text=False)
     before = [list(column) for column in drafter._rows[0].window.columns]
     draft = drafter.propose(rows, [24])
@@ -178,7 +199,11 @@ def test_guesses_are_the_favourites_at_the_columns_ends() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"ngram": 1}, "ngram must be at least 2"), ({"window": 0}, "window"), ({"ngram": 9, "window": 9}, "at most 64")],
+    [
+        ({"ngram": 1}, "ngram must be at least 2"),
+        ({"window": 0}, "window"),
+        ({"ngram": 9, "window": 9}, "at most 64"),
+    ],
 )
 def test_settings_are_checked(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -186,9 +211,14 @@ def test_settings_are_checked(settings: dict[str, int], message: str) -> None:
 
 
 def test_too_few_nodes_for_anything_are_refused() -> None:
-    """Catches a drafter that is paid for and can never propose: no column fits, and the text is not pooled."""
+    """Catches a drafter that is paid for and can never propose: no column fits, and the text is not
+    pooled."""
     target: Any = SimpleNamespace(lm=SimpleNamespace(kernels=None))
     for pool_from_text, ngram in ((True, 4), (False, 3)):
-        LookaheadDrafter.build(DraftSetup(target, None, 1, LookaheadSettings(ngram, pool_from_text=pool_from_text)))
+        LookaheadDrafter.build(
+            DraftSetup(target, None, 1, LookaheadSettings(ngram, pool_from_text=pool_from_text))
+        )
     with pytest.raises(ConfigError, match="at least ngram - 2 = 2 draft tokens, got 1"):
-        LookaheadDrafter.build(DraftSetup(target, None, 1, LookaheadSettings(ngram=4, pool_from_text=False)))
+        LookaheadDrafter.build(
+            DraftSetup(target, None, 1, LookaheadSettings(ngram=4, pool_from_text=False))
+        )

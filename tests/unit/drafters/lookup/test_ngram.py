@@ -19,7 +19,9 @@ def _guess(text: list[int], count: int, **settings: object) -> TokenTree:
     """The guess of a drafter that starts on this text, through the drafter's own door."""
     draft = _draft([text], [count], **settings)
     tree = TokenTree()
-    for token, parent in zip(draft.tokens[0].tolist(), draft.parent_nodes()[0].tolist(), strict=True):
+    for token, parent in zip(
+        draft.tokens[0].tolist(), draft.parent_nodes()[0].tolist(), strict=True
+    ):
         tree.add(parent, token)
     return tree
 
@@ -40,7 +42,8 @@ def _copy(text: list[int], count: int, **settings: object) -> list[int]:
 
 
 def test_most_recent_match_wins() -> None:
-    """With equal lengths and counts, what came last is likelier; the original's first occurrence would copy 7."""
+    """With equal lengths and counts, what came last is likelier; the original's first occurrence
+    would copy 7."""
     assert _copy([1, 2, 7, 1, 2, 8, 1, 2], 1) == [8]
 
 
@@ -64,7 +67,8 @@ def test_count_wins_over_recency_unless_set_otherwise() -> None:
 
 
 def test_votes_are_counted_again_at_every_token() -> None:
-    """Catches a copy that stays with one occurrence: all three agree on 7, then two older ones outvote the most recent."""
+    """Catches a copy that stays with one occurrence: all three agree on 7, then two older ones
+    outvote the most recent."""
     assert _copy([1, 2, 7, 5, 8, 1, 2, 7, 5, 9, 1, 2, 7, 3, 4, 1, 2], 2, min_ngram=2) == [7, 5]
 
 
@@ -81,14 +85,16 @@ def test_nothing_is_proposed_without_a_match() -> None:
 
 
 def test_unlikely_tokens_are_not_drafted() -> None:
-    """One lone match of one token: every further token halves the trust, roughly. Catches an ignored min_share."""
+    """One lone match of one token: every further token halves the trust, roughly. Catches an
+    ignored min_share."""
     text = [5, 1, 2, 3, 4, 5]
     lengths = [len(_copy(text, 4, min_share=share)) for share in (0.0, 0.25, 0.5, 0.7)]
     assert lengths == [4, 3, 1, 0]  # 2/3, 4/9, 8/27, 16/81
 
 
 def test_branches_where_occurrences_disagree() -> None:
-    """A tree holds both continuations below what they share, likelier first; a chain only the likelier one."""
+    """A tree holds both continuations below what they share, likelier first; a chain only the
+    likelier one."""
     text = [1, 2, 7, 8, 5, 1, 2, 7, 9, 6, 1, 2]
     tree = _guess(text, 5, tree=2, min_ngram=2)
     assert (tree.tokens, tree.parents) == ([7, 9, 8, 6, 5], [-1, 0, 0, 1, 2])
@@ -119,7 +125,8 @@ def test_budgets_are_kept_per_row() -> None:
 def test_incremental_index_equals_a_fresh_one() -> None:
     """Commit is total: catches an update that forgets the n-grams across the seam."""
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2, 3, 3, 1]
-    grown, fresh = NgramIndex(1, 3), NgramIndex(1, 3)
+    grown = NgramIndex(1, 3)
+    fresh = NgramIndex(1, 3)
     for end in range(1, len(text) + 1):
         grown.update(text[:end])
     fresh.update(text)
@@ -127,7 +134,8 @@ def test_incremental_index_equals_a_fresh_one() -> None:
 
 
 def test_only_so_many_occurrences_vote() -> None:
-    """Catches a step that costs more the longer the text is; the most recent occurrences are the ones kept."""
+    """Catches a step that costs more the longer the text is; the most recent occurrences are the
+    ones kept."""
     index = NgramIndex(1, 1)
     index.update([7] * 1000)
     assert list(index.matches([7] * 1000)) == [999, 998, 997, 996, 995, 994, 993, 992]
@@ -154,4 +162,9 @@ def test_tree_setting_decides_what_the_verifier_must_take() -> None:
     given = {"false": 1, "true": 4, "1": 1, "3": 3}
     found = [parse_settings(NgramSettings, {"tree": text}, "drafter 'ngram'") for text in given]
     assert [settings.branches for settings in found] == list(given.values())
-    assert [NgramDrafter.requirements(settings).trees for settings in found] == [False, True, False, True]
+    assert [NgramDrafter.requirements(settings).trees for settings in found] == [
+        False,
+        True,
+        False,
+        True,
+    ]

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.drafters.lookup.ngram_cache import MAX_FOLLOWERS, NgramCache, NgramCacheDrafter, NgramCacheSettings
+from outrider.drafters.lookup.ngram_cache import (
+    MAX_FOLLOWERS,
+    NgramCache,
+    NgramCacheDrafter,
+    NgramCacheSettings,
+)
 from outrider.errors import ConfigError
 from outrider.rows import Rows
 from tests.unit.drafters.fake_target import join, step
@@ -18,7 +23,8 @@ def _cache(text: list[int], low: int = 1, high: int = 2, max_entries: int = 1000
 
 
 def _drafter(rows: list[list[int]], **settings: float) -> tuple[NgramCacheDrafter, Rows]:
-    drafter, batch = NgramCacheDrafter(NgramCacheSettings(**settings)), Rows(100, torch.device("cpu"))
+    drafter = NgramCacheDrafter(NgramCacheSettings(**settings))
+    batch = Rows(100, torch.device("cpu"))
     for prompt in rows:
         join(drafter, batch, prompt)
     return drafter, batch
@@ -71,7 +77,8 @@ def test_learning_in_pieces_is_learning_at_once() -> None:
 
 
 def test_likeliest_continuations_become_the_tree() -> None:
-    """Catches a search by depth or by breadth: here the third node is the favourite's child, the fourth the runner-up."""
+    """Catches a search by depth or by breadth: here the third node is the favourite's child, the
+    fourth the runner-up."""
     drafter, rows = _drafter([[1, 2, 5, 1, 2, 5, 1, 2, 5, 1, 3, 1]], min_ngram=1, max_ngram=1)
     draft = drafter.propose(rows, [4])
     # behind 1: 2 (3 of 4.5), 3 (1 of 4.5); behind 2: 5 (3 of 3.5); behind 5: 1 (3 of 3.5)
@@ -91,12 +98,15 @@ def test_unlikely_continuations_are_not_drafted() -> None:
     """Catches a threshold on the last edge alone instead of the whole path."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
     drafter, rows = _drafter([text], min_ngram=1, max_ngram=1, min_probability=0.25)
-    assert drafter.propose(rows, [9]).tokens.tolist() == [[2, 3, 4]]  # (2/3)^3 = 0.30, (2/3)^4 = 0.20
+    # (2/3)^3 = 0.30, (2/3)^4 = 0.20
+    assert drafter.propose(rows, [9]).tokens.tolist() == [[2, 3, 4]]
 
 
 def test_one_branch_is_a_chain() -> None:
     """Catches a second child where chains were asked for, which chain verifiers cannot take."""
-    drafter, rows = _drafter([[1, 2, 1, 3, 1, 4, 1]], branches=1, min_ngram=1, max_ngram=1, min_probability=0.0)
+    drafter, rows = _drafter(
+        [[1, 2, 1, 3, 1, 4, 1]], branches=1, min_ngram=1, max_ngram=1, min_probability=0.0
+    )
     draft = drafter.propose(rows, [6])
     assert draft.parents is None
     assert draft.lengths.tolist() == [6]
@@ -104,7 +114,8 @@ def test_one_branch_is_a_chain() -> None:
 
 
 def test_what_one_row_emitted_helps_the_next() -> None:
-    """Catches a cache that is per row: the second row must be drafted for from the first row's output."""
+    """Catches a cache that is per row: the second row must be drafted for from the first row's
+    output."""
     drafter, rows = _drafter([[1, 2]])
     while len(rows[0].output) < 25:
         step(drafter, rows, [4], _next)
@@ -151,10 +162,12 @@ def test_each_row_gets_no_more_than_it_may() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_ngram": 3, "max_ngram": 2}, "min_ngram"), ({"branches": 5}, "branches"),
-        ({"min_probability": 1.0}, "min_probability"), ({"max_entries": 0}, "max_entries"),
+        ({"min_ngram": 3, "max_ngram": 2}, "min_ngram"),
+        ({"branches": 5}, "branches"),
+        ({"min_probability": 1.0}, "min_probability"),
+        ({"max_entries": 0}, "max_entries"),
     ],
-)  # fmt: skip
+)
 def test_settings_are_checked(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NgramCacheSettings(**settings)

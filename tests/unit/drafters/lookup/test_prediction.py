@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.lookup.ngram import NgramDrafter
-from outrider.drafters.lookup.prediction import MAX_POSITIONS, SURE, Alignment, PredictionDrafter, PredictionSettings
+from outrider.drafters.lookup.prediction import (
+    MAX_POSITIONS,
+    SURE,
+    Alignment,
+    PredictionDrafter,
+    PredictionSettings,
+)
 from outrider.errors import ConfigError
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -39,9 +45,12 @@ def coming(prediction: Sequence[int], answer: Sequence[int], **options: int) -> 
     return list(after(prediction, answer, **options).coming(4))
 
 
-def steps_for(prediction: Sequence[int] | None, answer: Sequence[int], gamma: int = 8) -> DecodeStats:
+def steps_for(
+    prediction: Sequence[int] | None, answer: Sequence[int], gamma: int = 8
+) -> DecodeStats:
     """The whole loop: a target that says `answer`, and what it took."""
-    rows, drafter = Rows(400, torch.device("cpu")), PredictionDrafter()
+    rows = Rows(400, torch.device("cpu"))
+    drafter = PredictionDrafter()
     row = make_row([*PROMPT], SamplingParams(max_tokens=len(answer)))
     row.prediction = prediction
     rows.add(row)
@@ -108,7 +117,8 @@ def test_a_single_token_counts_nearby_only() -> None:
 
 
 def test_the_longest_agreement_wins_then_the_nearest() -> None:
-    """Three lines have the same words in the middle: the next one in order is meant, unless the text says more."""
+    """Three lines have the same words in the middle: the next one in order is meant, unless the
+    text says more."""
     lines = [1, 50, 51, 11, 2, 50, 51, 12, 3, 50, 51, 13]
     assert coming(lines, [1, 50, 51, 11, 77, 78, 50]) == [51, 12, 3, 50]
     assert coming(lines, [1, 50, 51, 11, 77, 78, 3], near=0) == []
@@ -116,7 +126,8 @@ def test_the_longest_agreement_wins_then_the_nearest() -> None:
 
 
 def test_a_moved_part_is_found_behind() -> None:
-    """The second half comes first: then the position behind is found where SURE tokens agree, not before."""
+    """The second half comes first: then the position behind is found where SURE tokens agree, not
+    before."""
     answer = [*TEXT[15:], *TEXT[:15]]
     assert coming(TEXT, answer[:1]) == [17, 18, 19, 20]
     assert coming(TEXT, answer[: 15 + SURE - 1]) == []
@@ -124,7 +135,8 @@ def test_a_moved_part_is_found_behind() -> None:
 
 
 def test_a_chance_agreement_does_not_lose_the_position() -> None:
-    """Two tokens agree far ahead, then the text goes on where it was. Catches an anchor that follows every agreement."""
+    """Two tokens agree far ahead, then the text goes on where it was. Catches an anchor that
+    follows every agreement."""
     prediction = [*TEXT, 200, 201]
     answer = [*TEXT[:9], 200, 201, 10]
     assert coming(prediction, [*TEXT[:9], 77, 78, 200, 201]) == []
@@ -140,7 +152,8 @@ def test_a_prediction_that_begins_with_the_prompt_is_entered_behind_it() -> None
 
 @pytest.mark.parametrize("prediction", [[], [200, 201, 202]])
 def test_nothing_in_common_is_nothing_lost(prediction: list[int]) -> None:
-    """An empty prediction drafts nothing; an unrelated one a few tokens at the start and never again."""
+    """An empty prediction drafts nothing; an unrelated one a few tokens at the start and never
+    again."""
     stats = steps_for(prediction, TEXT)
     assert stats.accepted == 0
     assert stats.drafted <= 2 * len(prediction)
@@ -160,26 +173,38 @@ def test_a_right_prediction_is_read_out() -> None:
     assert (stats.accepted, stats.drafted, stats.steps) == (26, 26, 4)
 
 
-@pytest.mark.parametrize("edited", [
-    pytest.param(TEXT[:12], id="prefix"),
-    pytest.param([*TEXT[:10], 77, *TEXT[11:]], id="replaced"),
-    pytest.param([*TEXT[:10], 77, 78, 79, *TEXT[10:]], id="inserted"),
-    pytest.param([*TEXT[:10], *TEXT[15:]], id="deleted"),
-    pytest.param([77, 78, *TEXT], id="before"),
-    pytest.param([*TEXT, 77, 78], id="behind"),
-    pytest.param([*TEXT[20:], *TEXT[:20]], id="moved"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "edited",
+    [
+        pytest.param(TEXT[:12], id="prefix"),
+        pytest.param([*TEXT[:10], 77, *TEXT[11:]], id="replaced"),
+        pytest.param([*TEXT[:10], 77, 78, 79, *TEXT[10:]], id="inserted"),
+        pytest.param([*TEXT[:10], *TEXT[15:]], id="deleted"),
+        pytest.param([77, 78, *TEXT], id="before"),
+        pytest.param([*TEXT, 77, 78], id="behind"),
+        pytest.param([*TEXT[20:], *TEXT[:20]], id="moved"),
+    ],
+)
 def test_edits_cost_a_few_steps(edited: list[int]) -> None:
-    """Plain decoding takes a step per token; a copy of nine at a time with one edit in it, a few more than a ninth of that."""
+    """Plain decoding takes a step per token; a copy of nine at a time with one edit in it, a few
+    more than a ninth of that."""
     stats = steps_for(TEXT, edited)
     assert stats.steps <= len(edited) / 9 + 7
 
 
 def test_multibyte_text_with_an_edit_inside_a_character() -> None:
-    """Tokens are bytes: 'é' becomes 'è', which share their first one; nothing of what follows is lost or drafted wrongly."""
-    before, answer = (BYTES(text)["input_ids"] for text in ("naïve café, 日本語 😀 fin", "naïve cafè, 日本語 😁 fin"))
+    """Tokens are bytes: 'é' becomes 'è', which share their first one; nothing of what follows is
+    lost or drafted wrongly."""
+    before, answer = (
+        BYTES(text)["input_ids"]
+        for text in ("naïve café, 日本語 😀 fin", "naïve cafè, 日本語 😁 fin")
+    )
     assert len(before) == len(answer)
-    changed = [position for position, (old, new) in enumerate(zip(before, answer, strict=True)) if old != new]
+    changed = [
+        position
+        for position, (old, new) in enumerate(zip(before, answer, strict=True))
+        if old != new
+    ]
     for position in changed:
         found = after(before, answer[: position + 1]).coming(3)
         assert list(found) == before[position + 1 : position + 4]
@@ -192,7 +217,8 @@ TOKENS = st.lists(st.integers(1, 6), max_size=40)
 @settings(max_examples=200, deadline=None)
 @given(prediction=TOKENS, answer=TOKENS, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_steps_leave_no_trace(prediction: list[int], answer: list[int], cuts: list[int]) -> None:
-    """Commit is total: however the answer arrived, one that starts on it now is at the same position, to the last field."""
+    """Commit is total: however the answer arrived, one that starts on it now is at the same
+    position, to the last field."""
     bursts = Alignment(prediction, len(PROMPT), PredictionSettings())
     for end in sorted({min(cut, len(answer)) for cut in cuts} | {len(answer)}):
         bursts.update([*PROMPT, *answer[:end]])
@@ -213,7 +239,8 @@ def test_a_position_is_in_the_prediction(prediction: list[int], answer: list[int
 
 
 def test_a_departure_looks_at_so_many_positions_only() -> None:
-    """Catches a step whose cost grows with the prediction. The positions looked at are the nearest ones."""
+    """Catches a step whose cost grows with the prediction. The positions looked at are the nearest
+    ones."""
     looked: list[int] = []
 
     class Watched(Alignment):
@@ -232,7 +259,8 @@ def test_a_departure_looks_at_so_many_positions_only() -> None:
 
 def test_rows_follow_predictions_of_their_own() -> None:
     """Budgets, rows without a prediction, and rows that leave by swap."""
-    rows, drafter = Rows(100, torch.device("cpu")), PredictionDrafter()
+    rows = Rows(100, torch.device("cpu"))
+    drafter = PredictionDrafter()
     for prediction in ([1, 2, 3], None, [4, 5, 6], [7, 8]):
         row = make_row(PROMPT, SamplingParams(max_tokens=20))
         row.prediction = prediction
@@ -255,7 +283,8 @@ def test_a_composite_takes_a_prediction_where_a_part_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"min_match": 1}, "min_match"), ({"min_match": 9}, "min_match"), ({"near": -1}, "near")]
+    ("options", "name"),
+    [({"min_match": 1}, "min_match"), ({"min_match": 9}, "min_match"), ({"near": -1}, "near")],
 )
 def test_settings_are_checked(options: dict[str, int], name: str) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -25,8 +25,11 @@ from tests.unit.drafters.fake_target import join, step
 V = 40
 
 
-def _drafter(rows: list[list[int]], num_nodes: int = 16, top_k: int = 8) -> tuple[RecyclingDrafter, Rows]:
-    drafter, batch = RecyclingDrafter(V, num_nodes, RecyclingSettings(top_k)), Rows(V, torch.device("cpu"))
+def _drafter(
+    rows: list[list[int]], num_nodes: int = 16, top_k: int = 8
+) -> tuple[RecyclingDrafter, Rows]:
+    drafter = RecyclingDrafter(V, num_nodes, RecyclingSettings(top_k))
+    batch = Rows(V, torch.device("cpu"))
     for prompt in rows:
         join(drafter, batch, prompt)
     return drafter, batch
@@ -52,14 +55,17 @@ def test_shape_by_hand() -> None:
 
 @pytest.mark.parametrize("top_k", [1, 2, 8])
 def test_shape_takes_the_likeliest_nodes(top_k: int) -> None:
-    """Catches a shape that is not the best for its size, repeats a node, or puts a child before its parent."""
+    """Catches a shape that is not the best for its size, repeats a node, or puts a child before its
+    parent."""
     shape = tree_shape(40, top_k)
     assert len(set(shape)) == 40
     chances = [_chance(shape, node) for node in range(40)]
     assert chances == sorted(chances, reverse=True)
     assert all(parent < node for node, (parent, _) in enumerate(shape))
     left_out = {(p, rank) for p in range(-1, 40) for rank in range(top_k)} - set(shape)
-    best = max((1.0 if p < 0 else _chance(shape, p)) * RANK_ACCEPTANCE[rank] for p, rank in left_out)
+    best = max(
+        (1.0 if p < 0 else _chance(shape, p)) * RANK_ACCEPTANCE[rank] for p, rank in left_out
+    )
     assert best <= chances[-1] * (1 + 1e-9)
 
 
@@ -80,7 +86,8 @@ def test_unknown_favourites_leave_holes() -> None:
 
 
 def test_known_branches_take_the_room_of_unknown_ones() -> None:
-    """Catches nodes wasted where no token is known: behind 1 all is known, behind its favourite 8 nothing."""
+    """Catches nodes wasted where no token is known: behind 1 all is known, behind its favourite 8
+    nothing."""
     drafter, rows = _drafter([[1]], num_nodes=3)
     step(drafter, rows, [0], _next)
     rows[0].tokens[-1] = 1
@@ -101,18 +108,26 @@ def test_rejected_nodes_teach_too() -> None:
 
 
 def test_the_text_itself_counts_more_than_a_rejected_branch() -> None:
-    """Catches the last node written winning: token 5 was fed twice, and only one of its contexts is the text."""
+    """Catches the last node written winning: token 5 was fed twice, and only one of its contexts is
+    the text."""
     drafter, rows = _drafter([[1]], num_nodes=4, top_k=1)
-    tokens, parents = torch.tensor([[5, 6, 9, 5]]), torch.tensor([[-1, 0, -1, 2]])
+    tokens = torch.tensor([[5, 6, 9, 5]])
+    parents = torch.tensor([[-1, 0, -1, 2]])
     draft = Draft(tokens, torch.tensor([4]), parents)
-    best = torch.tensor([[5, 6, 30, 31, 32]])  # behind: pending, node 0 (5, kept), node 1, node 2, node 3 (5, rejected)
+    # behind: pending, node 0 (5, kept), node 1, node 2, node 3 (5, rejected)
+    best = torch.tensor([[5, 6, 30, 31, 32]])
     logits = torch.nn.functional.one_hot(best, V).float()
     verdict = Verdict(
         torch.tensor([[0, 1, -1, -1]]), torch.tensor([2]), torch.tensor([30]), torch.tensor([True])
     )
     rows.append(draft, verdict, logits)
     drafter.commit(rows, draft, verdict, TargetOutput(logits))
-    assert {token: drafter._table.favourites[token, 0] for token in (1, 5, 6, 9)} == {1: 5, 5: 6, 6: 30, 9: 31}
+    assert {token: drafter._table.favourites[token, 0] for token in (1, 5, 6, 9)} == {
+        1: 5,
+        5: 6,
+        6: 30,
+        9: 31,
+    }
 
 
 def test_padding_teaches_nothing() -> None:
@@ -124,7 +139,8 @@ def test_padding_teaches_nothing() -> None:
 
 
 def test_everything_is_accepted_once_everything_was_seen() -> None:
-    """Catches favourites stored behind the wrong token: this target depends on the last token alone."""
+    """Catches favourites stored behind the wrong token: this target depends on the last token
+    alone."""
     drafter, rows = _drafter([[1]], num_nodes=4, top_k=1)
     while len(rows[0].output) < V:
         step(drafter, rows, [4], _next)
@@ -144,7 +160,8 @@ def test_a_prompt_stands_in_until_a_token_was_fed() -> None:
 
 
 def test_a_row_that_moves_takes_its_length_along() -> None:
-    """Catches the wrong pending token after a row left: its favourites would stand behind another token."""
+    """Catches the wrong pending token after a row left: its favourites would stand behind another
+    token."""
     drafter, rows = _drafter([[1, 2, 3], [4], [5, 6]])
     rows.swap_remove(0)
     drafter.stop(0)

@@ -27,23 +27,28 @@ SETTINGS = {"min_match": 1, "max_match": 8, "branches": 4, "min_share": 0.0}
 
 @pytest.mark.parametrize(("alphabet", "size"), [(2, 300), (5, 300), (1, 90), (300, 50), (2, 1)])
 def test_every_occurrence_is_found(alphabet: int, size: int) -> None:
-    """Catches a wrong rank in a doubling round, an off-by-one at a run's ends, a match across documents."""
+    """Catches a wrong rank in a doubling round, an off-by-one at a run's ends, a match across
+    documents."""
     rng = np.random.default_rng(alphabet)
     text = rng.integers(0, alphabet, size)
     text[40::41] = SEPARATOR
-    array, tokens = SuffixArray.build(text), text.tolist()
+    array = SuffixArray.build(text)
+    tokens = text.tolist()
     for length in [1, 2, 3, 7, 15, DEPTH]:
         starts = rng.integers(0, max(1, size - length), 30)
         queries = [tokens[at : at + length] for at in starts if length <= size] + [
             rng.integers(0, alphabet, length).tolist()
         ]
         for query in (q for q in queries if SEPARATOR not in q):
-            expected = [at + length for at in range(size - length + 1) if tokens[at : at + length] == query]
+            expected = [
+                at + length for at in range(size - length + 1) if tokens[at : at + length] == query
+            ]
             assert sorted(array.find(query).tolist()) == expected
 
 
 def test_longest_match_and_what_follows_stay_in_one_document() -> None:
-    """Catches a bisection that stops one short, and continuations read on into the next document or past the end."""
+    """Catches a bisection that stops one short, and continuations read on into the next document or
+    past the end."""
     array = SuffixArray.build(np.array([1, 2, 3, 4, SEPARATOR, 2, 3, 5, SEPARATOR, 9, SEPARATOR]))
     assert array.longest_match([7, 1, 2, 3], 1) == 3
     assert array.longest_match([4, 2, 3], 1) == 2  # 4 | 2 3 stands across two documents
@@ -54,7 +59,8 @@ def test_longest_match_and_what_follows_stay_in_one_document() -> None:
 
 
 def test_trie_takes_the_most_frequent_nodes_first() -> None:
-    """Catches counts that are not of the whole path, a child before its parent, and pruning of the wrong ones."""
+    """Catches counts that are not of the whole path, a child before its parent, and pruning of the
+    wrong ones."""
     followers = [[1, 2, 3], [1, 2, 4], [1, 5, -1], [6, 2, 3], [6, -1, -1], [7, 1, 1]]
     tree = grow(followers, 4, branches=3, min_share=0.0)
     assert (tree.tokens, tree.parents) == ([1, 6, 2, 7], [-1, -1, 0, -1])
@@ -77,14 +83,18 @@ def test_a_match_at_a_documents_end_gives_way_to_a_shorter_one() -> None:
 
 def test_occurrences_are_thinned_evenly() -> None:
     """Catches a bound that keeps only the alphabetically first continuations."""
-    drafter = _drafter(*[[1, token] for token in (5, 6, 7, 8) for _ in range(10)], max_occurrences=4)
+    drafter = _drafter(
+        *[[1, token] for token in (5, 6, 7, 8) for _ in range(10)], max_occurrences=4
+    )
     assert sorted(drafter._tree([1], 4).tokens) == [5, 6, 7, 8]
 
 
 def test_a_target_that_says_the_corpus_accepts_it(tmp_path: Path) -> None:
-    """Catches drafts made from another occurrence than the one that matched: they would still be lossless, and useless."""
+    """Catches drafts made from another occurrence than the one that matched: they would still be
+    lossless, and useless."""
     lm = build_lm(tiny_llama(257, sharpness=2.0), "tiny", torch.float32, torch.device("cpu"))
-    params, prompt = SamplingParams(max_tokens=60), [50, 60, 70]
+    params = SamplingParams(max_tokens=60)
+    prompt = [50, 60, 70]
 
     def run(drafter: RetrievalDrafter) -> tuple[list[int], float]:
         decoder = Decoder(lm, drafter, TraversalVerifier(), FixedLength(5))
@@ -106,15 +116,28 @@ def test_documents_of_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "sub" / "c.jsonl").write_text(
         json.dumps({"id": "x", "question": "why", "answer": "so"})
         + "\n\n"
-        + json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]})
+        + json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "ho"},
+                ]
+            }
+        )
     )
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
     (tmp_path / ".hidden").write_text("secret")
-    assert ["".join(pieces) for pieces in read_documents(tmp_path)] == ["first", long, "why\nso", "hi\nho"]
+    assert ["".join(pieces) for pieces in read_documents(tmp_path)] == [
+        "first",
+        long,
+        "why\nso",
+        "hi\nho",
+    ]
 
 
 def test_half_a_character(tmp_path: Path) -> None:
-    """Catches a traceback of the tokenizer: logs cut an emoji in two, which JSON can write and no file of text."""
+    """Catches a traceback of the tokenizer: logs cut an emoji in two, which JSON can write and no
+    file of text."""
     (tmp_path / "log.jsonl").write_text('{"text": "to be \\ud83d"}\n')
     assert len(tokenize(tmp_path, byte_tokenizer())) == len("to be ?") + 1
 
@@ -131,15 +154,20 @@ def test_half_a_character(tmp_path: Path) -> None:
         ("list.jsonl", b"[1]", "line 1 has no text field, it has: list"),
     ],
 )
-def test_unusable_corpora_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_unusable_corpora_are_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     """Catches a run that starts, and drafts nothing, because its corpus could not be read."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        open_index(Path(RetrievalSettings(corpus=str(tmp_path / name)).corpus), None, byte_tokenizer())
+        open_index(
+            Path(RetrievalSettings(corpus=str(tmp_path / name)).corpus), None, byte_tokenizer()
+        )
 
 
 def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    """Catches a missing or misspelt corpus that is noticed only after the models were loaded, and ranges not checked."""
+    """Catches a missing or misspelt corpus that is noticed only after the models were loaded, and
+    ranges not checked."""
     for options, message in (
         ({}, "needs a corpus"),
         ({"corpus": str(tmp_path / "no")}, "there is nothing at"),
@@ -154,7 +182,9 @@ def test_what_is_refused_before_anything_is_read(tmp_path: Path) -> None:
 
 def test_index_file_is_used_only_for_what_it_was_made_from(tmp_path: Path) -> None:
     """Catches drafts from a stale index, and a foreign file that is overwritten."""
-    corpus, index, tokenizer = tmp_path / "corpus.txt", tmp_path / "sub" / "corpus.npz", byte_tokenizer()
+    corpus = tmp_path / "corpus.txt"
+    index = tmp_path / "sub" / "corpus.npz"
+    tokenizer = byte_tokenizer()
     corpus.write_text("to be or not to be")
     made = open_index(corpus, index, tokenizer)
     stamp = index.stat().st_mtime_ns
@@ -191,4 +221,7 @@ def test_a_long_text_costs_no_warning_and_no_special_tokens(tmp_path: Path) -> N
     """Catches special tokens put around each piece of a document."""
     (tmp_path / "a.txt").write_text("ab")
     tokenizer = byte_tokenizer()
-    assert tokenize(tmp_path / "a.txt", tokenizer).tolist() == [*tokenizer("ab")["input_ids"], SEPARATOR]
+    assert tokenize(tmp_path / "a.txt", tokenizer).tolist() == [
+        *tokenizer("ab")["input_ids"],
+        SEPARATOR,
+    ]

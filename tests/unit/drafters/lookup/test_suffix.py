@@ -1,4 +1,5 @@
-"""Suffix decoding: what is drafted from which tree, how sure it is, what is remembered, and the file it is kept in."""
+"""Suffix decoding: what is drafted from which tree, how sure it is, what is remembered, and the
+file it is kept in."""
 
 from __future__ import annotations
 
@@ -51,24 +52,32 @@ def test_continuation_of_the_row_itself() -> None:
 
 
 def test_probabilities_are_discounted_counts() -> None:
-    """7 followed (1, 2) twice and 8 once: (2 - d) / 3 and (1 - d) / 3; a certain continuation gets (c - d) / c.
+    """7 followed (1, 2) twice and 8 once: (2 - d) / 3 and (1 - d) / 3; a certain continuation gets
+    (c - d) / c.
 
-    Catches the paper's over-confidence (discount 0: everything seen once is certain) and a discount that ignores the match.
+    Catches the paper's over-confidence (discount 0: everything seen once is certain) and a discount
+    that ignores the match.
     """
     text = [1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2]
-    two, three = 0.8 / 2**0.5, 0.8 / 3**0.5
+    two = 0.8 / 2**0.5
+    three = 0.8 / 3**0.5
     found = guess(text, 2, tree=True)
     assert (found.tree.tokens, found.tree.parents) == ([7, 8], [-1, -1])
     assert found.survival == pytest.approx([(2 - two) / 3, (1 - two) / 3])
     assert guess(text, 2).tree.tokens == [7, 3]
-    assert guess(text, 2).survival == pytest.approx([(2 - two) / 3, (2 - two) / 3 * (1 - three) / 2])
+    assert guess(text, 2).survival == pytest.approx(
+        [(2 - two) / 3, (2 - two) / 3 * (1 - three) / 2]
+    )
     assert guess(text, 1, discount=0.0).survival == pytest.approx([2 / 3])
     assert guess([1, 2, 3, 4, 1, 2], 2, discount=0.0).survival == [1.0, 1.0]
-    assert guess([1, 2, 3, 4, 1, 2], 2).survival == pytest.approx([1 - two, (1 - two) * (1 - three)])
+    assert guess([1, 2, 3, 4, 1, 2], 2).survival == pytest.approx(
+        [1 - two, (1 - two) * (1 - three)]
+    )
 
 
 def test_a_period_is_counted_while_it_is_being_written() -> None:
-    """Catches counts that miss the suffixes still standing on one long edge: the fifth (1, 2) of a row is no surprise."""
+    """Catches counts that miss the suffixes still standing on one long edge: the fifth (1, 2) of a
+    row is no surprise."""
     found = guess([1, 2] * 6, 1, max_depth=64)
     assert found.tree.tokens == [1]
     assert found.survival[0] > 0.75
@@ -76,7 +85,8 @@ def test_a_period_is_counted_while_it_is_being_written() -> None:
 
 
 def test_the_best_match_length_is_not_always_the_longest() -> None:
-    """(9, 1) was followed once, by 5; (1,) often, always by 2: the short match expects more accepted tokens."""
+    """(9, 1) was followed once, by 5; (1,) often, always by 2: the short match expects more
+    accepted tokens."""
     text = [9, 1, 5, *[1, 2, 3, 4] * 8, 9, 1]
     assert guess(text, 4).tree.tokens[0] == 2
     assert guess(text, 4, discount=0.0, alpha=2.0).tree.tokens[0] == 5
@@ -87,14 +97,23 @@ def test_the_best_match_length_is_not_always_the_longest() -> None:
 def test_length_of_the_draft_follows_the_match() -> None:
     """At most alpha * m + beta tokens after a match of m, and never more than asked for."""
     text = [*range(1, 20), *range(1, 4)]
-    lengths = [len(guess(text, 9, alpha=a, beta=b).tree) for a, b in ((1.0, 0.0), (1.5, 0.0), (2.0, 1.0), (8.0, 0.0))]
+    lengths = [
+        len(guess(text, 9, alpha=a, beta=b).tree)
+        for a, b in ((1.0, 0.0), (1.5, 0.0), (2.0, 1.0), (8.0, 0.0))
+    ]
     assert lengths == [3, 4, 7, 9]
 
 
 def test_unlikely_tokens_are_not_drafted() -> None:
-    """Catches an ignored min_probability: drafts must end where acceptance is unlikely, and may be empty."""
+    """Catches an ignored min_probability: drafts must end where acceptance is unlikely, and may be
+    empty."""
     text = [*range(1, 20), 1]
-    assert [len(guess(text, 4, min_probability=p).tree) for p in (0.0, 0.05, 0.15, 0.25)] == [4, 2, 1, 0]
+    assert [len(guess(text, 4, min_probability=p).tree) for p in (0.0, 0.05, 0.15, 0.25)] == [
+        4,
+        2,
+        1,
+        0,
+    ]
     assert guess(text, 4).survival == sorted(guess(text, 4).survival, reverse=True)
 
 
@@ -108,23 +127,33 @@ def test_branches_of_a_tree() -> None:
     """Catches a chain under another name; nodes come parents first, likeliest first."""
     text = [1, 2, 7, 3, 1, 2, 8, 4, 1, 2]
     found = guess(text, 4, tree=True)
-    assert {(token, parent) for token, parent in zip(found.tree.tokens, found.tree.parents, strict=True)} == {
-        (7, -1), (8, -1), (3, 0), (4, 1),
-    }  # fmt: skip
+    assert {
+        (token, parent) for token, parent in zip(found.tree.tokens, found.tree.parents, strict=True)
+    } == {
+        (7, -1),
+        (8, -1),
+        (3, 0),
+        (4, 1),
+    }
     assert guess(text, 4).tree.is_chain
 
 
 def test_discount_takes_most_of_the_overconfidence_away() -> None:
-    """Raw counts promise 45 % more accepted tokens than there are on this text, discounted ones 17 %.
+    """Raw counts promise 45 % more accepted tokens than there are on this text, discounted ones 17
+    %.
 
-    A second-order source in which the likeliest token follows three times of four: beyond two tokens a longer match says no
-    more, which is the hard case (real text is in docs/algorithms/suffix.md). Catches a score that is not an expectation.
+    A second-order source in which the likeliest token follows three times of four: beyond two
+    tokens a longer match says no more, which is the hard case (real text is in
+    docs/algorithms/suffix.md). Catches a score that is not an expectation.
     """
 
     def promised_per_accepted(discount: float) -> float:
-        rng, text, tree = random.Random(3), [1, 2], SuffixTree(32)
+        rng = random.Random(3)
+        text = [1, 2]
+        tree = SuffixTree(32)
         rule = SuffixSettings(discount=discount).search
-        accepted, promised = 0, 0.0
+        accepted = 0
+        promised = 0.0
         for _ in range(1000):
             tree.extend(text)
             found = best_guess(tree.points, 32, 1, rule, own=True)
@@ -150,7 +179,8 @@ def test_past_outputs_are_drafted_from() -> None:
 
 
 def test_the_better_of_own_and_past_text_is_drafted() -> None:
-    """The past knows a longer match here; there the row itself does. Catches a fixed order of the two."""
+    """The past knows a longer match here; there the row itself does. Catches a fixed order of the
+    two."""
     drafter = SuffixDrafter(SuffixSettings(), VOCABULARY)
     say(drafter, [1, 2, 3, 4, 70, 71, 72])
     for text, expected in (([4, 80, 81, 9, 1, 2, 3, 4], 70), ([1, 5, 4, 80, 81, 9, 5, 4], 80)):
@@ -177,7 +207,8 @@ def test_a_row_that_comes_back_is_remembered_once() -> None:
 
 def test_rows_leave_by_swap_remove() -> None:
     """Catches another row's tree under this row's index, and a budget given to the wrong row."""
-    drafter, rows = SuffixDrafter(SuffixSettings(), VOCABULARY), Rows(VOCABULARY, torch.device("cpu"))
+    drafter = SuffixDrafter(SuffixSettings(), VOCABULARY)
+    rows = Rows(VOCABULARY, torch.device("cpu"))
     for text in ([1, 2, 3, 1, 2], [4, 5, 6, 4, 5], [7, 8, 9, 7, 8]):
         drafter.start(rows[rows.add(row_of(text))])
     rows.swap_remove(0)
@@ -188,7 +219,8 @@ def test_rows_leave_by_swap_remove() -> None:
 
 
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
-    """Catches a budget that is not kept, a wrong order, and a long text that is refused instead of cut at its front."""
+    """Catches a budget that is not kept, a wrong order, and a long text that is refused instead of
+    cut at its front."""
     memory = SuffixMemory(max_depth=8, max_tokens=10)
     memory.add([1, 2, 3])
     memory.add([4, 5, 6])
@@ -207,7 +239,9 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
 def build(cache: Path, vocab_size: int = VOCABULARY, **settings: Any) -> SuffixDrafter:
     """Through the drafter's own door, with as much of a target as it looks at."""
     target: Any = SimpleNamespace(lm=SimpleNamespace(shape=SimpleNamespace(vocab_size=vocab_size)))
-    return SuffixDrafter.build(DraftSetup(target, None, 8, SuffixSettings(cache=str(cache), **settings)))
+    return SuffixDrafter.build(
+        DraftSetup(target, None, 8, SuffixSettings(cache=str(cache), **settings))
+    )
 
 
 def test_cache_survives_a_restart(tmp_path: Path) -> None:
@@ -247,7 +281,12 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [file.name for file in tmp_path.iterdir()] == ["texts.json"]
 
 
-GOOD = {"format": "outrider suffix memory", "version": 1, "vocab_size": VOCABULARY, "sequences": [[1, 2], [3]]}
+GOOD = {
+    "format": "outrider suffix memory",
+    "version": 1,
+    "vocab_size": VOCABULARY,
+    "sequences": [[1, 2], [3]],
+}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +307,8 @@ GOOD = {"format": "outrider suffix memory", "version": 1, "vocab_size": VOCABULA
     ],
 )
 def test_damaged_file_is_named(tmp_path: Path, content: str, message: str) -> None:
-    """Catches a traceback, a silent fresh start, and token ids that would break the target's embedding."""
+    """Catches a traceback, a silent fresh start, and token ids that would break the target's
+    embedding."""
     cache = tmp_path / "texts.json"
     cache.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CheckpointError, match=message) as error:

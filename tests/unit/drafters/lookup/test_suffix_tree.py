@@ -1,4 +1,5 @@
-"""The suffix tree against counting by hand: every substring of every text, after every insertion and every removal."""
+"""The suffix tree against counting by hand: every substring of every text, after every insertion
+and every removal."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from outrider.drafters.lookup.suffix_tree import END, WIDE, Matches, SuffixNode, SuffixTree, likeliest
+from outrider.drafters.lookup.suffix_tree import (
+    END,
+    WIDE,
+    Matches,
+    SuffixNode,
+    SuffixTree,
+    likeliest,
+)
 
 
 def substrings(texts: Sequence[Sequence[int]], max_depth: int) -> Counter[tuple[int, ...]]:
@@ -53,9 +61,11 @@ def some_text(rng: random.Random, vocabulary: int, limit: int) -> list[int]:
 @pytest.mark.parametrize("max_depth", [2, 3, 7])
 @pytest.mark.parametrize("vocabulary", [1, 2, 3])
 def test_counts_after_adding_and_removing_texts(max_depth: int, vocabulary: int) -> None:
-    """Catches a wrong split, a lost count, a removal that leaves something, and edges that refer to texts long gone."""
+    """Catches a wrong split, a lost count, a removal that leaves something, and edges that refer to
+    texts long gone."""
     rng = random.Random(vocabulary * 10 + max_depth)
-    tree, texts = SuffixTree(max_depth), list[list[int]]()
+    tree = SuffixTree(max_depth)
+    texts = list[list[int]]()
     for _ in range(60):
         if texts and rng.random() < 0.45:
             tree.remove(texts.pop(0))
@@ -63,20 +73,27 @@ def test_counts_after_adding_and_removing_texts(max_depth: int, vocabulary: int)
             texts.append([*some_text(rng, vocabulary, 14), END])
             tree.add(texts[-1])
         assert spelled(tree) == substrings(texts, max_depth)
-        assert all(any(node.text is text for text in texts) for node in nodes(tree.root) if node is not tree.root)
+        assert all(
+            any(node.text is text for text in texts)
+            for node in nodes(tree.root)
+            if node is not tree.root
+        )
 
 
 @pytest.mark.parametrize("max_depth", [2, 3, 7])
 @pytest.mark.parametrize("vocabulary", [1, 2, 3])
 def test_growing_text(max_depth: int, vocabulary: int) -> None:
-    """The points stand at the text's repeated ends, all of them; what is counted at a node's first token is exact."""
+    """The points stand at the text's repeated ends, all of them; what is counted at a node's first
+    token is exact."""
     rng = random.Random(vocabulary * 10 + max_depth)
     for _ in range(20):
-        tree, text = SuffixTree(max_depth), list[int]()
+        tree = SuffixTree(max_depth)
+        text = list[int]()
         while len(text) < 30:
             text += some_text(rng, vocabulary, 4)
             tree.extend(text)
-            expected, found = substrings([text], max_depth), spelled(tree)
+            expected = substrings([text], max_depth)
+            found = spelled(tree)
             assert set(found) == set(expected)
             for node in nodes(tree.root):
                 for child in (node.children or {}).values():
@@ -88,21 +105,26 @@ def test_growing_text(max_depth: int, vocabulary: int) -> None:
 
 def _at(tree: SuffixTree, path: Sequence[int]) -> tuple[SuffixNode, int]:
     """Where reading `path` from the root ends."""
-    node, passed = tree.root, 0
+    node = tree.root
+    passed = 0
     for token in path:
         if passed == node.end - node.start:
             assert node.children is not None
-            node, passed = node.children[token], 0
+            node = node.children[token]
+            passed = 0
         assert node.text[node.start + passed] == token
         passed += 1
     return node, passed
 
 
 def test_matches_follow_a_text_and_notice_a_changed_tree() -> None:
-    """Catches points kept from before a split, and matches that begin at the row's first step instead of its text."""
+    """Catches points kept from before a split, and matches that begin at the row's first step
+    instead of its text."""
     rng = random.Random(0)
-    tree, text = SuffixTree(5), list[int]()
-    matches, past = Matches(tree), list[list[int]]()
+    tree = SuffixTree(5)
+    text = list[int]()
+    matches = Matches(tree)
+    past = list[list[int]]()
     for step in range(200):
         if step % 7 == 0:
             past.append([*some_text(rng, 3, 10), END])
@@ -117,7 +139,8 @@ def test_matches_follow_a_text_and_notice_a_changed_tree() -> None:
 
 
 def test_at_most_two_nodes_per_token() -> None:
-    """Memory: catches edges that are not compressed. A repeated text is where a plain trie explodes."""
+    """Memory: catches edges that are not compressed. A repeated text is where a plain trie
+    explodes."""
     text = [random.Random(1).randrange(50) for _ in range(400)]
     tree = SuffixTree(64)
     for _ in range(3):
@@ -131,7 +154,8 @@ def test_nothing_is_left_of_a_removed_text() -> None:
     class Text(list[int]):
         """A list that can be watched."""
 
-    old, new = Text([1, 2, 3, 1, 2, 4, END]), Text([1, 2, 3, 1, 5, END])
+    old = Text([1, 2, 3, 1, 2, 4, END])
+    new = Text([1, 2, 3, 1, 5, END])
     tree = SuffixTree(4)
     tree.add(old)
     tree.add(new)
@@ -146,7 +170,8 @@ def test_nothing_is_left_of_a_removed_text() -> None:
 
 def test_likeliest_of_many_children() -> None:
     """The kept order of a wide node must follow its counts, and forget children that left."""
-    tree, texts = SuffixTree(3), list[list[int]]()
+    tree = SuffixTree(3)
+    texts = list[list[int]]()
 
     def add(follower: int, times: int) -> None:
         for _ in range(times):

@@ -1,4 +1,5 @@
-"""Trees of a draft model: what is drawn and what is placed, each node's own distribution, and the model's own cache."""
+"""Trees of a draft model: what is drawn and what is placed, each node's own distribution, and the
+model's own cache."""
 
 from __future__ import annotations
 
@@ -13,15 +14,25 @@ from outrider.build import Options, build
 from outrider.decode import Decoder
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
-from tests.helpers import byte_tokenizer, disturbed, make_row, run_to_end, save_checkpoint, tiny_llama
+from tests.helpers import (
+    byte_tokenizer,
+    disturbed,
+    make_row,
+    run_to_end,
+    save_checkpoint,
+    tiny_llama,
+)
 
 PROMPT = [5, 80, 33, 7, 80, 33]
-WARM, COLD, GREEDY = SamplingParams(temperature=1.0), SamplingParams(temperature=0.3), SamplingParams()
+WARM = SamplingParams(temperature=1.0)
+COLD = SamplingParams(temperature=0.3)
+GREEDY = SamplingParams()
 
 
 @pytest.fixture(scope="module")
 def decoder_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decoder]:
-    root, tokenizer = tmp_path_factory.mktemp("models"), byte_tokenizer()
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = byte_tokenizer()
     target = tiny_llama(257, sharpness=2.0)
     for name, model in (("target", target), ("draft", disturbed(target, 0.05))):
         save_checkpoint(root / name, model, tokenizer)
@@ -34,9 +45,14 @@ def decoder_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decod
 
 def _options(root: Path, num_nodes: int, options: dict[str, Any]) -> Options:
     return Options(
-        str(root / "target"), drafter="draft-model", draft=str(root / "draft"), drafter_options=options,
-        num_draft_tokens=num_nodes, dtype="float32", threads=1,
-    )  # fmt: skip
+        str(root / "target"),
+        drafter="draft-model",
+        draft=str(root / "draft"),
+        drafter_options=options,
+        num_draft_tokens=num_nodes,
+        dtype="float32",
+        threads=1,
+    )
 
 
 def proposed(decoder: Decoder, params: list[SamplingParams], num_nodes: int) -> Draft:
@@ -48,7 +64,8 @@ def proposed(decoder: Decoder, params: list[SamplingParams], num_nodes: int) -> 
 
 
 def test_warm_rows_are_drawn_and_cold_ones_placed(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches distributions claimed for tokens that were not drawn from them, or the switch at the wrong temperature."""
+    """Catches distributions claimed for tokens that were not drawn from them, or the switch at the
+    wrong temperature."""
     draft = proposed(decoder_for(6, tree="2x2"), [WARM, COLD, GREEDY], 6)
     assert draft.lengths.tolist() == [6, 6, 6]
     assert draft.parents.tolist() == [[-1, -1, 0, 0, 1, 1]] * 3
@@ -56,11 +73,15 @@ def test_warm_rows_are_drawn_and_cold_ones_placed(decoder_for: Callable[..., Dec
     assert proposed(decoder_for(6, tree="2x2"), [COLD, GREEDY], 6).probs is None
 
 
-def test_every_drawn_node_has_the_distribution_it_was_drawn_from(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches a distribution at a neighbour's position: each is the draft model's own, run on the node's path alone."""
+def test_every_drawn_node_has_the_distribution_it_was_drawn_from(
+    decoder_for: Callable[..., Decoder],
+) -> None:
+    """Catches a distribution at a neighbour's position: each is the draft model's own, run on the
+    node's path alone."""
     decoder = decoder_for(6, tree="2x2")
     draft = proposed(decoder, [WARM], 6)
-    lm, tokens = decoder.drafter.lm, draft.tokens[0].tolist()
+    lm = decoder.drafter.lm
+    tokens = draft.tokens[0].tolist()
     paths = {0: [], 1: [tokens[0]], 2: [tokens[1]]}
     for output, path in paths.items():
         lm.kv.add_row()
@@ -70,11 +91,16 @@ def test_every_drawn_node_has_the_distribution_it_was_drawn_from(decoder_for: Ca
         lm.kv.swap_remove(1)
         torch.testing.assert_close(draft.probs[0, output], alone.softmax(-1), rtol=1e-4, atol=1e-6)
     for siblings in draft.children[0]:
-        assert len({tokens[node] for node in siblings}) == len(siblings), "drawn without replacement"
+        assert len({tokens[node] for node in siblings}) == len(siblings), (
+            "drawn without replacement"
+        )
 
 
-def test_a_distribution_with_fewer_tokens_than_children(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches a draw from nothing: top-k 2 leaves no third child to draw, so a placed guess fills the shape."""
+def test_a_distribution_with_fewer_tokens_than_children(
+    decoder_for: Callable[..., Decoder],
+) -> None:
+    """Catches a draw from nothing: top-k 2 leaves no third child to draw, so a placed guess fills
+    the shape."""
     decoder = decoder_for(3, tree="3")
     draft = proposed(decoder, [SamplingParams(temperature=1.0, top_k=2, max_tokens=30)], 3)
     assert draft.sampled.tolist() == [[True, True, False]]
@@ -83,15 +109,19 @@ def test_a_distribution_with_fewer_tokens_than_children(decoder_for: Callable[..
 
 
 def test_best_first_takes_the_likeliest_first_token(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches growth on the wrong distribution: the best single node is the draft's argmax; with more, products only fall."""
+    """Catches growth on the wrong distribution: the best single node is the draft's argmax; with
+    more, products only fall."""
     one = proposed(decoder_for(1, tree="best-first"), [GREEDY], 1)
     chain = proposed(decoder_for(1), [GREEDY], 1)
     assert one.tokens.tolist() == chain.tokens.tolist()
-    assert proposed(decoder_for(7, tree="best-first", min_gain=0), [GREEDY], 7).lengths.tolist() == [7]
+    assert proposed(
+        decoder_for(7, tree="best-first", min_gain=0), [GREEDY], 7
+    ).lengths.tolist() == [7]
 
 
 def test_a_smaller_budget_cuts_the_tree(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches a shape that ignores the room a row has: never more nodes than asked for, parents kept."""
+    """Catches a shape that ignores the room a row has: never more nodes than asked for, parents
+    kept."""
     decoder = decoder_for(14, tree="2x2x2")
     for row in (WARM, GREEDY):
         decoder.add(make_row(PROMPT, row, seed=3))
@@ -100,11 +130,14 @@ def test_a_smaller_budget_cuts_the_tree(decoder_for: Callable[..., Decoder]) -> 
             draft = decoder.drafter.propose(decoder.rows, budget)
         assert draft.lengths.tolist() == budget
         for row, length in enumerate(budget):
-            assert all(parent < node for node, parent in enumerate(draft.parents[row, :length].tolist()))
+            assert all(
+                parent < node for node, parent in enumerate(draft.parents[row, :length].tolist())
+            )
 
 
 def test_adapting_shapes_follow_what_is_kept(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches counts that are never used: a draft that is mostly right by its first child goes deeper."""
+    """Catches counts that are never used: a draft that is mostly right by its first child goes
+    deeper."""
     decoder = decoder_for(6, tree="sequoia", adapt=True, sibling_acceptance="0.3,0.3,0.3")
     first = proposed(decoder, [GREEDY], 6).depths().max()
     for number in range(12):

@@ -1,4 +1,5 @@
-"""The target's own layers as a draft: what they draft, that they leave nothing behind, which exit is chosen."""
+"""The target's own layers as a draft: what they draft, that they leave nothing behind, which exit
+is chosen."""
 
 from __future__ import annotations
 
@@ -37,16 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(folder: Path, **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype="float32", runtime="eager", drafter="early-exit", drafter_options=settings,
+            target=str(folder),
+            dtype="float32",
+            runtime="eager",
+            drafter="early-exit",
+            drafter_options=settings,
             num_draft_tokens=4,
         )
-    )  # fmt: skip
+    )
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_it_drafts_what_the_first_layers_say(folder: Path, exit_layer: int) -> None:
-    """Catches keys of the wrong layer, a prefix that is missing, a position that is off: against transformers itself."""
+    """Catches keys of the wrong layer, a prefix that is missing, a position that is off: against
+    transformers itself."""
     decoder = built(folder, exit_layer=exit_layer).decoder
     short = model()
     del short.model.layers[exit_layer:]
@@ -66,16 +72,23 @@ def test_it_drafts_what_the_first_layers_say(folder: Path, exit_layer: int) -> N
 def test_a_draft_leaves_the_target_as_it_was(folder: Path) -> None:
     """Catches drafts written over committed keys or values, or lengths that were moved."""
     decoder = built(folder, skip_layers="1,2").decoder
-    for row, prompt in enumerate((PROMPT, PROMPT * 73)):  # the second is 511 tokens long: its draft enters the next block of keys
+    # the second is 511 tokens long: its draft enters the next block of keys
+    for row, prompt in enumerate((PROMPT, PROMPT * 73)):
         decoder.add(make_row(prompt, SamplingParams(max_tokens=20), number=row))
-    target, texts = decoder.target, [row.tokens for row in decoder.rows]
+    target = decoder.target
+    texts = [row.tokens for row in decoder.rows]
     target.catch_up(texts)
     lengths = list(target.kv.lengths)
-    before = [[store[row, :length].clone() for row, length in enumerate(lengths)] for store in target.kv.keys]
+    before = [
+        [store[row, :length].clone() for row, length in enumerate(lengths)]
+        for store in target.kv.keys
+    ]
     assert decoder.drafter.propose(decoder.rows, [4, 4]).lengths.tolist() == [4, 4]
     assert target.kv.lengths == lengths
     for store, kept in zip(target.kv.keys, before, strict=True):
-        assert all(torch.equal(store[row, :length], kept[row]) for row, length in enumerate(lengths))
+        assert all(
+            torch.equal(store[row, :length], kept[row]) for row, length in enumerate(lengths)
+        )
     assert decoder.drafter.lm.kv.allocated_bytes == 0
 
 
@@ -90,7 +103,8 @@ def test_layers_that_add_nothing_are_missed_by_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("silent", [(1, 2, 3), (2, 3), (3,)])
 def test_auto_finds_the_exit_that_pays(tmp_path: Path, silent: tuple[int, ...]) -> None:
-    """Catches a search that reads the wrong position or layer: the first exit that is always right is the best here."""
+    """Catches a search that reads the wrong position or layer: the first exit that is always right
+    is the best here."""
     decoder = built(save_checkpoint(tmp_path, model(silent=silent), byte_tokenizer())).decoder
     assert f"first {silent[0]} of 4 layers: 100% of greedy tokens right" in decoder.drafter.notes[0]
 

@@ -20,22 +20,30 @@ PROMPT = [5, 17, 3, 60, 41, 8, 22]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257, sharpness=2.0), byte_tokenizer())
+    return save_checkpoint(
+        tmp_path_factory.mktemp("model"), tiny_llama(257, sharpness=2.0), byte_tokenizer()
+    )
 
 
 def built(folder: Path, dtype: str = "float32", **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype=dtype, runtime="eager", drafter="quantised", drafter_options=settings,
+            target=str(folder),
+            dtype=dtype,
+            runtime="eager",
+            drafter="quantised",
+            drafter_options=settings,
             num_draft_tokens=4,
         )
-    )  # fmt: skip
+    )
 
 
 @torch.inference_mode()
 def continued(draft: LM, target: LM, tokens: list[int], count: int) -> list[int]:
-    """Greedy decoding by hand behind a prompt that the target has read, all new tokens fed again for each."""
-    lm, text = target.twin(), list(tokens)
+    """Greedy decoding by hand behind a prompt that the target has read, all new tokens fed again
+    for each."""
+    lm = target.twin()
+    text = list(tokens)
     lm.kv.add_row()
     lm.catch_up([text])
     lm.run = draft.run
@@ -44,9 +52,12 @@ def continued(draft: LM, target: LM, tokens: list[int], count: int) -> list[int]
     return text[len(tokens) :]
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 8}, {"group_size": 128, "quantise_head": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"bits": 8}, {"group_size": 128, "quantise_head": False}], ids=str
+)
 def test_it_drafts_what_the_quantised_model_says(folder: Path, settings: dict[str, object]) -> None:
-    """Catches drafting with the target itself, and a draft that does not begin behind the target's own keys and values."""
+    """Catches drafting with the target itself, and a draft that does not begin behind the target's
+    own keys and values."""
     decoder = built(folder, **settings).decoder
     drafter = decoder.drafter
     expected = continued(drafter.lm, decoder.target, PROMPT, 4)
@@ -59,7 +70,8 @@ def test_it_drafts_what_the_quantised_model_says(folder: Path, settings: dict[st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
-    """Catches weights that are quantised to something else: 8 bits of the right ones agree nearly everywhere."""
+    """Catches weights that are quantised to something else: 8 bits of the right ones agree nearly
+    everywhere."""
     decoder = built(folder, dtype, bits=8).decoder
     decoder.add(make_row(PROMPT, SamplingParams(max_tokens=60)))
     stats = run_to_end(decoder)[0].stats
@@ -69,12 +81,15 @@ def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
 def test_memory_is_reported_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a copy that no note reports, and one that is made where it does not fit."""
     drafter = built(folder, bits=8).decoder.drafter
-    parameters = sum(p.numel() for p in tiny_llama(257).parameters() if p.dim() > 1) - 257 * 64  # embeddings are shared
+    # embeddings are shared
+    parameters = sum(p.numel() for p in tiny_llama(257).parameters() if p.dim() > 1) - 257 * 64
     assert parameters < drafter.added_bytes < 1.1 * parameters
     assert drafter.notes == ["the int8 draft takes 0.1 MiB beside the target"]
     assert drafter.lm.kv.allocated_bytes == 0, "keys and values are the target's"
     monkeypatch.setattr(quantised, "available_memory", lambda device: 1000)
-    with pytest.raises(CapabilityError, match=r"not enough memory for the int8 draft.*try bits=4, "):
+    with pytest.raises(
+        CapabilityError, match=r"not enough memory for the int8 draft.*try bits=4, "
+    ):
         built(folder, bits=8)
     with pytest.raises(CapabilityError, match="try --drafter early-exit"):
         built(folder)

@@ -1,4 +1,5 @@
-"""Drafters with a model of their own among neighbours: long prompts in turns, rows that come back, texts that begin alike."""
+"""Drafters with a model of their own among neighbours: long prompts in turns, rows that come back,
+texts that begin alike."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from outrider.verifiers.traversal import TraversalVerifier
 from tests.helpers import byte_tokenizer, disturbed, make_row, run_to_end, tiny_llama
 
 KINDS = ("chain", "tree", "universal")
-LONG, SHORT, NODES = 700, 40, 3
+LONG = 700
+SHORT = 40
+NODES = 3
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -35,7 +38,13 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def loaded(name: str, module: Any) -> LoadedModel:
-    return LoadedModel(name, build_lm(module, name, torch.float32, torch.device("cpu")), None, byte_tokenizer(), frozenset())
+    return LoadedModel(
+        name,
+        build_lm(module, name, torch.float32, torch.device("cpu")),
+        None,
+        byte_tokenizer(),
+        frozenset(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +57,9 @@ def pair() -> tuple[LoadedModel, LoadedModel]:
 def drafter_of(kind: str, pair: tuple[LoadedModel, LoadedModel]) -> Drafter:
     if kind == "universal":
         return UniversalDrafter.build(DraftSetup(*pair, NODES, UniversalSettings("shared")))
-    return TreeModelDrafter.build(DraftSetup(*pair, NODES, DraftModelSettings(tree="chain" if kind == "chain" else "2x1")))
+    return TreeModelDrafter.build(
+        DraftSetup(*pair, NODES, DraftModelSettings(tree="chain" if kind == "chain" else "2x1"))
+    )
 
 
 @pytest.fixture
@@ -56,12 +67,15 @@ def decoder(request: pytest.FixtureRequest, pair: tuple[LoadedModel, LoadedModel
     for model in pair:
         model.lm.kv.lengths.clear()
     drafter = drafter_of(request.param, pair)
-    return Decoder(pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES)))
+    return Decoder(
+        pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES))
+    )
 
 
 def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
     """Greedy, in one pass each: the oracle."""
-    twin, text = lm.twin(), list(tokens)
+    twin = lm.twin()
+    text = list(tokens)
     twin.kv.add_row()
     with torch.inference_mode():
         for _ in range(count):
@@ -71,16 +85,23 @@ def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def test_texts_are_read_in_turns_and_with_the_bits_of_a_catch_up(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    """One chunk each, never much more than the budget, nobody twice before all; and only those that were named."""
-    lm, whole = pair[1].lm.twin(), pair[1].lm.twin()
+def test_texts_are_read_in_turns_and_with_the_bits_of_a_catch_up(
+    pair: tuple[LoadedModel, LoadedModel],
+) -> None:
+    """One chunk each, never much more than the budget, nobody twice before all; and only those that
+    were named."""
+    lm = pair[1].lm.twin()
+    whole = pair[1].lm.twin()
     texts = [text(LONG, 1), text(LONG, 2), text(30, 3), text(LONG, 4)]
     for _ in texts:
         lm.kv.add_row()
         whole.kv.add_row()
-    turns, lengths = Turns(), []
+    turns = Turns()
+    lengths = []
     for _ in range(20):
-        sizes = turns.read(lm, texts, [i for i in (0, 1, 2) if lm.kv.lengths[i] < len(texts[i]) - 1], 256)
+        sizes = turns.read(
+            lm, texts, [i for i in (0, 1, 2) if lm.kv.lengths[i] < len(texts[i]) - 1], 256
+        )
         assert sum(sizes) < 2 * 256
         lengths.append(list(lm.kv.lengths))
     assert lengths[1][0] > 0 < lengths[1][1], "two steps, and both long texts were begun"
@@ -93,7 +114,8 @@ def test_texts_are_read_in_turns_and_with_the_bits_of_a_catch_up(pair: tuple[Loa
 
 @pytest.mark.parametrize("decoder", KINDS, indirect=True)
 def test_a_long_prompt_does_not_keep_neighbours_from_their_drafts(decoder: Decoder) -> None:
-    """It decodes plainly until its draft has read it, three chunks later; all texts are plain decoding's."""
+    """It decodes plainly until its draft has read it, three chunks later; all texts are plain
+    decoding's."""
     prompts = [text(SHORT, 1), text(LONG, 2), text(SHORT, 3)]
     for number in (0, 2):
         decoder.add(make_row(prompts[number], SamplingParams(max_tokens=20), number=number))
@@ -118,16 +140,19 @@ def test_a_long_prompt_does_not_keep_neighbours_from_their_drafts(decoder: Decod
 
 @pytest.mark.parametrize("decoder", KINDS, indirect=True)
 def test_a_row_that_nobody_drafts_for_is_not_read(decoder: Decoder) -> None:
-    """Drafting switched off costs nothing, whoever drafts beside it; switched on later, it is read then."""
+    """Drafting switched off costs nothing, whoever drafts beside it; switched on later, it is read
+    then."""
     prompts = [text(SHORT, 1), text(SHORT, 2)]
     for number, tokens in enumerate(prompts):
         decoder.add(make_row(tokens, SamplingParams(max_tokens=24), number=number))
-    decoder.rows[1].draft_bound, decoder.rows[1].draft_fixed = 0, True
+    decoder.rows[1].draft_bound = 0
+    decoder.rows[1].draft_fixed = True
     for _ in range(3):
         decoder.step()
     assert decoder.drafter.lm.kv.lengths[1] == 0  # type: ignore[attr-defined]
     assert decoder.rows[1].stats.drafted == 0
-    decoder.rows[1].draft_bound, decoder.rows[1].draft_fixed = None, False
+    decoder.rows[1].draft_bound = None
+    decoder.rows[1].draft_fixed = False
     done = run_to_end(decoder)
     assert done[1].stats.accepted > 5
     assert [row.output for row in done] == [plain(decoder.target, tokens, 24) for tokens in prompts]
@@ -141,7 +166,8 @@ def test_a_row_comes_back_with_what_its_drafter_knew(decoder: Decoder) -> None:
         decoder.add(make_row(tokens, SamplingParams(max_tokens=30), number=number))
     for _ in range(5):
         decoder.step()
-    kept, state = decoder.target.kv.read(1, 0, decoder.target.kv.lengths[1]), decoder.drafter.pack(1)
+    kept = decoder.target.kv.read(1, 0, decoder.target.kv.lengths[1])
+    state = decoder.drafter.pack(1)
     row = decoder.remove(1)
     decoder.step()
     decoder.add(row)
@@ -150,12 +176,15 @@ def test_a_row_comes_back_with_what_its_drafter_knew(decoder: Decoder) -> None:
     drafted = row.stats.drafted
     decoder.step()
     assert row.stats.drafted > drafted
-    assert [done.output for done in run_to_end(decoder)] == [plain(decoder.target, tokens, 30) for tokens in prompts]
+    assert [done.output for done in run_to_end(decoder)] == [
+        plain(decoder.target, tokens, 30) for tokens in prompts
+    ]
 
 
 @pytest.mark.parametrize("decoder", KINDS, indirect=True)
 def test_what_is_unread_is_what_preparing_reads(decoder: Decoder) -> None:
-    """A new text but for its last token; after its reading and a draft, what the next draft begins with."""
+    """A new text but for its last token; after its reading and a draft, what the next draft begins
+    with."""
     for number, length in enumerate((SHORT, LONG)):
         decoder.add(make_row(text(length, number), SamplingParams(max_tokens=30), number=number))
     assert decoder.drafter.unread(decoder.rows) == [SHORT - 1, LONG - 1]
@@ -169,9 +198,17 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
     for model in pair:
         model.lm.kv.lengths.clear()
     copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
-    drafter = DrafterMux({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
-    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES)))
-    rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
+    drafter = DrafterMux(
+        {"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()},
+        "model",
+    )
+    decoder = Decoder(
+        pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES))
+    )
+    rows = [
+        make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number)
+        for number in range(3)
+    ]
     rows[2].prediction = [1, 2, 3]
     for owner, row in zip(("model", "copy", "model"), rows, strict=True):
         drafter.next_owner = owner
@@ -182,8 +219,10 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
 
 @torch.inference_mode()
 def test_rows_that_lag_a_little_are_read_together(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    """In one pass, with the keys of reading one by one; who lags far, or alone, is left to the chunks."""
-    lm, alone = pair[1].lm.twin(), pair[1].lm.twin()
+    """In one pass, with the keys of reading one by one; who lags far, or alone, is left to the
+    chunks."""
+    lm = pair[1].lm.twin()
+    alone = pair[1].lm.twin()
     texts = [text(60, number) for number in range(4)]
     for twin in (lm, alone):
         for _ in texts:

@@ -1,4 +1,5 @@
-"""A draft model with another tokenizer: plain decoding's texts, honest distributions, and a cache that follows its own tokens."""
+"""A draft model with another tokenizer: plain decoding's texts, honest distributions, and a cache
+that follows its own tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ MIXED = (
 
 
 def loaded(name: str, tokenizer: Any, seed: int) -> LoadedModel:
-    lm = build_lm(tiny_llama(len(tokenizer), seed=seed, sharpness=2.0), name, torch.float32, torch.device("cpu"))
+    lm = build_lm(
+        tiny_llama(len(tokenizer), seed=seed, sharpness=2.0),
+        name,
+        torch.float32,
+        torch.device("cpu"),
+    )
     return LoadedModel(name, lm, None, tokenizer, frozenset())
 
 
@@ -61,7 +67,9 @@ def drafter_of(target: LoadedModel, draft: LoadedModel, method: str = "auto") ->
 
 
 def row_of(target: LoadedModel, number: int, params: SamplingParams) -> Row:
-    return make_row(target.tokenizer(PROMPTS[number])["input_ids"], params, seed=50 + number, number=number)
+    return make_row(
+        target.tokenizer(PROMPTS[number])["input_ids"], params, seed=50 + number, number=number
+    )
 
 
 def decoded(decoder: Decoder, target: LoadedModel, *numbers: int) -> list[Row]:
@@ -76,32 +84,43 @@ def outputs(decoder: Decoder, target: LoadedModel, *numbers: int) -> list[list[i
 
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_are_plain_decodings(target: LoadedModel, draft: LoadedModel, method: str) -> None:
-    """Catches a draft reported with a distribution it was not drawn from, or that changes the text in any other way.
+    """Catches a draft reported with a distribution it was not drawn from, or that changes the text
+    in any other way.
 
-    Greedy text is compared; sampled text under shared noise, where a seed has one text whoever drafts.
+    Greedy text is compared; sampled text under shared noise, where a seed has one text whoever
+    drafts.
     """
     plain = Decoder(target.lm, ModelDrafter(draft.lm), CoupledVerifier(), FixedLength(0))
     expected = outputs(plain, target, 0, 1, 2)
     for gamma in (1, 3, 6):
-        decoder = Decoder(target.lm, drafter_of(target, draft, method), CoupledVerifier(), FixedLength(gamma))
+        decoder = Decoder(
+            target.lm, drafter_of(target, draft, method), CoupledVerifier(), FixedLength(gamma)
+        )
         assert outputs(decoder, target, 0, 1, 2) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_of_a_batch_draft_as_they_do_alone(target: LoadedModel, draft: LoadedModel, method: str) -> None:
+def test_rows_of_a_batch_draft_as_they_do_alone(
+    target: LoadedModel, draft: LoadedModel, method: str
+) -> None:
     """Catches draft lengths, caches or translations that follow the batch instead of the row."""
     decoder = Decoder(target.lm, drafter_of(target, draft, method), BlockVerifier(), FixedLength(4))
     alone = [decoded(decoder, target, number)[0] for number in range(3)]
     beside = decoded(decoder, target, 0, 1, 2)
     for attribute in ("output", "origins"):
-        assert [getattr(row, attribute) for row in beside] == [getattr(row, attribute) for row in alone]
+        assert [getattr(row, attribute) for row in beside] == [
+            getattr(row, attribute) for row in alone
+        ]
     assert [row.stats.drafted for row in beside] == [row.stats.drafted for row in alone]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
-def test_the_cache_is_that_of_the_drafts_own_tokens(target: LoadedModel, draft: LoadedModel, method: str) -> None:
-    """Catches a cache that keeps a word as it was split before more of it was known, or a rejected token."""
+def test_the_cache_is_that_of_the_drafts_own_tokens(
+    target: LoadedModel, draft: LoadedModel, method: str
+) -> None:
+    """Catches a cache that keeps a word as it was split before more of it was known, or a rejected
+    token."""
     drafter = drafter_of(target, draft, method)
     decoder = Decoder(target.lm, drafter, BlockVerifier(), FixedLength(4))
     fresh = LM(draft.lm.run, draft.lm.shape, torch.float32, torch.device("cpu"))
@@ -114,10 +133,14 @@ def test_the_cache_is_that_of_the_drafts_own_tokens(target: LoadedModel, draft: 
         assert all(length < len(tokens) for length, tokens in zip(lengths, texts, strict=True))
         for _ in texts:
             fresh.kv.add_row()
-        fresh.catch_up([tokens[: length + 1] for tokens, length in zip(texts, lengths, strict=True)])
+        fresh.catch_up(
+            [tokens[: length + 1] for tokens, length in zip(texts, lengths, strict=True)]
+        )
         for ours, theirs in zip(drafter.lm.kv.keys, fresh.kv.keys, strict=True):
             for row, length in enumerate(lengths):
-                torch.testing.assert_close(ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4
+                )
         for _ in texts:
             fresh.kv.swap_remove(0)
     while len(decoder.rows):
@@ -125,8 +148,11 @@ def test_the_cache_is_that_of_the_drafts_own_tokens(target: LoadedModel, draft: 
 
 
 @torch.inference_mode()
-def test_shared_distributions_are_the_drafts_own_restricted(target: LoadedModel, draft: LoadedModel) -> None:
-    """Catches mass on a token the draft does not have, on a wrong one, or distributions that are not what was drawn from."""
+def test_shared_distributions_are_the_drafts_own_restricted(
+    target: LoadedModel, draft: LoadedModel
+) -> None:
+    """Catches mass on a token the draft does not have, on a wrong one, or distributions that are
+    not what was drawn from."""
     drafter = drafter_of(target, draft, "shared")
     decoder = Decoder(target.lm, drafter, BlockVerifier(), FixedLength(3))
     decoder.add(row_of(target, 0, SamplingParams(temperature=1.0)))
@@ -150,7 +176,8 @@ def test_shared_distributions_are_the_drafts_own_restricted(target: LoadedModel,
 
 
 def test_no_shared_token_allowed_means_no_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    """Catches an error about masked-out distributions, in the whole batch, because of what one row may emit."""
+    """Catches an error about masked-out distributions, in the whole batch, because of what one row
+    may emit."""
     drafter = drafter_of(target, draft, "shared")
     foreign = [t for t in range(target.lm.shape.vocab_size) if t not in drafter.pair.to_draft][:2]
     params = [SamplingParams(temperature=1.0, max_tokens=6, allowed_token_ids=foreign), MIXED[0]]
@@ -164,22 +191,31 @@ def test_no_shared_token_allowed_means_no_draft(target: LoadedModel, draft: Load
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_model_under_other_ids_is_accepted(method: str) -> None:
-    """Catches drafts shifted by a token or read from a wrong context: still lossless, hardly ever accepted.
+    """Catches drafts shifted by a token or read from a wrong context: still lossless, hardly ever
+    accepted.
 
     Its random text is full of broken characters, which must come through token by token.
     """
-    target, vocabulary = byte_tokenizer(), byte_tokenizer().get_vocab()
+    target = byte_tokenizer()
+    vocabulary = byte_tokenizer().get_vocab()
     turned = {token: 0 if index == 0 else 257 - index for token, index in vocabulary.items()}
     other = Tokenizer(models.BPE(vocab=turned, merges=[]))
-    other.pre_tokenizer, other.decoder = target.backend_tokenizer.pre_tokenizer, decoders.ByteLevel()
+    other.pre_tokenizer = target.backend_tokenizer.pre_tokenizer
+    other.decoder = decoders.ByteLevel()
     module, moved = (tiny_llama(257, sharpness=2.0) for _ in range(2))
     for weights in (moved.model.embed_tokens.weight, moved.lm_head.weight):
         weights.data = weights.data[[0, *range(256, 0, -1)]]
     device = torch.device("cpu")
-    speaker = LoadedModel("target", build_lm(module, "target", torch.float32, device), None, target, frozenset())
+    speaker = LoadedModel(
+        "target", build_lm(module, "target", torch.float32, device), None, target, frozenset()
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|end|>")
-    twin = LoadedModel("twin", build_lm(moved, "twin", torch.float32, device), None, tokenizer, frozenset())
-    decoder = Decoder(speaker.lm, drafter_of(speaker, twin, method), BlockVerifier(), FixedLength(4))
+    twin = LoadedModel(
+        "twin", build_lm(moved, "twin", torch.float32, device), None, tokenizer, frozenset()
+    )
+    decoder = Decoder(
+        speaker.lm, drafter_of(speaker, twin, method), BlockVerifier(), FixedLength(4)
+    )
     decoder.add(make_row(target("to be")["input_ids"], SamplingParams(max_tokens=50)))
     row = run_to_end(decoder)[0]
     assert row.stats.tau == pytest.approx(5)

@@ -1,4 +1,5 @@
-"""OUTRIDER in SGLang: the algorithm is registered, the worker drafts from texts, whatever becomes of its requests."""
+"""OUTRIDER in SGLang: the algorithm is registered, the worker drafts from texts, whatever becomes
+of its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang import plugin, worker
 from outrider.integrations.sglang.tested import TESTED
 from tests.unit.integrations.sglang import stand_in
-from tests.unit.integrations.sglang.stand_in import CONTEXT, Request, rule, server_args, step, target_worker
+from tests.unit.integrations.sglang.stand_in import (
+    CONTEXT,
+    Request,
+    rule,
+    server_args,
+    step,
+    target_worker,
+)
 
 DRAFTERS = {
     "suffix": "", "ngram": "min_ngram=1", "ngram-cache": "", "composite": "parts=suffix,ngram",
@@ -32,7 +40,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def build(drafter: str = "suffix", options: str = "", ps: Any = None, **arguments: Any) -> Any:
         monkeypatch.setenv("OUTRIDER_DRAFTER", drafter)
         monkeypatch.setenv("OUTRIDER_DRAFTER_OPTIONS", options)
-        return worker.worker_class()(server_args(**arguments), 0, ps or SimpleNamespace(tp_size=1), 0, target_worker())
+        return worker.worker_class()(
+            server_args(**arguments), 0, ps or SimpleNamespace(tp_size=1), 0, target_worker()
+        )
 
     return build
 
@@ -71,7 +81,8 @@ def test_texts_are_the_target_s_and_drafts_are_kept(make: Any, drafter: str, ove
 
 
 def test_a_step_may_add_more_than_the_worker_looks_back(make: Any) -> None:
-    """With a short table depth the ends of texts would not hold what a step added, and every step would read texts anew."""
+    """With a short table depth the ends of texts would not hold what a step added, and every step
+    would read texts anew."""
     one = make(num_tokens=12, depth=4)
     assert one.max_trie_depth == 12
     assert make(num_tokens=4, depth=18).max_trie_depth == 18
@@ -79,26 +90,30 @@ def test_a_step_may_add_more_than_the_worker_looks_back(make: Any) -> None:
 
 def test_texts_are_read_once(make: Any) -> None:
     """Guards against a worker that reads the whole text in every step."""
-    one, batch = make("ngram", num_tokens=4), [request("a", 1)]
+    one = make("ngram", num_tokens=4)
+    batch = [request("a", 1)]
     reads = []
     drafting = one.ngram_corpus._drafting
     start = drafting._start
     drafting._start = lambda ask: (reads.append(ask.length), start(ask))
     for _ in range(20):
         step(one, batch)
-    filler = batch[0].tokens  # a repeated last token may be accepted by luck, and then the text is read again
+    # a repeated last token may be accepted by luck, and then the text is read again
+    filler = batch[0].tokens
     assert len(reads) <= 1 + sum(a == b for a, b in pairwise(filler))
 
 
 def test_drafts_end_where_the_context_does(make: Any) -> None:
-    one, batch = make("ngram", num_tokens=8), [request("a", 3, CONTEXT - 4)]
+    one = make("ngram", num_tokens=8)
+    batch = [request("a", 3, CONTEXT - 4)]
     step(one, batch)
     draft = one.ngram_corpus._drafting._sent[0].tokens
     assert len(draft) <= 2
 
 
 def test_reset_forgets_texts_and_goes_on(make: Any) -> None:
-    one, batch = make(), [request("a", 5)]
+    one = make()
+    batch = [request("a", 5)]
     step(one, batch)
     one.ngram_corpus.reset()
     assert one.ngram_corpus._drafting._keys == []
@@ -109,7 +124,10 @@ def test_reset_forgets_texts_and_goes_on(make: Any) -> None:
 def test_corpora_at_run_time_are_refused_in_words(make: Any) -> None:
     corpus = make().ngram_corpus
     assert corpus.list_external_corpora() == {}
-    for call in (lambda: corpus.load_external_corpus_named("x", []), lambda: corpus.remove_external_corpus("x")):
+    for call in (
+        lambda: corpus.load_external_corpus_named("x", []),
+        lambda: corpus.remove_external_corpus("x"),
+    ):
         with pytest.raises(CapabilityError, match="OUTRIDER_DRAFTER=retrieval"):
             call()
 
@@ -125,12 +143,16 @@ def test_sglang_s_own_table_comes_back(make: Any) -> None:
 @pytest.mark.parametrize(
     ("drafter", "options", "error", "says"),
     [
-        ("sufix", "", ConfigError, "Did you mean 'suffix'?"), ("suffix", "max_dept=3", ConfigError, "max_depth"),
-        ("draft-model", "", CapabilityError, "SGLang"), ("eagle3", "", CapabilityError, "hidden states"),
+        ("sufix", "", ConfigError, "Did you mean 'suffix'?"),
+        ("suffix", "max_dept=3", ConfigError, "max_depth"),
+        ("draft-model", "", CapabilityError, "SGLang"),
+        ("eagle3", "", CapabilityError, "hidden states"),
         ("none", "", ConfigError, "drafts nothing"),
     ],
-)  # fmt: skip
-def test_drafters_that_cannot_work_there(make: Any, drafter: str, options: str, error: type[Exception], says: str) -> None:
+)
+def test_drafters_that_cannot_work_there(
+    make: Any, drafter: str, options: str, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says.replace("?", r"\?")):
         make(drafter, options)
 
@@ -140,7 +162,9 @@ def test_one_token_to_verify_is_no_draft(make: Any) -> None:
         make(num_tokens=1)
 
 
-def test_a_drafter_that_varies_is_refused_on_several_ranks(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_varies_is_refused_on_several_ranks(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks that draft differently hang SGLang or say wrong texts."""
     make("ngram", ps=SimpleNamespace(tp_size=2))
     monkeypatch.setattr(Drafter, "repeatable", False)
@@ -150,7 +174,9 @@ def test_a_drafter_that_varies_is_refused_on_several_ranks(make: Any, monkeypatc
 
 
 @pytest.mark.parametrize("what", ["missing", "arguments"])
-def test_another_sglang_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_another_sglang_is_refused_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     class Other(stand_in.NGRAMWorker):
         _prepare_draft_tokens = None if what == "missing" else (lambda self, batch, more: None)
 
@@ -165,8 +191,12 @@ def test_another_sglang_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPa
 class Base:
     """SGLang's class for algorithms of plug-ins, in short."""
 
-    def __init__(self, name: str, factory: Any, *, supports_overlap: bool, validate_server_args: Any) -> None:
-        self.name, self.factory, self.validate = name, factory, validate_server_args
+    def __init__(
+        self, name: str, factory: Any, *, supports_overlap: bool, validate_server_args: Any
+    ) -> None:
+        self.name = name
+        self.factory = factory
+        self.validate = validate_server_args
 
     def is_ngram(self) -> bool:
         return False
@@ -183,20 +213,29 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two modules of SGLang; returns what is registered."""
     registered: dict[str, Any] = {}
     seen: list[Any] = []
-    ngram = SimpleNamespace(handle_server_args=seen.append, create_future_map=lambda *given: ("map", *given))
+    ngram = SimpleNamespace(
+        handle_server_args=seen.append, create_future_map=lambda *given: ("map", *given)
+    )
 
-    def register(name: str, *, supports_overlap: bool, validate_server_args: Any, spec_class: Any) -> Any:
+    def register(
+        name: str, *, supports_overlap: bool, validate_server_args: Any, spec_class: Any
+    ) -> Any:
         def decorate(factory: Any) -> Any:
             registered[name] = spec_class(
-                name, factory, supports_overlap=supports_overlap, validate_server_args=validate_server_args
+                name,
+                factory,
+                supports_overlap=supports_overlap,
+                validate_server_args=validate_server_args,
             )
             return factory
 
         return decorate
 
-    info, registry = ModuleType(plugin.INFO), ModuleType(plugin.REGISTRY)
+    info = ModuleType(plugin.INFO)
+    registry = ModuleType(plugin.REGISTRY)
     info.SpeculativeAlgorithm = SimpleNamespace(register=register, NGRAM=ngram)
-    registry.CustomSpecAlgo, registry.get_spec = Base, registered.get
+    registry.CustomSpecAlgo = Base
+    registry.get_spec = registered.get
     monkeypatch.setitem(sys.modules, plugin.INFO, info)
     monkeypatch.setitem(sys.modules, plugin.REGISTRY, registry)
     monkeypatch.setattr(plugin, "import_module", lambda name: sys.modules[name])
@@ -210,13 +249,22 @@ def test_it_is_registered_once_and_answers_as_ngram(sglang: dict[str, Any]) -> N
     assert sglang == {"OUTRIDER": first}
     assert first.is_ngram()
     assert not first.has_draft_kv()
-    assert first.create_future_map("device") == ("map", "device"), "which the scheduler asks for and the base lacks"
-    arguments = SimpleNamespace(speculative_ngram_min_bfs_breadth=1, speculative_ngram_max_bfs_breadth=10)
+    assert first.create_future_map("device") == ("map", "device"), (
+        "which the scheduler asks for and the base lacks"
+    )
+    arguments = SimpleNamespace(
+        speculative_ngram_min_bfs_breadth=1, speculative_ngram_max_bfs_breadth=10
+    )
     first.handle_server_args(arguments)
-    assert (arguments.speculative_ngram_min_bfs_breadth, arguments.speculative_ngram_max_bfs_breadth) == (1, 1)
+    assert (
+        arguments.speculative_ngram_min_bfs_breadth,
+        arguments.speculative_ngram_max_bfs_breadth,
+    ) == (1, 1)
 
 
-def test_wrong_arguments_are_refused_at_the_start(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused_at_the_start(
+    sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plugin.register()
     check = sglang["OUTRIDER"].validate
     check(SimpleNamespace())
@@ -229,15 +277,20 @@ def test_wrong_arguments_are_refused_at_the_start(sglang: dict[str, Any], monkey
         check(SimpleNamespace())
 
 
-def test_an_sglang_without_a_registry_is_reported(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sglang_without_a_registry_is_reported(
+    sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(sys.modules[plugin.REGISTRY], "CustomSpecAlgo")
     with pytest.raises(CapabilityError, match="cannot be registered"):
         plugin.register()
 
 
 def test_the_entry_point_leads_here() -> None:
-    """Skips where the package is not installed with its entry points (an editable install of before)."""
-    found = [one for one in metadata.entry_points(group="sglang.srt.plugins") if one.name == "outrider"]
+    """Skips where the package is not installed with its entry points (an editable install of
+    before)."""
+    found = [
+        one for one in metadata.entry_points(group="sglang.srt.plugins") if one.name == "outrider"
+    ]
     if not found:
         pytest.skip("outrider is not installed with this entry point")
     assert found[0].load() is plugin.register

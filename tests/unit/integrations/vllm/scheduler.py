@@ -1,6 +1,8 @@
-"""A stand-in for vLLM's old model runner: rows that move, leave, wait and come back, and drafts verified greedily.
+"""A stand-in for vLLM's old model runner: rows that move, leave, wait and come back, and drafts
+verified greedily.
 
-The "model" is a rule from the text so far to the next token, so what a request says never depends on drafts or neighbours.
+The "model" is a rule from the text so far to the next token, so what a request says never depends
+on drafts or neighbours.
 """
 
 from __future__ import annotations
@@ -12,28 +14,38 @@ from typing import Any
 
 import numpy as np
 
-VOCABULARY, CONTEXT = 40, 96
+VOCABULARY = 40
+CONTEXT = 96
 
 
 def rule(tokens: list[int]) -> int:
-    """Copies from six tokens back mostly, so that look-ups find something, and departs from it now and then."""
+    """Copies from six tokens back mostly, so that look-ups find something, and departs from it now
+    and then."""
     if len(tokens) < 6 or sum(tokens[-3:]) % 7 == 0 or len(tokens) % 13 == 0:
         return (sum(tokens[-2:]) * 7 + len(tokens)) % VOCABULARY
     return tokens[-6]
 
 
-def configuration(num_speculative_tokens: int = 4, additional: dict[str, Any] | None = None, **speculative: Any) -> Any:
+def configuration(
+    num_speculative_tokens: int = 4, additional: dict[str, Any] | None = None, **speculative: Any
+) -> Any:
     """What Proposer reads of a VllmConfig."""
     return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=num_speculative_tokens, **speculative),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=num_speculative_tokens, **speculative
+        ),
         model_config=SimpleNamespace(
-            model="a model", max_model_len=CONTEXT, get_vocab_size=lambda: VOCABULARY, tokenizer="a model",
-            tokenizer_revision=None, trust_remote_code=False,
+            model="a model",
+            max_model_len=CONTEXT,
+            get_vocab_size=lambda: VOCABULARY,
+            tokenizer="a model",
+            tokenizer_revision=None,
+            trust_remote_code=False,
         ),
         parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         additional_config=additional or {},
-    )  # fmt: skip
+    )
 
 
 def drafting_with(drafter: str, **options: Any) -> dict[str, Any]:
@@ -110,6 +122,9 @@ class Runner:
             table[index, : len(request.tokens)] = request.tokens
             lengths[index] = len(request.tokens)
         emitted = [list(request.emitted) for request in self.rows]
-        answers = [proposer.propose(emitted, lengths, table, slot_mappings=None) for proposer in self.proposers]
+        answers = [
+            proposer.propose(emitted, lengths, table, slot_mappings=None)
+            for proposer in self.proposers
+        ]
         assert all(answer == answers[0] for answer in answers), "ranks disagree"
         return answers[0]

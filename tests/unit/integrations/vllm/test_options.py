@@ -15,15 +15,21 @@ def test_no_options() -> None:
     assert read_options(None, {"HOME": "/root"}) == Chosen("suffix", {})
 
 
-@pytest.mark.parametrize("text", ["parts=ngram,suffix mode=best", '{"parts": "ngram,suffix", "mode": "best"}'])
+@pytest.mark.parametrize(
+    "text", ["parts=ngram,suffix mode=best", '{"parts": "ngram,suffix", "mode": "best"}']
+)
 def test_environment(text: str) -> None:
     environment = {"OUTRIDER_DRAFTER": "composite", "OUTRIDER_DRAFTER_OPTIONS": text}
-    assert read_options({}, environment) == Chosen("composite", {"parts": "ngram,suffix", "mode": "best"})
+    assert read_options({}, environment) == Chosen(
+        "composite", {"parts": "ngram,suffix", "mode": "best"}
+    )
 
 
 def test_configuration_wins() -> None:
     environment = {"OUTRIDER_DRAFTER": "ngram", "OUTRIDER_DRAFTER_OPTIONS": "max_ngram=3"}
-    assert read_options({"outrider": {"drafter": "suffix", "drafter_options": {}}}, environment) == Chosen("suffix", {})
+    assert read_options(
+        {"outrider": {"drafter": "suffix", "drafter_options": {}}}, environment
+    ) == Chosen("suffix", {})
 
 
 def test_a_draft_service_means_the_remote_drafter() -> None:
@@ -33,14 +39,17 @@ def test_a_draft_service_means_the_remote_drafter() -> None:
         read_options({"outrider": {"drafter": "suffix"}}, environment)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"outrider": {"draftr": "suffix"}}, "Did you mean 'drafter'"),
-    ({"outrider": "suffix"}, "must be an object"),
-    ({"outrider": {"drafter": 3}}, "must be a name, got 3"),
-    ({"outrider": {"drafter_options": "max_depth"}}, "NAME=VALUE with spaces between"),
-    ({"outrider": {"drafter_options": "{max_depth: 3}"}}, "no JSON object"),
-    ({"outrider": {"drafter_options": "a='3"}}, "cannot be read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"outrider": {"draftr": "suffix"}}, "Did you mean 'drafter'"),
+        ({"outrider": "suffix"}, "must be an object"),
+        ({"outrider": {"drafter": 3}}, "must be a name, got 3"),
+        ({"outrider": {"drafter_options": "max_depth"}}, "NAME=VALUE with spaces between"),
+        ({"outrider": {"drafter_options": "{max_depth: 3}"}}, "no JSON object"),
+        ({"outrider": {"drafter_options": "a='3"}}, "cannot be read"),
+    ],
+)
 def test_mistakes(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_options(given, {})

@@ -1,4 +1,5 @@
-"""What vLLM's plug-in loader calls: cheap, harmless where nobody asks for us; and our counters on vLLM's page."""
+"""What vLLM's plug-in loader calls: cheap, harmless where nobody asks for us; and our counters on
+vLLM's page."""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ OTHERS = [
 
 def run(script: str, **environment: str) -> str:
     """What a fresh Python prints."""
-    kept = {name: value for name, value in os.environ.items() if name not in (metrics.FOLDER, metrics.SHARED)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (metrics.FOLDER, metrics.SHARED)
+    }
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**kept, **environment}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,7 +46,8 @@ def page(folder: Path) -> str:
 
 
 def test_registering_is_cheap() -> None:
-    """It runs in every process of every vLLM on the machine: no torch, no drafter, no server, no vLLM."""
+    """It runs in every process of every vLLM on the machine: no torch, no drafter, no server, no
+    vLLM."""
     script = (
         "import sys\nfrom outrider.integrations.vllm import plugin\nplugin.register()\nplugin.register()\n"
         "print(sorted({'torch', 'transformers', 'fastapi', 'vllm', 'numpy', 'outrider.drafters'} & set(sys.modules)))"
@@ -55,7 +63,8 @@ def test_the_entry_point_is_declared() -> None:
 
 
 def test_the_server_shows_what_another_process_counts() -> None:
-    """Registered before the engine's process starts, which inherits the environment; the folder is gone with the server."""
+    """Registered before the engine's process starts, which inherits the environment; the folder is
+    gone with the server."""
     engine = (
         "from outrider.integrations.vllm.metrics import Meter\nmeter = Meter.find('suffix')\nmeter.started(2)\n"
         "meter.proposed('suffix', 3)\nmeter.proposed('suffix', 0)\nmeter.kept('suffix', 2)\nmeter.took(0.0003)\nmeter.took(9.0)"
@@ -127,7 +136,10 @@ class VllmConfig:
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of vLLM that are wrapped, the runner's with its own name for the function."""
-    made = {name: ModuleType(name) for name in (runner_v2.SPECULATORS, runner_v2.RUNNER, runner_v2.CONFIG)}
+    made = {
+        name: ModuleType(name)
+        for name in (runner_v2.SPECULATORS, runner_v2.RUNNER, runner_v2.CONFIG)
+    }
     package, runner, config = made.values()
     kind = type("VllmConfig", (VllmConfig,), dict(vars(VllmConfig)))
     original = lambda vllm_config, device, req_states: ("vLLM's", device, req_states)  # noqa: E731
@@ -149,7 +161,9 @@ def test_other_configurations_get_what_they_got(vllm: SimpleNamespace) -> None:
         ]
 
 
-def test_ours_is_built_where_it_is_asked_for(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_is_built_where_it_is_asked_for(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     speculator = ModuleType("outrider.integrations.vllm.speculator")
     speculator.Speculator = lambda *given: ("ours", *given)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, speculator.__name__, speculator)
@@ -161,7 +175,9 @@ def test_ours_is_built_where_it_is_asked_for(vllm: SimpleNamespace, monkeypatch:
     assert made._get_v2_model_runner_unsupported_features() == ["something else"]
 
 
-def test_another_new_runner_is_left_alone(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_new_runner_is_left_alone(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where the functions are gone, vLLM must go on as it would without us."""
     del vllm.package.init_speculator
     with caplog.at_level(logging.WARNING, "vllm.outrider"):
@@ -170,9 +186,14 @@ def test_another_new_runner_is_left_alone(vllm: SimpleNamespace, caplog: pytest.
     assert vllm.config(OURS)._get_v2_model_runner_unsupported_features()[0] == runner_v2.UNSUPPORTED
 
 
-def test_a_function_with_other_arguments_is_left_alone(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_with_other_arguments_is_left_alone(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """Everybody's speculators are made by it: an earlier vLLM has it without the requests' states."""
-    vllm.package.init_speculator = vllm.runner.init_speculator = lambda vllm_config, device: ("vLLM's", device)
+    vllm.package.init_speculator = vllm.runner.init_speculator = lambda vllm_config, device: (
+        "vLLM's",
+        device,
+    )
     with caplog.at_level(logging.WARNING, "vllm.outrider"):
         runner_v2.enable()
     assert vllm.runner.init_speculator(vllm.config(OTHERS[0]), "cpu") == ("vLLM's", "cpu")
@@ -181,10 +202,16 @@ def test_a_function_with_other_arguments_is_left_alone(vllm: SimpleNamespace, ca
 
 
 @pytest.mark.parametrize(
-    ("version", "warned"), [("0.32.0", 0), ("0.32.1+cpu", 0), ("0.33.0", 1), ("0.31.2", 1), ("dev", 1)]
+    ("version", "warned"),
+    [("0.32.0", 0), ("0.32.1+cpu", 0), ("0.33.0", 1), ("0.31.2", 1), ("dev", 1)],
 )
-def test_other_versions_are_named_once(version: str, warned: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_versions_are_named_once(
+    version: str, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "vllm.outrider"):
         warn_if_untested(version)
     assert len(caplog.records) == warned
-    assert all(version in record.getMessage() and "0.32" in record.getMessage() for record in caplog.records)
+    assert all(
+        version in record.getMessage() and "0.32" in record.getMessage()
+        for record in caplog.records
+    )

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.vllm import Proposer
 from outrider.integrations.vllm.proposer import ProposalLimits
-from tests.unit.integrations.vllm.scheduler import CONTEXT, VOCABULARY, Runner, configuration, drafting_with, rule
+from tests.unit.integrations.vllm.scheduler import (
+    CONTEXT,
+    VOCABULARY,
+    Runner,
+    configuration,
+    drafting_with,
+    rule,
+)
 
 FORGETFUL = {"ngram": {}, "suffix": {"max_tokens": 0}}  # whose drafts follow from the text alone
 LEARNING = {"suffix": {}, "ngram-cache": {}, "composite": {"parts": "suffix,ngram"}}
@@ -33,9 +40,12 @@ def prompt_of(number: int) -> list[int]:
     return [random.randrange(VOCABULARY) for _ in range(random.randrange(1, 20))]
 
 
-def happen(runner: Runner, events: list[tuple[str, int]]) -> list[tuple[list[list[int]], list[list[int]]]]:
+def happen(
+    runner: Runner, events: list[tuple[str, int]]
+) -> list[tuple[list[list[int]], list[list[int]]]]:
     """Let all that happen; returns the texts and drafts of each step, by row."""
-    seen, texts = [], [prompt_of(0)]
+    seen = []
+    texts = [prompt_of(0)]
     for event, number in events:
         if event == "join":
             runner.join(prompt_of(number), 10 + number % 40, unread=number % 3)
@@ -59,7 +69,8 @@ def happen(runner: Runner, events: list[tuple[str, int]]) -> list[tuple[list[lis
 @settings(max_examples=40, deadline=None)
 @given(events=EVENTS)
 def test_drafts_follow_from_the_text_alone(drafter: str, events: list[tuple[str, int]]) -> None:
-    """State that went to the wrong row, or stayed behind after a preemption, would draft otherwise than a fresh start."""
+    """State that went to the wrong row, or stayed behind after a preemption, would draft otherwise
+    than a fresh start."""
     runner = Runner([proposer(drafter, **FORGETFUL[drafter])])
     for texts, drafts in happen(runner, events):
         for text, draft in zip(texts, drafts, strict=True):
@@ -70,15 +81,18 @@ def fresh(drafter: str, text: list[int]) -> list[int]:
     """The draft of a proposer that meets this text for the first time."""
     table = np.zeros((1, CONTEXT), dtype=np.int32)
     table[0, : len(text)] = text
-    return proposer(drafter, **FORGETFUL.get(drafter, {})).propose([[text[-1]]], np.array([len(text)]), table)[0]
+    return proposer(drafter, **FORGETFUL.get(drafter, {})).propose(
+        [[text[-1]]], np.array([len(text)]), table
+    )[0]
 
 
 @pytest.mark.parametrize("drafter", [*FORGETFUL, "ngram-cache", "composite"])
 @settings(max_examples=25, deadline=None)
 @given(events=EVENTS)
 def test_ranks_agree_and_limits_hold(drafter: str, events: list[tuple[str, int]]) -> None:
-    """Ranks of a tensor-parallel group get the same calls and must draft the same tokens (`Runner` compares); never too many,
-    never beyond the context or the vocabulary, nothing for rows that are still reading."""
+    """Ranks of a tensor-parallel group get the same calls and must draft the same tokens (`Runner`
+    compares); never too many, never beyond the context or the vocabulary, nothing for rows that are
+    still reading."""
     options = {**FORGETFUL, **LEARNING}[drafter]
     runner = Runner([proposer(drafter, 5, **options), proposer(drafter, 5, **options)])
     for texts, drafts in happen(runner, events):
@@ -111,7 +125,8 @@ def test_drafts_are_the_same_in_every_process() -> None:
 
 
 def test_texts_are_what_they_are_without_drafts() -> None:
-    """The stand-in verifies, so this guards the tests' own ground; that drafts are accepted is the point."""
+    """The stand-in verifies, so this guards the tests' own ground; that drafts are accepted is the
+    point."""
     runner = Runner([proposer("ngram")])
     request = runner.join([1, 2, 3, 4, 5, 6], 60)
     expected = [1, 2, 3, 4, 5, 6]
@@ -124,7 +139,8 @@ def test_texts_are_what_they_are_without_drafts() -> None:
 
 
 def test_what_was_emitted_helps_later_requests() -> None:
-    """The suffix memory learns a text as soon as its row is gone, so the same question is answered in fewer steps."""
+    """The suffix memory learns a text as soon as its row is gone, so the same question is answered
+    in fewer steps."""
     runner = Runner([proposer("suffix", 8)])
     steps = []
     for _ in range(2):
@@ -137,7 +153,8 @@ def test_what_was_emitted_helps_later_requests() -> None:
 
 
 def test_the_next_turn_is_a_new_text() -> None:
-    """A prompt that begins with an earlier text continues no row: what the user wrote must not be remembered as an answer."""
+    """A prompt that begins with an earlier text continues no row: what the user wrote must not be
+    remembered as an answer."""
     made = proposer("suffix")
     runner = Runner([made])
     first = runner.join([1, 2, 3], 10)
@@ -168,7 +185,8 @@ def test_a_rejected_draft_is_not_learned() -> None:
 
 
 def test_a_text_that_went_on_without_us_begins_again() -> None:
-    """Near the context's end vLLM drafts zeros by itself and asks nobody; the text must not be mistaken for another."""
+    """Near the context's end vLLM drafts zeros by itself and asks nobody; the text must not be
+    mistaken for another."""
     made = proposer("ngram")
     table = np.zeros((1, CONTEXT), dtype=np.int32)
     text = [1, 2, 3, 1, 2, 3, 1]
@@ -192,39 +210,64 @@ def test_no_room_no_draft() -> None:
 
 
 def test_the_table_by_batch_size_is_honoured() -> None:
-    """vLLM hands its table to its own drafters only. Gaps, and what lies behind the last line, belong to the line before."""
-    limits = ProposalLimits(configuration(5, num_speculative_tokens_per_batch_size=[(2, 3, 4), (6, 8, 0)]))
+    """vLLM hands its table to its own drafters only. Gaps, and what lies behind the last line,
+    belong to the line before."""
+    limits = ProposalLimits(
+        configuration(5, num_speculative_tokens_per_batch_size=[(2, 3, 4), (6, 8, 0)])
+    )
     assert [limits.max_nodes(rows) for rows in range(1, 10)] == [0, 4, 4, 4, 4, 0, 0, 0, 0]
 
 
 def test_another_interface_is_named() -> None:
     made = proposer("ngram")
-    with pytest.raises(ConfigError, match=r"otherwise than 0\.32 does.*got shapes \(1,\) and \(3,\)"):
+    with pytest.raises(
+        ConfigError, match=r"otherwise than 0\.32 does.*got shapes \(1,\) and \(3,\)"
+    ):
         made.propose([[1]], np.array([3]), np.array([1, 2, 3]))
     with pytest.raises(ConfigError, match=r"otherwise than 0\.32"):
         made.propose([[1]], np.array([CONTEXT + 1]), np.zeros((1, CONTEXT), dtype=np.int32))
 
 
-@pytest.mark.parametrize(("drafter", "needs"), [
-    ("recycling", "the target's logits"), ("lookahead", "the target's logits"), ("draft-model", "a draft model"),
-    ("quantised", "own weights"), ("eagle3", "trained head"), ("prediction", "a prediction"), ("universal", "a draft model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("drafter", "needs"),
+    [
+        ("recycling", "the target's logits"),
+        ("lookahead", "the target's logits"),
+        ("draft-model", "a draft model"),
+        ("quantised", "own weights"),
+        ("eagle3", "trained head"),
+        ("prediction", "a prediction"),
+        ("universal", "a draft model"),
+    ],
+)
 def test_drafters_that_need_more_are_refused(drafter: str, needs: str) -> None:
-    with pytest.raises(CapabilityError, match=f"'{drafter}' needs .*{needs}.*ngram, suffix.*OUTRIDER_DRAFT_ENDPOINT"):
+    with pytest.raises(
+        CapabilityError,
+        match=f"'{drafter}' needs .*{needs}.*ngram, suffix.*OUTRIDER_DRAFT_ENDPOINT",
+    ):
         proposer(drafter)
 
 
-@pytest.mark.parametrize(("drafter", "options", "message"), [
-    ("none", {}, "leave --speculative-config out"),
-    ("sufix", {}, "Did you mean 'suffix'"),
-    ("suffix", {"tree": "true"}, "vLLM verifies chains"),
-    ("suffix", {"depth": "3"}, "has no option 'depth'"),
-    ("suffix", {"cache": "/tmp/x"}, "drop it"),
-    ("composite", {"mode": "merge"}, "mode=best"),
-    ("composite", {"parts": "suffix,recycling"}, "'recycling' needs the target's logits"),
-    ("composite", {"parts": "ngram,ngram-cache", "options": "ngram.tree=true"}, "vLLM verifies chains"),
-])  # fmt: skip
-def test_settings_that_cannot_work_are_refused(drafter: str, options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "options", "message"),
+    [
+        ("none", {}, "leave --speculative-config out"),
+        ("sufix", {}, "Did you mean 'suffix'"),
+        ("suffix", {"tree": "true"}, "vLLM verifies chains"),
+        ("suffix", {"depth": "3"}, "has no option 'depth'"),
+        ("suffix", {"cache": "/tmp/x"}, "drop it"),
+        ("composite", {"mode": "merge"}, "mode=best"),
+        ("composite", {"parts": "suffix,recycling"}, "'recycling' needs the target's logits"),
+        (
+            "composite",
+            {"parts": "ngram,ngram-cache", "options": "ngram.tree=true"},
+            "vLLM verifies chains",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    drafter: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises((ConfigError, CapabilityError), match=message):
         proposer(drafter, **options)
 

@@ -1,4 +1,5 @@
-"""Tensor parallelism with a drafter that would answer each rank otherwise: the first one drafts for all."""
+"""Tensor parallelism with a drafter that would answer each rank otherwise: the first one drafts for
+all."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Channel:
 
 
 def test_one_rank_drafts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, channel = ModuleType("vllm.distributed"), Channel()
+    module = ModuleType("vllm.distributed")
+    channel = Channel()
     module.get_tp_group = lambda: channel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.distributed", module)
     monkeypatch.setitem(DRAFTERS._builtin, "dice", Entry(f"{__name__}:Dice", "by lot"))

@@ -1,4 +1,5 @@
-"""Traces and contenders without models: a text, how it was cut into steps, and a clock that only they move."""
+"""Traces and contenders without models: a text, how it was cut into steps, and a clock that only
+they move."""
 
 from __future__ import annotations
 
@@ -17,20 +18,51 @@ from outrider.stats import DecodeStats
 OVERHEAD_S = 0.001  # of a step, beside its drafting and its target pass
 
 
-def step_of(start: int, taken: int, at_s: float, seconds: float, *, drafted: int | None = None, rows: int = 1) -> Step:
+def step_of(
+    start: int,
+    taken: int,
+    at_s: float,
+    seconds: float,
+    *,
+    drafted: int | None = None,
+    rows: int = 1,
+) -> Step:
     """A chain of `drafted` nodes of which taken - 1 were kept."""
     count = taken - 1 if drafted is None else drafted
     return Step(
-        start, count, [7] * count, None, None, list(range(taken - 1)), 7, taken - 1 == count, taken, rows, seconds, at_s
+        start,
+        count,
+        [7] * count,
+        None,
+        None,
+        list(range(taken - 1)),
+        7,
+        taken - 1 == count,
+        taken,
+        rows,
+        seconds,
+        at_s,
     )
 
 
 def trace_of(
-    takes: Sequence[int], gaps: Sequence[float], *, tokens: Sequence[int] | None = None, prompt: int = 4, began_s: float = 100.0,
-    drafted: Sequence[int] | None = None, other_cpu: float = 0.0, finish_reason: str = "stop", text: str = "", rows: int = 1,
-) -> Trace:  # fmt: skip
-    """Steps that took `takes` tokens and ended `gaps` seconds after the one before; of the first one 0.4 are the prompt."""
-    stats, steps, at_s = DecodeStats(), [], began_s
+    takes: Sequence[int],
+    gaps: Sequence[float],
+    *,
+    tokens: Sequence[int] | None = None,
+    prompt: int = 4,
+    began_s: float = 100.0,
+    drafted: Sequence[int] | None = None,
+    other_cpu: float = 0.0,
+    finish_reason: str = "stop",
+    text: str = "",
+    rows: int = 1,
+) -> Trace:
+    """Steps that took `takes` tokens and ended `gaps` seconds after the one before; of the first
+    one 0.4 are the prompt."""
+    stats = DecodeStats()
+    steps = []
+    at_s = began_s
     for number, (taken, gap) in enumerate(zip(takes, gaps, strict=True)):
         at_s += gap
         seconds = 0.6 * gap if number == 0 else gap
@@ -49,7 +81,15 @@ def trace_of(
         stats.time_s["target"] += (gap - OVERHEAD_S) / rows
     ids = list(range(sum(takes))) if tokens is None else list(tokens)
     completion = Completion(
-        [1] * prompt, text, ids, finish_reason, ["plain"] * len(ids), None, stats, lossless=True, seed=0
+        [1] * prompt,
+        text,
+        ids,
+        finish_reason,
+        ["plain"] * len(ids),
+        None,
+        stats,
+        lossless=True,
+        seed=0,
     )
     return Trace(completion, steps, began_s, other_cpu)
 
@@ -82,7 +122,9 @@ class FakeContender:
 
     def run(self, prompts: Sequence[list[int]], params: Any, batch_size: int = 1) -> list[Trace]:
         several = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        self.log.append((self.configuration.label, [list(prompt) for prompt in prompts], several[0].seed or 0))
+        self.log.append(
+            (self.configuration.label, [list(prompt) for prompt in prompts], several[0].seed or 0)
+        )
         if self.error is not None:
             raise self.error
         self.runs += 1

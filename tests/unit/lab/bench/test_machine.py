@@ -22,9 +22,17 @@ def card(**values: Any) -> ModelCard:
 
 def target(**changes: Any) -> TargetInfo:
     values = {
-        "name": "t", "dtype": "bfloat16", "device": "cpu", "runtime": "eager", "threads": 1, "context": 64, "weights_bytes": 9000,
-        "pass_bytes": 8000, "kv_bytes_per_token": 10, "bandwidth_bytes_per_s": 100_000.0,
-    }  # fmt: skip
+        "name": "t",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "runtime": "eager",
+        "threads": 1,
+        "context": 64,
+        "weights_bytes": 9000,
+        "pass_bytes": 8000,
+        "kv_bytes_per_token": 10,
+        "bandwidth_bytes_per_s": 100_000.0,
+    }
     return TargetInfo(**{**values, **changes})
 
 
@@ -54,7 +62,8 @@ def test_the_roof_of_a_row_falls_with_rows_and_context() -> None:
 
 @pytest.mark.parametrize(("runtime", "added"), [("eager", 0), ("native", 9000)])
 def test_early_exit_adds_weights_only_beside_a_native_target(runtime: str, added: int) -> None:
-    """Its draft is the target's own layers in the target's own cache; a native target has packed weights of its own."""
+    """Its draft is the target's own layers in the target's own cache; a native target has packed
+    weights of its own."""
     drafter = EarlyExitDrafter.__new__(EarlyExitDrafter)
     built = SimpleNamespace(
         decoder=SimpleNamespace(drafter=drafter, verifier=SimpleNamespace(lossless=True)),

@@ -24,7 +24,13 @@ def prompt(number: int, *tokens: int) -> PreparedPrompt:
 
 
 def workload(*tasks: str, words: str = "5 6 7", **changes: Any) -> Workload:
-    return Workload("w", tuple(WorkloadRequest(f"r{n}", prompt=words, task=task, **changes) for n, task in enumerate(tasks)))
+    return Workload(
+        "w",
+        tuple(
+            WorkloadRequest(f"r{n}", prompt=words, task=task, **changes)
+            for n, task in enumerate(tasks)
+        ),
+    )
 
 
 def plan(**changes: Any) -> Plan:
@@ -55,7 +61,9 @@ def test_a_lonely_prompt_is_filled_with_itself() -> None:
 def test_filled_prompts_have_the_length_and_end_with_their_own_text(
     bodies: list[list[int]], length: int, begins: bool
 ) -> None:
-    prompts = [prompt(number, *([99] if begins else []), *body) for number, body in enumerate(bodies)]
+    prompts = [
+        prompt(number, *([99] if begins else []), *body) for number, body in enumerate(bodies)
+    ]
     for number, body in enumerate(bodies):
         found = filled(prompts, number, length, first_token=99 if begins else None).tokens
         assert len(found) == length
@@ -80,7 +88,10 @@ def test_a_log_that_asked_for_fewer_tokens_gets_fewer() -> None:
 
 
 def test_what_does_not_fit_is_refused_or_replaced() -> None:
-    many = Workload("w", (WorkloadRequest("long", prompt="5 " * 60, task="a"), *workload("a", "a", "a").requests))
+    many = Workload(
+        "w",
+        (WorkloadRequest("long", prompt="5 " * 60, task="a"), *workload("a", "a", "a").requests),
+    )
     with pytest.raises(ConfigError, match="long"):
         gather(many, fake_tokenizer(), plan(prompts=2), context=64)
     found = gather(many, fake_tokenizer(), plan(prompts=2), context=64, on_bad="skip")
@@ -89,7 +100,9 @@ def test_what_does_not_fit_is_refused_or_replaced() -> None:
 
 
 def test_a_bad_prompt_that_is_not_asked_for_is_nobodys_business() -> None:
-    many = Workload("w", (*workload("a", "a").requests, WorkloadRequest("long", prompt="5 " * 60, task="a")))
+    many = Workload(
+        "w", (*workload("a", "a").requests, WorkloadRequest("long", prompt="5 " * 60, task="a"))
+    )
     assert len(gather(many, fake_tokenizer(), plan(prompts=2), context=64).by_task["a"]) == 2
 
 
@@ -98,7 +111,10 @@ def test_context_lengths_must_leave_room_for_the_answer() -> None:
         gather(workload("a"), fake_tokenizer(), plan(context_lengths=(32, 57)), context=64)
     found = gather(workload("a", "a"), fake_tokenizer(), plan(context_lengths=(56,)), context=64)
     cells = [CellKey("a", 0.0, 1, None), CellKey("a", 0.0, 1, 56)]
-    assert [[len(one.tokens) for one in found.prompts(cell)] for cell in cells] == [[4, 4], [56, 56]]
+    assert [[len(one.tokens) for one in found.prompts(cell)] for cell in cells] == [
+        [4, 4],
+        [56, 56],
+    ]
 
 
 def test_tasks_with_too_few_prompts_for_a_batch_are_left_out_by_name() -> None:
@@ -122,5 +138,7 @@ def test_batches_are_whole_drawn_anew_and_the_same_for_everybody() -> None:
     assert all(len({one.number for group in found for one in group}) == 6 for found in rounds)
     assert groups(prompts, 3, 4, seed=0) == rounds[4]
     assert len({tuple(one.number for group in found for one in group) for found in rounds}) > 10
-    missing = Counter(({*range(7)} - {one.number for group in found for one in group}).pop() for found in rounds)
+    missing = Counter(
+        ({*range(7)} - {one.number for group in found for one in group}).pop() for found in rounds
+    )
     assert len(missing) > 3, "always the same prompt is left over"

@@ -1,4 +1,5 @@
-"""From traces to numbers: the same tokens on both sides, depths that were tested, times that add up."""
+"""From traces to numbers: the same tokens on both sides, depths that were tested, times that add
+up."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ def with_steps(*steps: Step) -> Trace:
 
 
 def step(tokens: int, path: list[int], *, complete: bool, parents: list[int] | None = None) -> Step:
-    return Step(0, tokens, [5] * tokens, parents, None, path, 5, complete, len(path) + 1, 1, 0.1, 1.0)
+    return Step(
+        0, tokens, [5] * tokens, parents, None, path, 5, complete, len(path) + 1, 1, 0.1, 1.0
+    )
 
 
 def test_both_sides_are_timed_over_the_same_tokens() -> None:
-    """The first speculative step brings 3 tokens for nothing: plain decoding is not charged for them."""
+    """The first speculative step brings 3 tokens for nothing: plain decoding is not charged for
+    them."""
     found = pair(PLAIN, trace_of([3, 3, 2], [0.6, 0.02, 0.02]))
     assert found.tokens == 5
     assert (found.plain_s, found.own_s) == pytest.approx((0.05, 0.04))
@@ -53,28 +57,40 @@ def test_nothing_behind_the_first_step_is_no_decoding() -> None:
     assert (found.tokens, found.plain_s, found.own_s) == (0, 0, 0)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+)
 def test_equal_speed_is_a_speedup_of_one(plain: list[int], own: list[int]) -> None:
     """Both need 10 ms a token: however the tokens are cut into steps, and wherever the texts end."""
-    left, right = (trace_of(takes, [0.5, *(0.01 * taken for taken in takes[1:])]) for takes in (plain, own))
+    left, right = (
+        trace_of(takes, [0.5, *(0.01 * taken for taken in takes[1:])]) for takes in (plain, own)
+    )
     found = pair(left, right)
     assert found.plain_s == pytest.approx(found.own_s) == pytest.approx(0.01 * found.tokens)
 
 
 def test_depths_of_chains() -> None:
-    """3 of 4 kept and rejected there; all of 2 kept; none of 1; a step without a draft says nothing."""
+    """3 of 4 kept and rejected there; all of 2 kept; none of 1; a step without a draft says
+    nothing."""
     steps = (
-        step(4, [0, 1, 2], complete=False), step(2, [0, 1], complete=True), step(1, [], complete=False),
+        step(4, [0, 1, 2], complete=False),
+        step(2, [0, 1], complete=True),
+        step(1, [], complete=False),
         step(0, [], complete=True),
-    )  # fmt: skip
+    )
     reached, kept, drafts = depth_counts(with_steps(*steps))
     assert (reached, kept, drafts) == ([3, 2, 1, 1], [2, 2, 1, 0], 3)
 
 
 def test_depths_of_trees() -> None:
-    """Two children at the root, one below the second: kept down to the leaf, then turned down at the root."""
+    """Two children at the root, one below the second: kept down to the leaf, then turned down at
+    the root."""
     parents = [-1, -1, 1]
-    steps = step(3, [1, 2], complete=True, parents=parents), step(3, [], complete=False, parents=parents)
+    steps = (
+        step(3, [1, 2], complete=True, parents=parents),
+        step(3, [], complete=False, parents=parents),
+    )
     assert depth_counts(with_steps(*steps)) == ([2, 1], [1, 1], 2)
 
 
@@ -84,7 +100,14 @@ def test_a_group_is_noted_row_by_row() -> None:
         trace_of([3, 1, 4], [0.6, 0.02, 0.02], rows=2),
     ]
     first, second = notes_of(rows, 4, [7, 9], turn=2, attempts=3, group=5)
-    assert (first.configuration, first.prompt, first.round, first.group, first.attempts, second.prompt) == (
+    assert (
+        first.configuration,
+        first.prompt,
+        first.round,
+        first.group,
+        first.attempts,
+        second.prompt,
+    ) == (
         4,
         7,
         2,
@@ -110,6 +133,9 @@ def test_times_of_a_group_add_up_to_its_wall_time() -> None:
 
 def test_steps_in_which_a_row_is_missing_have_no_width() -> None:
     """The second row ends first; what a step costs is reported of full batches."""
-    long, short = trace_of([3, 3, 2], [0.6, 0.02, 0.02], rows=2), trace_of([3, 3], [0.6, 0.02], rows=2)
-    alone = Trace(long.completion, [*long.steps[:-1], replace(long.steps[-1], rows=1)], long.began_s, 0.0)
+    long = trace_of([3, 3, 2], [0.6, 0.02, 0.02], rows=2)
+    short = trace_of([3, 3], [0.6, 0.02], rows=2)
+    alone = Trace(
+        long.completion, [*long.steps[:-1], replace(long.steps[-1], rows=1)], long.began_s, 0.0
+    )
     assert [note.widths for note in notes_of([alone, short], 0, [0, 1], 0, 1)] == [[2, None], [2]]

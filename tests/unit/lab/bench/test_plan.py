@@ -26,7 +26,12 @@ def test_plain_decoding_joins_by_itself_and_comes_first() -> None:
 def test_texts_drawn_with_shared_noise_have_a_baseline_that_shares_it() -> None:
     """Else the texts of verifier=gumbel could not be compared with anything."""
     mixed = plan("ngram, suffix verifier=gumbel").all_configurations
-    assert [one.label for one in mixed] == ["none", "none verifier=gumbel", "ngram", "suffix verifier=gumbel"]
+    assert [one.label for one in mixed] == [
+        "none",
+        "none verifier=gumbel",
+        "ngram",
+        "suffix verifier=gumbel",
+    ]
     assert baseline_of(mixed[3]) == mixed[1]
     assert [one.label for one in plan("ngram verifier=gumbel").all_configurations] == [
         "none verifier=gumbel",
@@ -35,15 +40,22 @@ def test_texts_drawn_with_shared_noise_have_a_baseline_that_shares_it() -> None:
 
 
 def test_cells_are_curves_not_a_grid() -> None:
-    found = plan(temperatures=(0.0, 1.0), batch_sizes=(2, 8, 2), context_lengths=(64, 128)).cell_keys(["code", "chat"])
+    found = plan(
+        temperatures=(0.0, 1.0), batch_sizes=(2, 8, 2), context_lengths=(64, 128)
+    ).cell_keys(["code", "chat"])
     shapes = [(2, None), (8, None), (2, 64), (2, 128)]
     assert found == [
-        CellKey(task, t, size, length) for task in ("code", "chat") for t in (0.0, 1.0) for size, length in shapes
+        CellKey(task, t, size, length)
+        for task in ("code", "chat")
+        for t in (0.0, 1.0)
+        for size, length in shapes
     ]
 
 
 def test_keys_of_cells_tell_them_apart() -> None:
-    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,)).cell_keys(["code", "chat"])
+    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,)).cell_keys(
+        ["code", "chat"]
+    )
     assert len({cell.key for cell in found}) == len({cell.label for cell in found}) == len(found)
 
 
@@ -58,19 +70,31 @@ def test_seeds_differ_by_prompt_and_round_and_not_by_configuration() -> None:
 def test_params_keep_what_was_asked() -> None:
     one = plan(sampling=SamplingParams(max_tokens=50, top_k=7, ignore_eos=True))
     found = one.params(0.5, 0, 0, max_tokens=20)
-    assert (found.temperature, found.top_k, found.ignore_eos, found.max_tokens) == (0.5, 7, True, 20)
+    assert (found.temperature, found.top_k, found.ignore_eos, found.max_tokens) == (
+        0.5,
+        7,
+        True,
+        20,
+    )
 
 
 def test_a_temperature_that_is_nearly_zero_makes_a_greedy_cell() -> None:
     """Its texts are greedy, so its label and what is compared with it must say so."""
-    assert plan(temperatures=(0.0, 1e-8)).cell_keys(["code"]) == plan(temperatures=(0.0,)).cell_keys(["code"])
+    assert plan(temperatures=(0.0, 1e-8)).cell_keys(["code"]) == plan(
+        temperatures=(0.0,)
+    ).cell_keys(["code"])
 
 
 def test_more_time_is_no_other_plan() -> None:
     """A resumed run may be given more time; anything else would mix two measurements."""
     first = plan().identity()
     assert plan(budget_s=9.0, rounds=99).identity() == first
-    for change in ({"prompts": 3}, {"seed": 1}, {"batch_sizes": (2,)}, {"sampling": SamplingParams(max_tokens=9)}):
+    for change in (
+        {"prompts": 3},
+        {"seed": 1},
+        {"batch_sizes": (2,)},
+        {"sampling": SamplingParams(max_tokens=9)},
+    ):
         assert plan(**change).identity() != first
     assert json.loads(json.dumps(first))["configurations"] == ["none", "ngram", "suffix"]
 
@@ -78,14 +102,16 @@ def test_more_time_is_no_other_plan() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"temperatures": ()}, "at least one temperature"), ({"batch_sizes": (4, 0)}, "batch sizes must be 1 or more, got 0"),
-        ({"context_lengths": (1,)}, "context lengths must be 2 or more"), ({"prompts": 0}, "prompts must be 1"),
+        ({"temperatures": ()}, "at least one temperature"),
+        ({"batch_sizes": (4, 0)}, "batch sizes must be 1 or more, got 0"),
+        ({"context_lengths": (1,)}, "context lengths must be 2 or more"),
+        ({"prompts": 0}, "prompts must be 1"),
         ({"rounds": 0}, "rounds must be 1 or more, got 0"),
         ({"budget_s": 0.0}, "budget_s must be more than 0"),
         ({"temperatures": (-1.0,)}, "temperature"),
         ({"seed": -1}, "seed"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan(**change)

@@ -12,8 +12,11 @@ from outrider.lab.bench.summary import TimedPair, samples, speedup
 from tests.unit.lab.bench.fakes import trace_of
 
 
-def drawn(num_prompts: int, rounds: int, *, between: float, within: float, seed: int = 0) -> list[TimedPair]:
-    """Log ratios with a spread between prompts and one between the rounds of a prompt, around a speedup of 2."""
+def drawn(
+    num_prompts: int, rounds: int, *, between: float, within: float, seed: int = 0
+) -> list[TimedPair]:
+    """Log ratios with a spread between prompts and one between the rounds of a prompt, around a
+    speedup of 2."""
     random = np.random.default_rng(seed)
     offsets = random.normal(0, between, num_prompts)
     return [
@@ -37,7 +40,8 @@ def test_long_prompts_weigh_by_their_seconds() -> None:
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
-    """95 % of intervals would hold 2 with many prompts; 24 prompts and percentiles are a little short of that."""
+    """95 % of intervals would hold 2 with many prompts; 24 prompts and percentiles are a little
+    short of that."""
     hits = 0
     for seed in range(100):
         found = speedup(drawn(24, 1, between=0.2, within=0.1, seed=seed))
@@ -80,5 +84,8 @@ def test_pairs_without_common_tokens_are_left_out_of_decoding_only() -> None:
     (decode,) = samples(notes)
     assert (decode.prompt, decode.plain_s, decode.own_s) == pytest.approx((1, 0.03, 0.02))
     whole = samples(notes, end_to_end=True)
-    assert [(one.plain_s, one.own_s) for one in whole] == [pytest.approx((0.51, 0.6)), pytest.approx((0.54, 0.62))]
+    assert [(one.plain_s, one.own_s) for one in whole] == [
+        pytest.approx((0.51, 0.6)),
+        pytest.approx((0.54, 0.62)),
+    ]
     assert samples(notes_of([plain[0]], 0, [0], 0, 1)) == []

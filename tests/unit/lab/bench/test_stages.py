@@ -1,4 +1,5 @@
-"""The rounds, with contenders whose clock is ours: order, repeats, fresh starts, failures, endings, interruptions."""
+"""The rounds, with contenders whose clock is ours: order, repeats, fresh starts, failures, endings,
+interruptions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import Clock, FakeContender, FakeRunner, fake_tokenizer
 
-FAST, LEARNER = Configuration("draft-model", 3), Configuration("suffix")
+FAST = Configuration("draft-model", 3)
+LEARNER = Configuration("suffix")
 
 
 SHORT_RUN = Rounds._short_run
@@ -90,7 +92,10 @@ def using(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
 def summary(cells: list[CellState]) -> list[Any]:
     """Everything that a result is made from, without the clock's own reading."""
     kept = [
-        [(note.configuration, note.prompt, note.round, note.decode_s, note.pairing) for note in cell.notes]
+        [
+            (note.configuration, note.prompt, note.round, note.decode_s, note.pairing)
+            for note in cell.notes
+        ]
         for cell in cells
     ]
     return [*kept, [(cell.rounds, cell.ended_by, cell.failures) for cell in cells]]
@@ -102,7 +107,11 @@ def test_every_prompt_goes_through_everybody_before_the_next(setting: Setting) -
     assert len(prompts) == 2 * 4 * 3
     for start in range(0, len(prompts), 3):
         assert len(set(prompts[start : start + 3])) == 1
-        assert {label for label, *_ in setting.log[start : start + 3]} == {"none", FAST.label, LEARNER.label}
+        assert {label for label, *_ in setting.log[start : start + 3]} == {
+            "none",
+            FAST.label,
+            LEARNER.label,
+        }
         assert len({seed for *_, seed in setting.log[start : start + 3]}) == 1
     assert len({seed for *_, seed in setting.log}) == 8, "a prompt's seed is its own in every round"
 
@@ -126,7 +135,8 @@ def test_nobody_always_goes_first_or_behind_the_same_one() -> None:
 
 
 def test_speedups_are_those_of_the_same_tokens(setting: Setting) -> None:
-    """One token in 10 ms against four: four times, with 8 of 12 tokens behind the first steps of both."""
+    """One token in 10 ms against four: four times, with 8 of 12 tokens behind the first steps of
+    both."""
     (cell,) = setting.run()
     pairings = [note.pairing for note in cell.of(1)]
     assert len(pairings) == 8
@@ -138,7 +148,9 @@ def test_speedups_are_those_of_the_same_tokens(setting: Setting) -> None:
 def test_learners_start_afresh_in_every_round_and_others_do_not(setting: Setting) -> None:
     """Once for the bench; those that learn once more for each of two rounds."""
     setting.run()
-    assert {label: setting.runner.opened.count(label) for label in ("none", FAST.label, LEARNER.label)} == {
+    assert {
+        label: setting.runner.opened.count(label) for label in ("none", FAST.label, LEARNER.label)
+    } == {
         "none": 1,
         FAST.label: 1,
         LEARNER.label: 1 + 2,
@@ -190,7 +202,8 @@ def test_it_ends_with_the_last_round(setting: Setting) -> None:
 
 
 def test_the_budget_is_shared_by_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tasks of 8 prompts; a prompt takes about half a second with everybody; two seconds are for two prompts each."""
+    """Two tasks of 8 prompts; a prompt takes about half a second with everybody; two seconds are
+    for two prompts each."""
     setting = using(Setting(tmp_path, prompts=8, tasks=2, budget_s=2.0), monkeypatch)
     cells = setting.run()
     assert [cell.ended_by for cell in cells] == ["budget", "budget"]
@@ -200,7 +213,9 @@ def test_the_budget_is_shared_by_the_cells(tmp_path: Path, monkeypatch: pytest.M
     assert all(len(cell.of(0)) == len(cell.of(1)) for cell in cells)
 
 
-def test_however_small_the_budget_every_cell_knows_one_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_small_the_budget_every_cell_knows_one_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = using(Setting(tmp_path, tasks=3, budget_s=1e-6), monkeypatch).run()
     assert [len(cell.of(1)) for cell in cells] == [1, 1, 1]
 
@@ -210,7 +225,9 @@ def test_a_busy_machine_does_not_outrun_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float
 ) -> None:
     """Others use 60 % all the time. What is over the budget is one group of each cell, once each."""
-    setting = using(Setting(tmp_path, prompts=40, tasks=2, budget_s=budget_s, rounds=99), monkeypatch)
+    setting = using(
+        Setting(tmp_path, prompts=40, tasks=2, budget_s=budget_s, rounds=99), monkeypatch
+    )
     for label in ("none", FAST.label, LEARNER.label):
         setting[label].other_cpu = [0.6] * 10_000
     began = setting.clock.now
@@ -222,7 +239,9 @@ def test_a_busy_machine_does_not_outrun_the_budget(
     assert all(note.other_cpu == 0.6 for cell in cells for note in cell.notes)
 
 
-def test_opening_what_learns_is_paid_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_what_learns_is_paid_from_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = using(Setting(tmp_path, prompts=8, budget_s=3.0), monkeypatch)
     own_open = FakeRunner.open
 
@@ -239,7 +258,8 @@ def test_opening_what_learns_is_paid_from_the_budget(tmp_path: Path, monkeypatch
 
 
 def test_ctrl_c_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second cell's first group: the first cell is kept and says why it ended, the second knows nothing."""
+    """In the second cell's first group: the first cell is kept and says why it ended, the second
+    knows nothing."""
     setting = using(Setting(tmp_path, prompts=4, tasks=2), monkeypatch)
     own_run = FakeContender.run
 
@@ -256,7 +276,9 @@ def test_ctrl_c_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (cell.cell_key.task, cell.ended_by, len(cell.of(1))) == ("t0", "interrupted", 4)
 
 
-def test_progress_knows_what_bounds_a_round(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_knows_what_bounds_a_round(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages_of_it: list[tuple[str, int, float]] = []
     monkeypatch.setattr(Progress, "stage", lambda self, *stage: stages_of_it.append(stage))
     setting.plan = replace(setting.plan, budget_s=90.0)
@@ -264,7 +286,9 @@ def test_progress_knows_what_bounds_a_round(setting: Setting, monkeypatch: pytes
     assert stages_of_it[0] == ("round 1", 12, 90.0)
 
 
-def test_plain_alone_has_nothing_to_be_uncertain_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_alone_has_nothing_to_be_uncertain_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = using(Setting(tmp_path), monkeypatch)
     setting.plan = Plan((Configuration(),), sampling=SamplingParams(max_tokens=12), rounds=1)
     (cell,) = setting.run()
@@ -305,7 +329,9 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert len(taught) == 8 - finished + this_round
     assert (
         taught[:this_round]
-        == [entry[1] for entry in whole.log if entry[0] == LEARNER.label][finished - this_round : finished]
+        == [entry[1] for entry in whole.log if entry[0] == LEARNER.label][
+            finished - this_round : finished
+        ]
     )
 
 
@@ -321,6 +347,7 @@ def test_batches_run_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (cell,) = setting.run()
     assert {len(prompts) for _, prompts, _ in setting.log} == {2}
     assert all(note.shared for note in cell.of(0))
-    assert len({tuple(map(tuple, prompts)) for label, prompts, _ in setting.log if label == "none"}) > 2, (
-        "the same neighbours"
-    )
+    assert (
+        len({tuple(map(tuple, prompts)) for label, prompts, _ in setting.log if label == "none"})
+        > 2
+    ), "the same neighbours"

@@ -18,10 +18,17 @@ TOKENIZER = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
 
 
 def note(
-    trace: Trace, configuration: int, prompt: int, turn: int = 0, plain: Trace | None = None, **changes: Any
+    trace: Trace,
+    configuration: int,
+    prompt: int,
+    turn: int = 0,
+    plain: Trace | None = None,
+    **changes: Any,
 ) -> RunNote:
     (found,) = notes_of([trace], configuration, [prompt], turn, 1)
-    return found.model_copy(update={"pairing": None if plain is None else pair(plain, trace), **changes})
+    return found.model_copy(
+        update={"pairing": None if plain is None else pair(plain, trace), **changes}
+    )
 
 
 PLAIN = trace_of([1] * 9, [0.5] + [0.010] * 8)
@@ -41,7 +48,14 @@ ABOUT = {
 def test_numbers_of_a_configuration() -> None:
     found = measured(OWNS, PLAINS, **ABOUT)
     assert found.configuration == 1
-    assert (found.num_runs, found.num_tokens, found.num_steps, found.drafted, found.accepted, found.tested) == (
+    assert (
+        found.num_runs,
+        found.num_tokens,
+        found.num_steps,
+        found.drafted,
+        found.accepted,
+        found.tested,
+    ) == (
         3,
         27,
         9,
@@ -67,13 +81,21 @@ def test_numbers_of_a_configuration() -> None:
     assert (found.chunk_s.n, found.chunk_s.p99) == (6, pytest.approx(0.012))
     assert sum(found.time_s.values()) == pytest.approx(3 * 0.624)
     assert found.acceptance is not None
-    assert (found.acceptance.num_steps, found.acceptance.reached, found.acceptance.kept) == (9, [9, 9, 6], [9, 9, 0])
+    assert (found.acceptance.num_steps, found.acceptance.reached, found.acceptance.kept) == (
+        9,
+        [9, 9, 6],
+        [9, 9, 0],
+    )
     assert found.acceptance.survival == [1, 1, 0]
     assert found.acceptance.per_position == [1, 1, 0]
     assert found.roof == pytest.approx(250 / (100_000 / (8000 + 10 * (4 + 4.5))))
     assert found.step_s == {0: pytest.approx(0.010)}, "three steps of a width are too few"
     assert found.identity is not None
-    assert (found.identity.num_compared, found.identity.num_identical, found.identity.first) == (3, 3, None)
+    assert (found.identity.num_compared, found.identity.num_identical, found.identity.first) == (
+        3,
+        3,
+        None,
+    )
 
 
 def test_plain_decoding_is_compared_with_nothing() -> None:
@@ -87,7 +109,9 @@ def test_plain_decoding_is_compared_with_nothing() -> None:
 def test_rows_of_a_batch_share_their_wall_time() -> None:
     """Two rows of 9 tokens each in 0.58 s."""
     rows = notes_of([PLAIN, PLAIN], 0, [0, 1], 0, 1)
-    assert measured(rows, None, **{**ABOUT, "rows": 2}).throughput_tokens_per_s == pytest.approx(18 / 0.58)
+    assert measured(rows, None, **{**ABOUT, "rows": 2}).throughput_tokens_per_s == pytest.approx(
+        18 / 0.58
+    )
 
 
 def test_sampled_texts_are_not_compared() -> None:
@@ -107,7 +131,10 @@ def graded(
     own: list[bool | None], plain: list[bool | None], *, incomplete: int = -1
 ) -> tuple[list[RunNote], list[RunNote]]:
     mine = [note(OWN, 1, number, right=right) for number, right in enumerate(own)]
-    theirs = [note(PLAIN, 0, number, right=right, complete=number != incomplete) for number, right in enumerate(plain)]
+    theirs = [
+        note(PLAIN, 0, number, right=right, complete=number != incomplete)
+        for number, right in enumerate(plain)
+    ]
     return mine, theirs
 
 
@@ -138,7 +165,14 @@ def test_nothing_to_grade() -> None:
 
 def test_a_run_is_kept_as_a_line() -> None:
     line = run_line(OWNS[1].model_copy(update={"other_cpu": 1 / 3, "attempts": 2}))
-    assert (line.configuration, line.prompt, line.tokens, line.steps, line.attempts, line.other_cpu) == (
+    assert (
+        line.configuration,
+        line.prompt,
+        line.tokens,
+        line.steps,
+        line.attempts,
+        line.other_cpu,
+    ) == (
         1,
         1,
         9,

@@ -1,4 +1,5 @@
-"""A random pair over 300 words, saved as checkpoints, and a function that opens it with any options."""
+"""A random pair over 300 words, saved as checkpoints, and a function that opens it with any
+options."""
 
 from __future__ import annotations
 
@@ -18,8 +19,14 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 
 V = 300
 BROKEN = "tests.unit.lab.certify.broken"
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-PROMPTS = [[5, 9, 5, 9, 5], [17, 2, 44, 17, 2], [101, 7, 8, 7, 8, 7], [250, 3, 250, 3]]  # repetitive: n-grams are found
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+# repetitive: n-grams are found
+PROMPTS = [[5, 9, 5, 9, 5], [17, 2, 44, 17, 2], [101, 7, 8, 7, 8, 7], [250, 3, 250, 3]]
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +50,19 @@ def open_subject(tiny_pair: tuple[Path, Path]) -> Open:
 
     def opened(drafter: str = "draft-model", verifier: str = "auto", **options: object) -> Subject:
         draft = str(tiny_pair[1]) if drafter in ("draft-model", "withholding", "flattens") else None
-        subject = Subject.open(Options(
-            target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32",
-            **options,
-        ))  # fmt: skip
+        subject = Subject.open(
+            Options(
+                target=str(tiny_pair[0]),
+                drafter=drafter,
+                draft=draft,
+                verifier=verifier,
+                dtype="float32",
+                **options,
+            )
+        )
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
-            loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here
+            # whole batches in one pass: quick, and fp32 leaves no near-ties here
+            loaded.lm.limits = PassLimits()
         return subject
 
     return opened
@@ -58,13 +72,22 @@ def open_subject(tiny_pair: tuple[Path, Path]) -> Open:
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faulty parts, registered as built-ins of this test."""
     for name, made in (
-        ("resamples", "ResamplesFromTarget"), ("drops", "DropsUnlikely"), ("clips", "ClipsRare"), ("own-dice", "OwnDice"),
-        ("position-keyed", "KeyedByPosition"), ("raises", "RaisesOnMixed"), ("not-invariant", "NotInvariant"),
+        ("resamples", "ResamplesFromTarget"),
+        ("drops", "DropsUnlikely"),
+        ("clips", "ClipsRare"),
+        ("own-dice", "OwnDice"),
+        ("position-keyed", "KeyedByPosition"),
+        ("raises", "RaisesOnMixed"),
+        ("not-invariant", "NotInvariant"),
         ("resamples-late", "ResamplesLate"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setitem(VERIFIERS._builtin, name, Entry(f"{BROKEN}:{made}", "faulty"))
-    monkeypatch.setitem(DRAFTERS._builtin, "withholding", Entry(f"{BROKEN}:WithholdingDrafter", "faulty"))
-    monkeypatch.setitem(DRAFTERS._builtin, "flattens", Entry(f"{BROKEN}:FlattensItsReport", "faulty"))
+    monkeypatch.setitem(
+        DRAFTERS._builtin, "withholding", Entry(f"{BROKEN}:WithholdingDrafter", "faulty")
+    )
+    monkeypatch.setitem(
+        DRAFTERS._builtin, "flattens", Entry(f"{BROKEN}:FlattensItsReport", "faulty")
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Whole certificates: sound pairs get one, and every fault is found by the section that should find it."""
+"""Whole certificates: sound pairs get one, and every fault is found by the section that should find
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 pytestmark = pytest.mark.usefixtures("shorter_texts")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=10))
-REQUESTS = [WorkloadRequest(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])]
+REQUESTS = [
+    WorkloadRequest(str(n), " ".join(f"w{t}" for t in prompt))
+    for n, prompt in enumerate(PROMPTS[:3])
+]
 WORKLOAD = Workload("words", tuple(REQUESTS))
 
 
@@ -35,15 +39,29 @@ def statuses(result: CertifyResult) -> list[str]:
     return [section.status for section in result.sections.values()]
 
 
-@pytest.mark.parametrize(("drafter", "verifier", "options", "independence"), [
-    ("draft-model", "block", {}, "not claimed"),
-    pytest.param("draft-model", "token", {"num_draft_tokens": "auto"}, "not claimed", marks=pytest.mark.slow),
-    ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}, "not claimed"),
-    ("draft-model", "gumbel", {}, "passed"),
-    pytest.param("ngram", "block", {}, "not claimed", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "options", "independence"),
+    [
+        ("draft-model", "block", {}, "not claimed"),
+        pytest.param(
+            "draft-model",
+            "token",
+            {"num_draft_tokens": "auto"},
+            "not claimed",
+            marks=pytest.mark.slow,
+        ),
+        ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}, "not claimed"),
+        ("draft-model", "gumbel", {}, "passed"),
+        pytest.param("ngram", "block", {}, "not claimed", marks=pytest.mark.slow),
+    ],
+)
 def test_sound_pairs_are_lossless(
-    open_subject: Open, tmp_path: Path, drafter: str, verifier: str, options: dict[str, Any], independence: str
+    open_subject: Open,
+    tmp_path: Path,
+    drafter: str,
+    verifier: str,
+    options: dict[str, Any],
+    independence: str,
 ) -> None:
     result = run(open_subject(drafter, verifier, **options))
     assert result.verdict == "lossless", result.reasons
@@ -56,12 +74,17 @@ def test_sound_pairs_are_lossless(
 
 
 @pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize(("verifier", "expected"), [
-    ("resamples", ["passed", "failed", "not claimed"]),
-    ("clips", ["passed", "failed", "not claimed"]),
-    ("not-invariant", ["passed", "passed", "failed"]),
-])  # fmt: skip
-def test_faulty_verifiers_get_no_certificate(open_subject: Open, verifier: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "expected"),
+    [
+        ("resamples", ["passed", "failed", "not claimed"]),
+        ("clips", ["passed", "failed", "not claimed"]),
+        ("not-invariant", ["passed", "passed", "failed"]),
+    ],
+)
+def test_faulty_verifiers_get_no_certificate(
+    open_subject: Open, verifier: str, expected: list[str]
+) -> None:
     """Each found where it should be, and nowhere else."""
     result = run(open_subject(verifier=verifier), CertifyPlan(samples=1000, sampling=PLAN.sampling))
     assert result.verdict == "not lossless"
@@ -87,16 +110,21 @@ def test_a_verifier_that_breaks_while_decoding_is_named(open_subject: Open) -> N
 
 
 def test_a_drafter_that_misstates_its_distributions_is_named(open_subject: Open) -> None:
-    """No certificate at all: what a verifier makes of numbers that are no law says nothing about it."""
+    """No certificate at all: what a verifier makes of numbers that are no law says nothing about
+    it."""
     subject = open_subject()
-    drafter, propose = subject.speculative.drafter, subject.speculative.drafter.propose
+    drafter = subject.speculative.drafter
+    propose = subject.speculative.drafter.propose
 
     def halved(rows: Rows, gamma: list[int]) -> Draft:
         draft = propose(rows, gamma)
         return draft if draft.probs is None else replace(draft, probs=draft.probs / 2)
 
     drafter.propose = halved  # type: ignore[method-assign]
-    with pytest.raises(DraftError, match=r"drafter 'draft-model' drafted with probabilities that sum to 0\.5, not 1"):
+    with pytest.raises(
+        DraftError,
+        match=r"drafter 'draft-model' drafted with probabilities that sum to 0\.5, not 1",
+    ):
         run(subject)
 
 
@@ -105,21 +133,32 @@ def test_plain_decoding_is_nothing_to_certify(open_subject: Open) -> None:
         open_subject("none")
 
 
-@pytest.mark.parametrize(("found", "verdict"), [
-    (["passed", "passed", "not claimed"], "lossless"),
-    (["passed", "inconclusive", "not claimed"], "inconclusive"),
-    (["inconclusive", "failed", "passed"], "not lossless"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (["passed", "passed", "not claimed"], "lossless"),
+        (["passed", "inconclusive", "not claimed"], "inconclusive"),
+        (["inconclusive", "failed", "passed"], "not lossless"),
+    ],
+)
 def test_verdicts(found: list[str], verdict: str) -> None:
     """The worst section decides, and is the reason."""
-    sections = {f"section {n}": Section(status=status, why=f"why {n}") for n, status in enumerate(found)}
+    sections = {
+        f"section {n}": Section(status=status, why=f"why {n}") for n, status in enumerate(found)
+    }
     decided, reasons = verdict_of(sections, lossless=True)
     assert decided == verdict
     assert reasons
-    assert all(f"why {n}" not in " ".join(reasons) for n, status in enumerate(found) if status == "not claimed")
+    assert all(
+        f"why {n}" not in " ".join(reasons)
+        for n, status in enumerate(found)
+        if status == "not claimed"
+    )
 
 
-def test_settings_name_what_the_user_named(open_subject: Open, tiny_pair: tuple[Path, Path]) -> None:
+def test_settings_name_what_the_user_named(
+    open_subject: Open, tiny_pair: tuple[Path, Path]
+) -> None:
     subject = open_subject()
     found = settings_of(subject)
     assert (found["target"], found["draft"]) == tuple(map(str, tiny_pair))
@@ -130,9 +169,15 @@ def test_settings_name_what_the_user_named(open_subject: Open, tiny_pair: tuple[
 def test_another_plan_is_another_run(open_subject: Open) -> None:
     """A journal of other prompts, options, samples or seeds must not be gone on with."""
     subject = open_subject()
-    plans = [PLAN, CertifyPlan(samples=401, sampling=PLAN.sampling), CertifyPlan(400, SamplingParams(max_tokens=11)),
-             CertifyPlan(400, PLAN.sampling, seed=1)]  # fmt: skip
-    found = [str(identity(subject, PROMPTS, plan)) for plan in plans] + [str(identity(subject, PROMPTS[:2], PLAN))]
+    plans = [
+        PLAN,
+        CertifyPlan(samples=401, sampling=PLAN.sampling),
+        CertifyPlan(400, SamplingParams(max_tokens=11)),
+        CertifyPlan(400, PLAN.sampling, seed=1),
+    ]
+    found = [str(identity(subject, PROMPTS, plan)) for plan in plans] + [
+        str(identity(subject, PROMPTS[:2], PLAN))
+    ]
     assert len(set(found)) == 5
 
 

@@ -1,4 +1,5 @@
-"""Ranks of drafted tokens in the distributions that a drafter reports: uniform when they are right, siblings included."""
+"""Ranks of drafted tokens in the distributions that a drafter reports: uniform when they are right,
+siblings included."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ V = 40
 
 
 def drawn_tree(seed: int, num_rows: int, power: float = 1.0, *, replacement: bool = False) -> Draft:
-    """Two children of the pending token and one of the first; `power`: of the reported distributions."""
+    """Two children of the pending token and one of the first; `power`: of the reported
+    distributions."""
     generator = torch.Generator().manual_seed(seed)
     probs = (2 * torch.randn(num_rows, 4, V, generator=generator)).softmax(-1)
     first = torch.multinomial(probs[:, 0], 2, replacement=replacement, generator=generator)
     under = torch.multinomial(probs[:, 1], 1, generator=generator)
-    tokens, parents = torch.cat([first, under], dim=1), torch.tensor([[-1, -1, 0]] * num_rows)
+    tokens = torch.cat([first, under], dim=1)
+    parents = torch.tensor([[-1, -1, 0]] * num_rows)
     reported = probs**power
     reported = reported / reported.sum(dim=-1, keepdim=True)
     return Draft(tokens, torch.full((num_rows,), 3), parents, reported, replacement=replacement)
@@ -40,7 +43,10 @@ def statistics_of(*drafts: Draft, seed: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("replacement", [False, True])
 def test_p_values_are_uniform_where_the_report_is_right(replacement: bool) -> None:
     """Siblings included, which are drawn without their elder ones."""
-    found = [statistics_of(drawn_tree(seed, 200, replacement=replacement), seed=seed) for seed in range(150)]
+    found = [
+        statistics_of(drawn_tree(seed, 200, replacement=replacement), seed=seed)
+        for seed in range(150)
+    ]
     for view in ("likeliest first", "by id"):
         p_values = [one[view].p_value for one in found]
         assert stats.kstest(p_values, "uniform").pvalue > 1e-3

@@ -1,7 +1,9 @@
-"""A small certificate of every drafter of the table, of every lossless verifier, of stop rules, heads and grammars.
+"""A small certificate of every drafter of the table, of every lossless verifier, of stop rules,
+heads and grammars.
 
-Each is one decoder as a user could ask for it. What a drafter reads (hidden states), how it drafts (trees, another vocabulary) or
-what ends a row (a grammar) must not keep a certificate from being made, nor from being refused.
+Each is one decoder as a user could ask for it. What a drafter reads (hidden states), how it drafts
+(trees, another vocabulary) or what ends a row (a grammar) must not keep a certificate from being
+made, nor from being refused.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("shorter_texts")
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 TEXTS = ("to be or not to be or", "1, 2, 1, 2, 1, 2", "xyxyxyxyx")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=12))
 AT = "{root}"  # in a setting: the folder with the models and heads of this run
@@ -48,7 +55,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("draft-model", {"tree": "parallel:2"}),
     ("draft-model", {"stop": "entropy", "stop_below": 0.5, "entropy_weight": 0.05}),
     ("draft-model", {"stop": "product", "stop_below": 0.1}),
-    ("draft-model", {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{AT}/acceptance"}),
+    (
+        "draft-model",
+        {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{AT}/acceptance"},
+    ),
     ("block", {"stop": "confidence", "stop_below": 0.2}),
     ("block", {"tree": "2x2x1"}),
     ("eagle3", {"tree": "best-first", "min_gain": 0.0}),
@@ -61,8 +71,10 @@ IDLE = ("none", "prediction")  # draft nothing for a workload
 EVERY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DRAFTERS.names() if name not in (*IDLE, *ELSEWHERE)), *VARIANTS
 ]  # fmt: skip
-QUICK = ("eagle3", "composite", "retrieval")  # without settings of their own; the others are tests of the slow kind
-# Further statistics of what is certified without settings, and whose texts tests/contract/test_drafters.py holds to plain ones.
+# without settings of their own; the others are tests of the slow kind
+QUICK = ("eagle3", "composite", "retrieval")
+# Further statistics of what is certified without settings, and whose texts
+# tests/contract/test_drafters.py holds to plain ones.
 AT_NIGHT = pytest.mark.nightly
 Open = Callable[..., Subject]
 
@@ -84,22 +96,36 @@ def open_subject(root: Path) -> Open:
     def opened(drafter: str, settings: dict[str, Any], verifier: str = "auto") -> Subject:
         torch.set_num_threads(1)
         chosen = {**(REQUIRED.get(drafter) or {}), **settings}
-        chosen = {name: value.replace(AT, str(root)) if isinstance(value, str) else value for name, value in chosen.items()}
+        chosen = {
+            name: value.replace(AT, str(root)) if isinstance(value, str) else value
+            for name, value in chosen.items()
+        }
         kind = DRAFTERS.load(drafter)
         wants = kind.requirements(kind.Settings(**chosen)).draft
-        subject = Subject.open(Options(
-            target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
-            verifier=verifier, dtype="float32",
-        ))  # fmt: skip
+        subject = Subject.open(
+            Options(
+                target=str(root / "target"),
+                drafter=drafter,
+                drafter_options=chosen,
+                draft=str(root / "draft") if wants else None,
+                verifier=verifier,
+                dtype="float32",
+            )
+        )
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
-            loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here
+            # whole batches in one pass: quick, and fp32 leaves no near-ties here
+            loaded.lm.limits = PassLimits()
         return subject
 
     return opened
 
 
-def run(subject: Subject, plan: CertifyPlan = PLAN, texts: tuple[str, ...] = TEXTS) -> CertifyResult:
-    workload = Workload("texts", tuple(WorkloadRequest(str(n), text) for n, text in enumerate(texts)))
+def run(
+    subject: Subject, plan: CertifyPlan = PLAN, texts: tuple[str, ...] = TEXTS
+) -> CertifyResult:
+    workload = Workload(
+        "texts", tuple(WorkloadRequest(str(n), text) for n, text in enumerate(texts))
+    )
     return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
 
 
@@ -107,19 +133,38 @@ def check(result: CertifyResult) -> None:
     """Lossless, and not because nothing was drafted."""
     assert result.verdict == "lossless", result.reasons
     assert result.sampled_distribution.origins["accepted"]
-    assert result.sampled_distribution.origins["correction"] + result.sampled_distribution.origins["bonus"]
+    assert (
+        result.sampled_distribution.origins["correction"]
+        + result.sampled_distribution.origins["bonus"]
+    )
 
 
-@pytest.mark.parametrize(("drafter", "settings"), [
-    pytest.param(name, settings, marks=AT_NIGHT if settings else () if name in QUICK else pytest.mark.slow)
-    for name, settings in EVERY
-], ids=lambda value: value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in value.items()) or "plain")  # fmt: skip
-def test_every_drafter_gets_a_certificate(open_subject: Open, drafter: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "settings"),
+    [
+        pytest.param(
+            name,
+            settings,
+            marks=AT_NIGHT if settings else () if name in QUICK else pytest.mark.slow,
+        )
+        for name, settings in EVERY
+    ],
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else ",".join(f"{k}={v}" for k, v in value.items()) or "plain"
+    ),
+)
+def test_every_drafter_gets_a_certificate(
+    open_subject: Open, drafter: str, settings: dict[str, Any]
+) -> None:
     check(run(open_subject(drafter, settings)))
 
 
 @pytest.mark.parametrize("drafter", IDLE)
-def test_where_nothing_is_drafted_there_is_nothing_to_certify(open_subject: Open, drafter: str) -> None:
+def test_where_nothing_is_drafted_there_is_nothing_to_certify(
+    open_subject: Open, drafter: str
+) -> None:
     """Catches a certificate that would say "lossless" of a drafter that never drafted."""
     with pytest.raises(ConfigError, match=f"drafter '{drafter}'"):
         open_subject(drafter, {})
@@ -128,17 +173,27 @@ def test_where_nothing_is_drafted_there_is_nothing_to_certify(open_subject: Open
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", LOSSLESS)
 @pytest.mark.parametrize("shape", ["chain", "2x2"])
-def test_every_lossless_verifier_gets_one_on_chains_and_trees(open_subject: Open, verifier: str, shape: str) -> None:
+def test_every_lossless_verifier_gets_one_on_chains_and_trees(
+    open_subject: Open, verifier: str, shape: str
+) -> None:
     if shape != "chain" and VERIFIERS.load(verifier).shape != "tree":
         pytest.skip("takes chains only")
     check(run(open_subject("draft-model", {"tree": shape}, verifier)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [
-    "composite", "universal", "ngram-cache",
-    *(pytest.param(name, marks=AT_NIGHT) for name in ("eagle3", "block", "medusa", "retrieval")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "composite",
+        "universal",
+        "ngram-cache",
+        *(
+            pytest.param(name, marks=AT_NIGHT)
+            for name in ("eagle3", "block", "medusa", "retrieval")
+        ),
+    ],
+)
 def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter: str) -> None:
     result = run(open_subject(drafter, {}, "gumbel"))
     check(result)
@@ -146,13 +201,19 @@ def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter:
 
 
 @pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize("drafter", [
-    "eagle3", pytest.param("universal", marks=pytest.mark.slow),
-    *(pytest.param(name, marks=AT_NIGHT) for name in ("block", "medusa")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "eagle3",
+        pytest.param("universal", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=AT_NIGHT) for name in ("block", "medusa")),
+    ],
+)
 def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter: str) -> None:
     """Found among this drafter's own drafts."""
-    result = run(open_subject(drafter, {}, "resamples"), CertifyPlan(samples=1500, sampling=PLAN.sampling))
+    result = run(
+        open_subject(drafter, {}, "resamples"), CertifyPlan(samples=1500, sampling=PLAN.sampling)
+    )
     assert result.verdict == "not lossless"
     assert result.sampled_distribution.status == "failed"
 
@@ -160,27 +221,36 @@ def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter:
 # ------------------------------------------------ grammars
 
 
-
 def bound(pattern: str, samples: int = PLAN.samples) -> CertifyPlan:
     """Answers match this."""
     form = StructuredOutputsParams(regex=pattern)
-    return CertifyPlan(samples=samples, sampling=SamplingParams(max_tokens=12, structured_outputs=form))
+    return CertifyPlan(
+        samples=samples, sampling=SamplingParams(max_tokens=12, structured_outputs=form)
+    )
 
 
 LETTERS = "([a-d][a-d ])+"
 
 
-@pytest.mark.parametrize("drafter", [
-    "draft-model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("composite", "universal")),
-    *(pytest.param(name, marks=AT_NIGHT) for name in ("ngram", "eagle3")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "draft-model",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("composite", "universal")),
+        *(pytest.param(name, marks=AT_NIGHT) for name in ("ngram", "eagle3")),
+    ],
+)
 def test_answers_under_a_grammar_get_a_certificate(open_subject: Open, drafter: str) -> None:
-    """Laws are those of the constrained target; a row that ends because the grammar is over ends alike on all ways."""
-    subject, plan = open_subject(drafter, {}), bound(LETTERS)
+    """Laws are those of the constrained target; a row that ends because the grammar is over ends
+    alike on all ways."""
+    subject = open_subject(drafter, {})
+    plan = bound(LETTERS)
     result = run(subject, plan)
     check(result)
     assert result.sampling["structured_outputs"]["regex"] == LETTERS
-    answer = subject.texts(subject.speculative, [[40, 41]], [replace(plan.sampling, max_tokens=9, ignore_eos=True)])[0]
+    answer = subject.texts(
+        subject.speculative, [[40, 41]], [replace(plan.sampling, max_tokens=9, ignore_eos=True)]
+    )[0]
     assert set(subject.built.target.tokenizer.decode(answer)) <= set("abcd ")
 
 
@@ -200,5 +270,7 @@ def test_a_wrong_grammar_is_refused_at_once(open_subject: Open) -> None:
 def test_another_grammar_is_another_run(open_subject: Open) -> None:
     """A journal of free texts must not be gone on with."""
     subject = open_subject("ngram", {})
-    found = [str(identity(subject, [[1, 2]], plan)) for plan in (PLAN, bound("yes|no"), bound("yes"))]
+    found = [
+        str(identity(subject, [[1, 2]], plan)) for plan in (PLAN, bound("yes|no"), bound("yes"))
+    ]
     assert len(set(found)) == 3

@@ -1,4 +1,5 @@
-"""Long texts: how many there are, which positions are tested together, and what a fault at late positions does."""
+"""Long texts: how many there are, which positions are tested together, and what a fault at late
+positions does."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ WARM = SamplingParams(temperature=1.0)
 @pytest.mark.parametrize("num_draws", [1, 80, 1000])
 def test_texts_hold_enough_tokens_and_no_needless_text(context: int, num_draws: int) -> None:
     chosen = enough_prompts(PROMPTS, context, num_draws)
-    rooms = [min(LATEST, context - len(prompt)) - BANDS for prompt in chosen]  # each band may lack one draw of a text
+    # each band may lack one draw of a text
+    rooms = [min(LATEST, context - len(prompt)) - BANDS for prompt in chosen]
     assert sum(rooms) >= BANDS * num_draws > sum(rooms[:-1])
     assert chosen[: len(PROMPTS)] == PROMPTS[: len(chosen)], "prompts take turns"
 
@@ -28,7 +30,12 @@ def test_bands_share_the_draws_evenly_and_leave_no_position_out() -> None:
     bands = bands_of(texts, 400)
     assert (bands[0].first, bands[-1].last) == (4, 999)
     assert all(one.last + 1 == other.first for one, other in itertools.pairwise(bands))
-    counts = [sum(len(range(max(text.start, band.first), min(text.stop, band.last + 1))) for text in texts) for band in bands]
+    counts = [
+        sum(
+            len(range(max(text.start, band.first), min(text.stop, band.last + 1))) for text in texts
+        )
+        for band in bands
+    ]
     assert len(counts) == BANDS
     assert max(counts) - min(counts) <= 2 * len(texts)
     assert min(counts) >= 400

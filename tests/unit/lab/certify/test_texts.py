@@ -26,12 +26,17 @@ def section(subject: Subject, params: SamplingParams = PARAMS) -> SameTexts:
     return greedy(subject, PROMPTS, params, Units())[0]
 
 
-@pytest.mark.parametrize(("drafter", "verifier", "options"), [
-    ("draft-model", "block", {}),
-    ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}),
-    ("ngram", "token", {}),
-])  # fmt: skip
-def test_sound_decoding_passes(open_subject: Open, drafter: str, verifier: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "options"),
+    [
+        ("draft-model", "block", {}),
+        ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}),
+        ("ngram", "token", {}),
+    ],
+)
+def test_sound_decoding_passes(
+    open_subject: Open, drafter: str, verifier: str, options: dict[str, Any]
+) -> None:
     found = section(open_subject(drafter, verifier, **options))
     assert found.status == "passed"
     assert [run.num_identical for run in found.runs] == [4, 4, 4, 4]
@@ -59,7 +64,10 @@ def test_bans_take_part(open_subject: Open) -> None:
 
 def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
     found, _ = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
-    assert [run.name for run in found.runs] == ["speculative, alone", "speculative, beside a sampled row"]
+    assert [run.name for run in found.runs] == [
+        "speculative, alone",
+        "speculative, beside a sampled row",
+    ]
 
 
 # ------------------------------------------------ causes
@@ -69,17 +77,25 @@ def off_by_one_near_ties(margin: float) -> Callable[..., list[list[int]]]:
     """BUG: with a draft, the runner-up wins where it is close."""
     real = batch.greedy_choice
 
-    def choice(logits: Tensor, sampling: Any, history: Any = None, draft: Any = None) -> list[list[int]]:
+    def choice(
+        logits: Tensor, sampling: Any, history: Any = None, draft: Any = None
+    ) -> list[list[int]]:
         found = real(logits, sampling, history, draft)
         if draft is None or draft.num_nodes == 0:
             return found
         top = logits.topk(2, dim=-1)
-        return torch.where(top.values[..., 0] - top.values[..., 1] < margin, top.indices[..., 1], torch.tensor(found)).tolist()
+        return torch.where(
+            top.values[..., 0] - top.values[..., 1] < margin,
+            top.indices[..., 1],
+            torch.tensor(found),
+        ).tolist()
 
     return choice
 
 
-def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_against_its_own_scores_is_the_verifiers_fault(
+    open_subject: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Off by one near ties: the scores are the same to the bit, the token is not theirs."""
     subject = open_subject(runtime="eager")
     monkeypatch.setattr(batch, "greedy_choice", off_by_one_near_ties(0.1))
@@ -94,7 +110,9 @@ def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Op
     assert first.expected_text == f" w{first.expected}"
 
 
-def test_a_damaged_cache_is_a_fault_of_state(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_cache_is_a_fault_of_state(
+    open_subject: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The token is what the run's scores favour; they are far from what the text gives."""
     keep = KVCache.keep
 
@@ -113,9 +131,11 @@ def test_a_damaged_cache_is_a_fault_of_state(open_subject: Open, monkeypatch: py
 
 
 def test_a_near_tie_that_rounding_turns_is_neither_right_nor_wrong(open_subject: Open) -> None:
-    """A bias makes two tokens equal at the first token; passes with a draft add noise of a few spacings."""
+    """A bias makes two tokens equal at the first token; passes with a draft add noise of a few
+    spacings."""
     subject = open_subject()
-    lm, prompt = subject.target, PROMPTS[0]
+    lm = subject.target
+    prompt = PROMPTS[0]
     top = teacher_forced(lm, prompt, len(prompt)).topk(2)
     bias = float(top.values[0] - top.values[1]) - 1e-6
     run = lm.run
@@ -131,18 +151,26 @@ def test_a_near_tie_that_rounding_turns_is_neither_right_nor_wrong(open_subject:
     found, _ = greedy(subject, [prompt], params, Units())
     assert found.status == "inconclusive"
     first = found.differences[0]
-    assert (first.cause, first.position, first.expected, first.found) == ("rounding", 0, *top.indices.tolist())
+    assert (first.cause, first.position, first.expected, first.found) == (
+        "rounding",
+        0,
+        *top.indices.tolist(),
+    )
     assert first.gap == pytest.approx(1e-6, abs=5e-7)
     assert 1 < first.moved_in_spacings < 100
     assert "near-tie" in found.why
 
 
-def test_a_text_that_stops_early_is_a_difference(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_stops_early_is_a_difference(
+    open_subject: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The beginning of a text is not the text."""
     subject = open_subject()
     real = Subject.texts
 
-    def shortened(self: Subject, decoder: Any, prompts: Any, params: Any, *, together: int = 1) -> list[list[int]]:
+    def shortened(
+        self: Subject, decoder: Any, prompts: Any, params: Any, *, together: int = 1
+    ) -> list[list[int]]:
         texts = real(self, decoder, prompts, params, together=together)
         return [text[:-2] for text in texts] if decoder is self.speculative else texts
 
@@ -166,7 +194,8 @@ def test_spacing_is_the_step_to_the_next_number(dtype: torch.dtype, value: float
 
 
 def test_a_teacher_forced_text_leaves_nothing_behind(open_subject: Open) -> None:
-    """Its logits are those of one wide pass over the text, up to rounding; the cache is empty again."""
+    """Its logits are those of one wide pass over the text, up to rounding; the cache is empty
+    again."""
     subject = open_subject()
     tokens = [*PROMPTS[0], 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     logits = teacher_forced(subject.target, tokens, 5)

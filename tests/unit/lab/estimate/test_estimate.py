@@ -19,10 +19,15 @@ def bench(tmp_path: Path) -> Path:
     plain = results.measured(0)
     tree = results.measured(3, results.interval(9, 8, 10))
     model = results.measured(1, results.interval(2, 1.9, 2.1))
-    lookup = results.measured(2, results.interval(3, 2.9, 3.1), step_s={0: 0.010, 1: 0.015, 5: 0.02})
+    lookup = results.measured(
+        2, results.interval(3, 2.9, 3.1), step_s={0: 0.010, 1: 0.015, 5: 0.02}
+    )
     labels = ("none", "draft-model k=5", "ngram k=5", "draft-model k=7 tree=best-first")
     infos = [results.ConfigurationInfo(label=label, arguments={}, baseline=0) for label in labels]
-    cells = [results.cell(plain, model, tree), results.cell(plain, model, lookup, task="code", temperature=1.0)]
+    cells = [
+        results.cell(plain, model, tree),
+        results.cell(plain, model, lookup, task="code", temperature=1.0),
+    ]
     path = tmp_path / "bench.json"
     results.bench(*cells, configurations=infos).write(path)
     return path
@@ -52,7 +57,9 @@ def test_where_nothing_pays_the_best_is_not_to_speculate() -> None:
     assert estimate([0.5], costs_of(0.6, {}), "c").best == 0
 
 
-@pytest.mark.parametrize(("c", "passes"), [(-0.1, {}), (float("nan"), {}), (0.1, {1: 1.2}), (0.1, {4: 0.5})])
+@pytest.mark.parametrize(
+    ("c", "passes"), [(-0.1, {}), (float("nan"), {}), (0.1, {1: 1.2}), (0.1, {4: 0.5})]
+)
 def test_what_is_no_cost_is_refused(c: float, passes: dict[int, float]) -> None:
     with pytest.raises(ConfigError):
         costs_of(c, passes)
@@ -69,7 +76,9 @@ def test_the_fastest_chain_of_a_result(bench: Path) -> None:
 
 def test_other_results_have_no_costs(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    ExportResult(drafter="medusa", layout="vllm", source="run", target="demo", checks=[]).write(path)
+    ExportResult(drafter="medusa", layout="vllm", source="run", target="demo", checks=[]).write(
+        path
+    )
     with pytest.raises(ConfigError, match="result of export"):
         read_bench(path)
     results.bench(results.cell(results.measured(0))).write(path)
@@ -82,7 +91,11 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     size = model_size("draft", str(tmp_path))
     num_bytes = sum(parameter.numel() for parameter in model.parameters()) * 4
-    assert (size.role, size.weights_bytes, size.kv_bytes_per_token) == ("draft", num_bytes, 2 * 2 * 16 * 2 * 4)
+    assert (size.role, size.weights_bytes, size.kv_bytes_per_token) == (
+        "draft",
+        num_bytes,
+        2 * 2 * 16 * 2 * 4,
+    )
 
 
 def test_the_demo_pair_has_sizes() -> None:

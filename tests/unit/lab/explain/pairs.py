@@ -20,7 +20,9 @@ from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 PROMPTS = [[5, 80, 33, 7, 80, 33], [9, 9, 41, 7, 200, 13, 60], [77, 3, 21]]
 
 
-def save_pair(root: Path, *, noise: float = 0.08, sharpness: float = 2.0, draft: Any = None) -> tuple[str, str]:
+def save_pair(
+    root: Path, *, noise: float = 0.08, sharpness: float = 2.0, draft: Any = None
+) -> tuple[str, str]:
     """A random target and a draft that is right most of the time, or the given one."""
     target = tiny_llama(257, sharpness=sharpness)
     for name, model in (("target", target), ("draft", draft or disturbed(target, noise))):
@@ -43,10 +45,14 @@ def finished(contender: Contender, trace: Trace, params: SamplingParams) -> Fini
     """The text of a trace."""
     prompt = list(trace.completion.prompt_token_ids)
     return FinishedText(
-        prompt=prompt, output=list(trace.completion.token_ids), params=params,
-        limit=min(contender.built.context - len(prompt), params.max_tokens), seed=trace.completion.seed,
-        coupled=contender.built.decoder.verifier.coupled, step_lengths=[step.taken for step in trace.steps],
-    )  # fmt: skip
+        prompt=prompt,
+        output=list(trace.completion.token_ids),
+        params=params,
+        limit=min(contender.built.context - len(prompt), params.max_tokens),
+        seed=trace.completion.seed,
+        coupled=contender.built.decoder.verifier.coupled,
+        step_lengths=[step.taken for step in trace.steps],
+    )
 
 
 class Spy(Verifier):
@@ -59,7 +65,9 @@ class Spy(Verifier):
         self.name, self.shape, self.coupled = real.name, real.shape, real.coupled  # type: ignore[misc]
         self.seen: list[tuple[Draft, Tensor, Verdict]] = []
 
-    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+    def verify(
+        self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor
+    ) -> Verdict:
         verdict = self._real.verify(draft, target_probs, rng, positions)
         self.seen.append((draft, target_probs.clone(), verdict))
         return verdict

@@ -31,13 +31,28 @@ def deepest(kept: int) -> list[LevelRow]:
 
 
 def result(**changes: Any) -> ExplainResult:
-    """300 steps that emitted 1000 tokens, as `changes` say; `alpha` sets accepted, `tau` the tokens per step."""
+    """300 steps that emitted 1000 tokens, as `changes` say; `alpha` sets accepted, `tau` the tokens
+    per step."""
     facts: dict[str, Any] = {
-        "causes": causes(), "by_kind": [], "by_level": deepest(100), "near_misses": 0, "times": TIMES, "emitted": 1000,
-        "steps": 300, "tested": 900, "alpha": 0.6, "tau": 3.3, "is_chain": True, "has_draft_probs": True, "other_cpu": 0.0,
-        "num_draft_tokens": "5", **changes,
-    }  # fmt: skip
-    alpha, tau, times = facts.pop("alpha"), facts["tau"], facts["times"]
+        "causes": causes(),
+        "by_kind": [],
+        "by_level": deepest(100),
+        "near_misses": 0,
+        "times": TIMES,
+        "emitted": 1000,
+        "steps": 300,
+        "tested": 900,
+        "alpha": 0.6,
+        "tau": 3.3,
+        "is_chain": True,
+        "has_draft_probs": True,
+        "other_cpu": 0.0,
+        "num_draft_tokens": "5",
+        **changes,
+    }
+    alpha = facts.pop("alpha")
+    tau = facts["tau"]
+    times = facts["times"]
     facts |= {"accepted": round((alpha or 0) * facts["tested"]), "tau": Interval.unknown(tau)}
     return explanation(**facts, tokens_per_s=None if times is None else tau / times.step_s)
 
@@ -51,7 +66,16 @@ def test_nothing_stands_out() -> None:
 
 
 def kind(name: str, tokens: int, lost: float) -> GroupRow:
-    return GroupRow(name=name, tokens=tokens, tested=tokens, kept=0, share=None, lost=lost, disagreement=None, entropy=None)
+    return GroupRow(
+        name=name,
+        tokens=tokens,
+        tested=tokens,
+        kept=0,
+        share=None,
+        lost=lost,
+        disagreement=None,
+        entropy=None,
+    )
 
 
 CASES = {
@@ -100,7 +124,8 @@ def test_a_length_is_a_choice_of_fixed_chains() -> None:
 
 
 def test_drafts_lose_for_sure_where_their_time_alone_is_more_than_they_bring() -> None:
-    """A plain step takes no longer than a step's rest: 0.04 s here, so 1.25 tokens in 0.05 s are even."""
+    """A plain step takes no longer than a step's rest: 0.04 s here, so 1.25 tokens in 0.05 s are
+    even."""
     assert "decode plainly" in titles(tau=1.24)[0]
     assert titles(tau=1.26) == ["Nothing stands out"]
     assert titles(tau=1.24, times=None) == ["Nothing stands out"]

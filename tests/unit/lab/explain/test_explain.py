@@ -1,4 +1,5 @@
-"""The whole of it on small pairs: results that add up, can be read again, go on after an interruption, and refusals by name."""
+"""The whole of it on small pairs: results that add up, can be read again, go on after an
+interruption, and refusals by name."""
 
 from __future__ import annotations
 
@@ -45,18 +46,31 @@ def explained(
 @pytest.mark.parametrize(
     ("configuration", "params"),
     [
-        ("draft-model k=4", GREEDY), ("draft-model k=4 verifier=token", WARM), ("draft-model k=6 tree=2x2", WARM),
-        ("ngram k=4", WARM), ("universal k=3 method=reencode", GREEDY), ("composite k=6 parts=draft-model+suffix", GREEDY),
-        ("draft-model k=4 stop=entropy stop_below=0.6", GREEDY), ("draft-model k=auto:4", GREEDY),
+        ("draft-model k=4", GREEDY),
+        ("draft-model k=4 verifier=token", WARM),
+        ("draft-model k=6 tree=2x2", WARM),
+        ("ngram k=4", WARM),
+        ("universal k=3 method=reencode", GREEDY),
+        ("composite k=6 parts=draft-model+suffix", GREEDY),
+        ("draft-model k=4 stop=entropy stop_below=0.6", GREEDY),
+        ("draft-model k=auto:4", GREEDY),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: str, params: SamplingParams) -> None:
+)
+def test_results_add_up(
+    pair: tuple[str, str], tmp_path: Path, configuration: str, params: SamplingParams
+) -> None:
     result = explained(pair, configuration, params, tmp_path)
-    assert sum(row.tokens for row in result.causes) == pytest.approx(result.ideal - result.emitted, abs=1e-6)
+    assert sum(row.tokens for row in result.causes) == pytest.approx(
+        result.ideal - result.emitted, abs=1e-6
+    )
     assert result.emitted == sum(len(text.pieces) for text in result.texts)
     assert result.tested == sum(row.tested for row in result.by_kind)
-    assert result.accepted == sum(row.kept for row in result.by_kind) == sum(row.kept for row in result.by_level)
+    assert (
+        result.accepted
+        == sum(row.kept for row in result.by_kind)
+        == sum(row.kept for row in result.by_level)
+    )
     assert sum(row.tokens for row in result.by_kind) == result.emitted
     assert result.tau.value == pytest.approx(result.emitted / result.steps)
     for text in result.texts:
@@ -74,7 +88,8 @@ def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: st
 
 
 def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
-    """700 bytes a token at most, so that 4000 tokens stay below 3 MB; and no more tokens are shown than asked for."""
+    """700 bytes a token at most, so that 4000 tokens stay below 3 MB; and no more tokens are shown
+    than asked for."""
     result = explained(pair, "draft-model k=4", WARM, tmp_path)
     path = tmp_path / "result.json"
     result.write(path)
@@ -91,14 +106,18 @@ def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_pat
     texts = []
     for _ in range(2):
         options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
-        result, journal = explain(options, Configuration.parse("draft-model k=4"), lambda _: same, WARM, tmp_path / "j")
+        result, journal = explain(
+            options, Configuration.parse("draft-model k=4"), lambda _: same, WARM, tmp_path / "j"
+        )
         journal.close()
         texts.append([text.pieces for text in result.texts])
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
 
 
-def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was decoded is not decoded again, and the result is that of a run in one piece."""
     whole = explained(pair, "draft-model k=4", WARM, tmp_path)
     decoded: list[str] = []
@@ -111,7 +130,9 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
 
     monkeypatch.setattr(explain_module, "record", counted)
     options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
-    known, _ = explain(options, Configuration.parse("draft-model k=4"), questions, WARM, tmp_path / "journal")
+    known, _ = explain(
+        options, Configuration.parse("draft-model k=4"), questions, WARM, tmp_path / "journal"
+    )
     assert decoded == ["q0", "q1"]
     assert known.interrupted
     assert known.texts == whole.texts[:2], "what was finished before Ctrl-C is explained"
@@ -167,8 +188,11 @@ def test_the_demo(tmp_path: Path) -> None:
         text = "Question: A cake costs $2 and a cup costs $5. Olivia buys 6 cakes and 5 cups. How much is it?\nAnswer:"
         return [Question(runner.tokenizer(text)["input_ids"], "cakes", "reasoning")]
 
-    options, params = Options("demo", threads=1), SamplingParams(max_tokens=60)
-    result, journal = explain(options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal")
+    options = Options("demo", threads=1)
+    params = SamplingParams(max_tokens=60)
+    result, journal = explain(
+        options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal"
+    )
     journal.close()
     assert result.ideal > result.emitted
     assert {row.name for row in result.by_kind} >= {"number", "word", "punctuation"}

@@ -51,7 +51,8 @@ def one_step(drafter: Drafter, text: Text) -> LoggedRow:
 
 
 def test_the_branch_that_the_text_takes_is_kept() -> None:
-    """Catches the target's choice read at a node's number instead of at its depth, and a first child that always wins."""
+    """Catches the target's choice read at a node's number instead of at its depth, and a first
+    child that always wins."""
     row = one_step(Scripted(tree_of([7, 8, 9], [3, 4, 5, 6], [3, 1])), Text([1], [3, 4, 5, 2, 2]))
     assert row.output == [3, 4, 5, 2]
     assert row.origins == ["accepted"] * 3 + ["correction"]
@@ -61,18 +62,30 @@ def test_the_branch_that_the_text_takes_is_kept() -> None:
 
 
 def test_a_draft_beyond_the_end_is_cut_there() -> None:
-    """Catches tokens after the log's end, a token of the replay's own in the text, and a last token that is never reached."""
+    """Catches tokens after the log's end, a token of the replay's own in the text, and a last token
+    that is never reached."""
     row = one_step(Scripted(tree_of([3, 4, 5, 6])), Text([1], [3, 4]))
-    assert (row.output, row.origins, row.finish_reason) == ([3, 4], ["accepted", "accepted"], "stop")
-    assert (row.stats.emitted, row.stats.accepted, row.stats.tested, row.stats.drafted) == (2, 2, 2, 4)
+    assert (row.output, row.origins, row.finish_reason) == (
+        [3, 4],
+        ["accepted", "accepted"],
+        "stop",
+    )
+    assert (row.stats.emitted, row.stats.accepted, row.stats.tested, row.stats.drafted) == (
+        2,
+        2,
+        2,
+        4,
+    )
     row = one_step(Scripted(tree_of([3])), Text([1], [3, 4]))
     assert (row.output, row.origins, row.finish_reason) == ([3, 4], ["accepted", "bonus"], "stop")
 
 
 def test_room_is_what_the_log_had() -> None:
-    """Catches a limit taken from the answer's length where the answer ended by itself: drafts near the end would be cut."""
+    """Catches a limit taken from the answer's length where the answer ended by itself: drafts near
+    the end would be cut."""
     control = FixedLength(5)
-    for limit, asked in [(None, 5), (2, 1), (4, 3), (1, 1)]:  # a limit below the answer's length is a mistake of the log's
+    # a limit below the answer's length is a mistake of the log's
+    for limit, asked in [(None, 5), (2, 1), (4, 3), (1, 1)]:
         rows = Rows(VOCABULARY, torch.device("cpu"))
         rows.add(LoggedRow.of(Text([1], [3, 4], max_tokens=limit), 0))
         assert control.choose(rows) == [asked]
@@ -82,10 +95,14 @@ def test_room_is_what_the_log_had() -> None:
     paths=st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=4), max_size=5),
     answer=st.lists(st.integers(2, 4), min_size=1, max_size=6),
 )
-def test_the_kept_path_is_the_longest_that_the_text_follows(paths: list[list[int]], answer: list[int]) -> None:
+def test_the_kept_path_is_the_longest_that_the_text_follows(
+    paths: list[list[int]], answer: list[int]
+) -> None:
     """Catches any other verdict: this is what every lossless verifier keeps of placed tokens."""
     row = one_step(Scripted(tree_of(*paths)), Text([1], answer))
-    longest = max((n for path in paths for n in range(len(path) + 1) if path[:n] == answer[:n]), default=0)
+    longest = max(
+        (n for path in paths for n in range(len(path) + 1) if path[:n] == answer[:n]), default=0
+    )
     assert row.stats.accepted == longest
     assert row.output == answer[: longest + 1]
 
@@ -112,7 +129,8 @@ class Drawing(Scripted):
 
 
 def test_drafters_that_want_more_than_text_are_found_out() -> None:
-    """Catches numbers made up for a drafter that asks for a model: a third party's need not say that it does."""
+    """Catches numbers made up for a drafter that asks for a model: a third party's need not say
+    that it does."""
     parts = choose_parts("recycling", {}, "auto", {}, None, lossy=False)
     recycling = parts.make_drafter(text_target(None, VOCABULARY), None)
     assert isinstance(recycling, RecyclingDrafter)
@@ -122,5 +140,3 @@ def test_drafters_that_want_more_than_text_are_found_out() -> None:
         one_step(Reader(), Text([1], [2, 3]))
     with pytest.raises(CapabilityError, match="draws tokens at random"):
         one_step(Drawing(tree_of([1])), Text([1], [2, 3]))
-
-

@@ -25,11 +25,16 @@ def taus(texts: list[Text], label: str = "suffix k=8") -> list[float | None]:
 
 
 def test_drafters_are_sorted_by_what_they_need() -> None:
-    """Catches a drafter that slips in although it learns from logits, and one left out that reads only text."""
+    """Catches a drafter that slips in although it learns from logits, and one left out that reads
+    only text."""
     drafters = sort_drafters()
     assert drafters.replayable == ["ngram", "suffix", "ngram-cache", "retrieval"]
     assert drafters.unusable == []
-    assert [configuration.label for configuration in drafters.configurations] == ["ngram", "suffix", "ngram-cache"]
+    assert [configuration.label for configuration in drafters.configurations] == [
+        "ngram",
+        "suffix",
+        "ngram-cache",
+    ]
     for name in set(DRAFTERS.names()) - {"none", *drafters.replayable}:
         with pytest.raises(CapabilityError, match=r"more than text.* Replayable: ngram"):
             replayable_parts(Configuration(name))
@@ -44,13 +49,17 @@ class FailingDrafter(NgramDrafter):
 
 
 def test_a_broken_drafter_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a package of somebody else's, or one that an extra would bring, that takes all other drafters with it."""
+    """Catches a package of somebody else's, or one that an extra would bring, that takes all other
+    drafters with it."""
     monkeypatch.setitem(DRAFTERS._builtin, "absent", Entry("no.such:Drafter", "broken", "services"))
     monkeypatch.setitem(DRAFTERS._builtin, "failing", Entry(f"{__name__}:FailingDrafter", "broken"))
     drafters = sort_drafters()
     assert drafters.replayable == ["ngram", "suffix", "ngram-cache", "retrieval"]
     absent, failing = drafters.unusable
-    assert "drafter 'absent' (no.such:Drafter) cannot be imported: No module named 'no'; pip install '.[services]'" in absent
+    assert (
+        "drafter 'absent' (no.such:Drafter) cannot be imported: No module named 'no'; pip install '.[services]'"
+        in absent
+    )
     assert "drafter 'failing' fails on a toy text: ZeroDivisionError: of a third party" in failing
     with pytest.raises(ConfigError, match=r"'absent'.* cannot be imported"):
         replayable_parts(Configuration("absent"))
@@ -95,17 +104,28 @@ def test_who_learns_meets_the_texts_in_their_order() -> None:
 
 
 def test_what_is_not_learned_does_not_depend_on_its_neighbours() -> None:
-    """Catches rows replayed together for speed that touch one another, and results of one text filed under another."""
-    texts = [Text([1, 2, 3, 1, 2], [3, 1 + n % 3, 2, 3, *range(n % 5), 1, 2, 3, 1, 2, 3, 1]) for n in range(40)]
+    """Catches rows replayed together for speed that touch one another, and results of one text
+    filed under another."""
+    texts = [
+        Text([1, 2, 3, 1, 2], [3, 1 + n % 3, 2, 3, *range(n % 5), 1, 2, 3, 1, 2, 3, 1])
+        for n in range(40)
+    ]
     for label in ("ngram", "ngram k=9 tree=true min_share=0"):
         together = replay(texts, Configuration.parse(label))
         for number in range(0, 40, 7):
             alone = replay([texts[number]], Configuration.parse(label)).texts[0]
             found = together.texts[number]
-            assert (found.stats.steps, found.stats.drafted, found.stats.accepted_per_position, found.origins) == (
-                alone.stats.steps, alone.stats.drafted, alone.stats.accepted_per_position, alone.origins,
-            )  # fmt: skip
-
+            assert (
+                found.stats.steps,
+                found.stats.drafted,
+                found.stats.accepted_per_position,
+                found.origins,
+            ) == (
+                alone.stats.steps,
+                alone.stats.drafted,
+                alone.stats.accepted_per_position,
+                alone.origins,
+            )
 
 
 def test_a_replay_leaves_no_files(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ def workload(*requests: WorkloadRequest) -> Workload:
 
 
 def test_prompts_and_answers() -> None:
-    """Catches special tokens inside of a text, a lost task or id, and an end token where the answer was cut."""
+    """Catches special tokens inside of a text, a lost task or id, and an end token where the answer
+    was cut."""
     tokenizer = word_tokenizer(20)
     log = read_log(
         workload(
@@ -45,8 +46,11 @@ def test_prompts_and_answers() -> None:
 def test_an_answer_is_the_same_tokens_behind_its_prompt() -> None:
     """Catches a space that the tokenizer puts before every text: the demo's does."""
     target = load_text_target(str(demo_paths().target))
-    prompt, answer = "Question: Sam has 3 lemons.\nAnswer:", " Sam has 3 lemons.\nSo there are 3."
-    (text,) = read_log(workload(WorkloadRequest("a", prompt=prompt, answer=answer)), target.tokenizer).texts
+    prompt = "Question: Sam has 3 lemons.\nAnswer:"
+    answer = " Sam has 3 lemons.\nSo there are 3."
+    (text,) = read_log(
+        workload(WorkloadRequest("a", prompt=prompt, answer=answer)), target.tokenizer
+    ).texts
     whole = target.tokenizer(prompt + answer)["input_ids"]
     assert [*text.prompt, *text.answer] == [*whole, target.tokenizer.eos_token_id]
 
@@ -67,8 +71,11 @@ def test_conversations_need_a_template() -> None:
 
 def test_requests_without_answers() -> None:
     """Catches prompts alone that count as texts, and a refusal that does not say which."""
-    asked, answered = WorkloadRequest("asked", prompt="w1"), WorkloadRequest("answered", prompt="w1", answer="w2")
-    with pytest.raises(ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--on-bad skip"):
+    asked = WorkloadRequest("asked", prompt="w1")
+    answered = WorkloadRequest("answered", prompt="w1", answer="w2")
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--on-bad skip"
+    ):
         read_log(workload(asked, answered), word_tokenizer(20))
     log = read_log(workload(asked, answered), word_tokenizer(20), on_bad="skip")
     assert [text.id for text in log.texts] == ["answered"]
@@ -78,7 +85,8 @@ def test_requests_without_answers() -> None:
 
 
 def test_a_tokenizer_is_enough(tmp_path: Path) -> None:
-    """Catches weights that are read, and a vocabulary smaller than the model's: files of drafters are tied to it."""
+    """Catches weights that are read, and a vocabulary smaller than the model's: files of drafters
+    are tied to it."""
     word_tokenizer(20).save_pretrained(tmp_path / "alone")
     assert load_text_target(str(tmp_path / "alone")).lm.shape.vocab_size == 20
     folder = save_checkpoint(tmp_path / "padded", widened(tiny_llama(20), 24), word_tokenizer(20))

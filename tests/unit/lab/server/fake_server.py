@@ -1,5 +1,5 @@
-"""A small OpenAI-compatible server on the loopback that speculates on paper: it answers "w0 w1 w2 ..." in chunks, counts as vLLM,
-SGLang, llama.cpp or Outrider would, and misbehaves on request.
+"""A small OpenAI-compatible server on the loopback that speculates on paper: it answers "w0 w1 w2
+..." in chunks, counts as vLLM, SGLang, llama.cpp or Outrider would, and misbehaves on request.
 
 `faults`: number of the completion request (from 0, warm-up included) -> what goes wrong with it.
 """
@@ -60,7 +60,9 @@ class Fake:
 
         Bound.fake = fake
         self.server = _Server(("127.0.0.1", 0), Bound)
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +79,8 @@ class Fake:
         self.server.server_close()
 
     def count(self, tokens: int) -> None:
-        """One request is over: its first token came from the prompt's pass, the others from steps of KEPT + 1."""
+        """One request is over: its first token came from the prompt's pass, the others from steps
+        of KEPT + 1."""
         if self.late_counting_s:
             time.sleep(self.late_counting_s)
         steps = (tokens - 1) // (KEPT + 1)
@@ -88,7 +91,9 @@ class Fake:
                 self.steps += steps
                 self.drafted += DRAFT * steps
                 self.accepted += KEPT * steps
-                self.positions = [count + steps * (index < KEPT) for index, count in enumerate(self.positions)]
+                self.positions = [
+                    count + steps * (index < KEPT) for index, count in enumerate(self.positions)
+                ]
 
     def page(self) -> str:
         """/metrics."""
@@ -100,7 +105,8 @@ class Fake:
                 if self.speculates:
                     lines += _counter("sglang:spec_verify_calls_total", self.steps)
                 return "\n".join(lines) + "\n"
-            prefix, generated = self.engine, "generation_tokens_total"
+            prefix = self.engine
+            generated = "generation_tokens_total"
             if self.engine == "llamacpp":
                 generated = "tokens_predicted_total"
             lines = _counter(f"{prefix}:{generated}", self.generated)
@@ -111,7 +117,8 @@ class Fake:
                 name = f"{prefix}:spec_decode_num_accepted_tokens_per_pos_total"
                 lines.append(f"# TYPE {name} counter")
                 lines += [
-                    f'{name}{{model_name="{MODEL}",position="{i}"}} {count}' for i, count in enumerate(self.positions)
+                    f'{name}{{model_name="{MODEL}",position="{i}"}} {count}'
+                    for i, count in enumerate(self.positions)
                 ]
             return "\n".join(lines) + "\n"
 
@@ -130,7 +137,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else small chunks wait for one another, as no real server lets them
+    # else small chunks wait for one another, as no real server lets them
+    disable_nagle_algorithm = True
     fake: Fake
 
     def log_message(self, format: str, *args: Any) -> None: ...
@@ -140,9 +148,20 @@ class _Handler(BaseHTTPRequestHandler):
         fake.paths.append(self.path)
         if fake.key and self.headers.get("Authorization") != f"Bearer {fake.key}":
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            self._json(401, {"error": {"message": f"Incorrect API key provided: {given}", "type": "auth", "code": 401}})
+            self._json(
+                401,
+                {
+                    "error": {
+                        "message": f"Incorrect API key provided: {given}",
+                        "type": "auth",
+                        "code": 401,
+                    }
+                },
+            )
         elif self.path == "/v1/models":
-            self._json(200, {"data": [{"id": name, "owned_by": fake.engine} for name in fake.models]})
+            self._json(
+                200, {"data": [{"id": name, "owned_by": fake.engine} for name in fake.models]}
+            )
         elif self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page().encode(), "text/plain; version=0.0.4")
         else:
@@ -186,8 +205,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int) -> None:
         bodies = {
-            400: {"error": {"message": "This model's maximum context length is 64 tokens.", "type": "BadRequestError"}},
-            429: {"error": {"message": "Rate limit reached", "type": "rate_limit", "code": "rate_limit_exceeded"}},
+            400: {
+                "error": {
+                    "message": "This model's maximum context length is 64 tokens.",
+                    "type": "BadRequestError",
+                }
+            },
+            429: {
+                "error": {
+                    "message": "Rate limit reached",
+                    "type": "rate_limit",
+                    "code": "rate_limit_exceeded",
+                }
+            },
             500: {"object": "error", "message": "CUDA out of memory", "code": 500},
             422: {"detail": [{"loc": ["body", "top_k"], "msg": "Extra inputs are not permitted"}]},
         }
@@ -201,7 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         chat = "messages" in body
         tokens = min(fake.num_tokens, body["max_tokens"])
-        words = (fake.text(body) if fake.text else " ".join(f"w{i}" for i in range(tokens))).split(" ")
+        words = (fake.text(body) if fake.text else " ".join(f"w{i}" for i in range(tokens))).split(
+            " "
+        )
         if chat:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         time.sleep(fake.first_s)
@@ -215,12 +247,28 @@ class _Handler(BaseHTTPRequestHandler):
             if index == 2 and self._misbehave(fault):
                 return
             text = " ".join(words[start:end]) + ("" if end == len(words) else " ")
-            self._event({"choices": [{"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text}]})
+            self._event(
+                {
+                    "choices": [
+                        {"index": 0, "delta": {"content": text}}
+                        if chat
+                        else {"index": 0, "text": text}
+                    ]
+                }
+            )
         if fault == "no-finish":
             self._chunk(b"")
             return
         self._event(
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort" if fault == "abort" else "length"}]}
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "delta": {},
+                        "finish_reason": "abort" if fault == "abort" else "length",
+                    }
+                ]
+            }
         )
         if fake.late_counting_s:
             threading.Thread(target=fake.count, args=(tokens,), daemon=True).start()

@@ -1,4 +1,5 @@
-"""Addresses, bodies, streams of every dialect, and the client against a server that behaves and one that does not."""
+"""Addresses, bodies, streams of every dialect, and the client against a server that behaves and one
+that does not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, OutriderError, RequestError, ServerError
 from outrider.lab.bench.bench_result import MeasuredAnswer
-from outrider.lab.server.client import Client, RequestOptions, ServerEndpoint, Stream, key_from, mended
+from outrider.lab.server.client import (
+    Client,
+    RequestOptions,
+    ServerEndpoint,
+    Stream,
+    key_from,
+    mended,
+)
 from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.server.fake_server import MODEL, Fake
@@ -41,7 +49,18 @@ def test_the_root_is_where_metrics_lie(url: str, root: str) -> None:
     assert ServerEndpoint.parse(url).root == root
 
 
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "http://host:99999", "http://[::1", "", "http://-\x01:80"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host:8000",
+        "ftp://host",
+        "http://",
+        "http://host:99999",
+        "http://[::1",
+        "",
+        "http://-\x01:80",
+    ],
+)
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(ConfigError):
         ServerEndpoint.parse(url)
@@ -72,9 +91,14 @@ def test_only_what_was_asked_for_is_sent() -> None:
     path, body = RequestOptions(sampling=SamplingParams(max_tokens=7, top_k=5)).body(PROMPT, "m")
     assert path == "/v1/completions"
     assert body == {
-        "model": "m", "prompt": "Hello", "temperature": 0.0, "max_tokens": 7, "top_k": 5, "stream": True,
+        "model": "m",
+        "prompt": "Hello",
+        "temperature": 0.0,
+        "max_tokens": 7,
+        "top_k": 5,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
 
 
 def test_conversations_and_prompts_find_their_way() -> None:
@@ -88,8 +112,14 @@ def test_conversations_and_prompts_find_their_way() -> None:
 
 def test_a_logged_length_is_a_limit_not_a_wish() -> None:
     request = WorkloadRequest(id="1", prompt="x", max_tokens=5)
-    assert RequestOptions(sampling=SamplingParams(max_tokens=9)).body(request, "m")[1]["max_tokens"] == 5
-    assert RequestOptions(sampling=SamplingParams(max_tokens=3)).body(request, "m")[1]["max_tokens"] == 3
+    assert (
+        RequestOptions(sampling=SamplingParams(max_tokens=9)).body(request, "m")[1]["max_tokens"]
+        == 5
+    )
+    assert (
+        RequestOptions(sampling=SamplingParams(max_tokens=3)).body(request, "m")[1]["max_tokens"]
+        == 3
+    )
 
 
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"timeout_s": 0}])
@@ -122,7 +152,13 @@ def test_completions() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 9}}
     stream = played(text("a"), text("b c"), text("", "stop"), usage, "", "[DONE]")
     assert "".join(stream.texts) == "ab c"
-    assert (stream.ttft_s, stream.seconds, stream.finish_reason, stream.ended, stream.num_tokens) == (1.0, 3.0, "stop", True, 9)
+    assert (
+        stream.ttft_s,
+        stream.seconds,
+        stream.finish_reason,
+        stream.ended,
+        stream.num_tokens,
+    ) == (1.0, 3.0, "stop", True, 9)
 
 
 def test_chat_with_reasoning() -> None:
@@ -139,7 +175,8 @@ def test_chat_with_reasoning() -> None:
 
 
 def test_tokens_are_counted_by_the_server_or_not_at_all() -> None:
-    """llama.cpp puts usage beside the finish reason, vLLM on request on every chunk: the latest counts."""
+    """llama.cpp puts usage beside the finish reason, vLLM on request on every chunk: the latest
+    counts."""
     one = text("a") | {"usage": {"completion_tokens": 1}}
     two = text("b", "length") | {"usage": {"completion_tokens": 2}}
     assert played(one, two).num_tokens == 2
@@ -153,7 +190,10 @@ def test_halves_of_characters_are_joined_or_replaced() -> None:
     assert mended("".join(parts)) == "\U0001f600 \ufffd!"
 
 
-@pytest.mark.parametrize("event", ["{", "[1]", '"text"', '{"choices": {"a": 1}}', '{"choices": [1]}', "nan", "[" * 100_000])
+@pytest.mark.parametrize(
+    "event",
+    ["{", "[1]", '"text"', '{"choices": {"a": 1}}', '{"choices": [1]}', "nan", "[" * 100_000],
+)
 def test_what_is_no_chunk(event: str) -> None:
     with pytest.raises(ServerError, match="event of the stream") as error:
         played(event)
@@ -172,7 +212,17 @@ def test_an_error_in_the_stream_is_the_servers_own() -> None:
         played(text("a"), text("", "abort"))
 
 
-NAMES = ("choices", "delta", "text", "content", "usage", "timings", "error", "finish_reason", "completion_tokens")
+NAMES = (
+    "choices",
+    "delta",
+    "text",
+    "content",
+    "usage",
+    "timings",
+    "error",
+    "finish_reason",
+    "completion_tokens",
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(NAMES), inner),
@@ -189,12 +239,17 @@ def test_no_json_breaks_the_reader(event: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "facts"),
     [
-        ("vllm", " He needs to buy 4*2=<<4*2=4>>4 pounds of food.\nSo he has", (11, 11.0, 24, "length")),
+        (
+            "vllm",
+            " He needs to buy 4*2=<<4*2=4>>4 pounds of food.\nSo he has",
+            (11, 11.0, 24, "length"),
+        ),
         ("llama_cpp_python", " Let $a$ be the", (6, 7.0, None, "length")),
     ],
 )
 def test_recorded_streams(name: str, words: str, facts: tuple[Any, ...]) -> None:
-    """vLLM 0.32.0 with a draft model; llama-cpp-python 0.3.36, which sends no usage, whatever is asked for."""
+    """vLLM 0.32.0 with a draft model; llama-cpp-python 0.3.36, which sends no usage, whatever is
+    asked for."""
     lines = (FIXTURES / f"{name}.sse").read_text(encoding="utf-8").splitlines()
     stream = played(*(line.removeprefix("data: ") for line in lines if line))
     assert "".join(stream.texts) == words
@@ -211,14 +266,21 @@ def test_vllm_refuses_in_the_stream() -> None:
 
 
 def ask(
-    url: str, request: WorkloadRequest = PROMPT, times: int = 1, *, key: str | None = None, timeout_s: float = 5.0
+    url: str,
+    request: WorkloadRequest = PROMPT,
+    times: int = 1,
+    *,
+    key: str | None = None,
+    timeout_s: float = 5.0,
 ) -> list[MeasuredAnswer | BaseException]:
     async def run() -> list[MeasuredAnswer | BaseException]:
         client = Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s)
         outcomes: list[MeasuredAnswer | BaseException] = []
         for _ in range(times):
             path, body = RequestOptions().body(request, MODEL)
-            outcomes += await asyncio.gather(client.ask(request, path, body), return_exceptions=True)
+            outcomes += await asyncio.gather(
+                client.ask(request, path, body), return_exceptions=True
+            )
         await client.http.aclose()
         return outcomes
 

@@ -27,9 +27,12 @@ def test_counters_are_differences(engine: str) -> None:
     """What the server did before the run must not be in it."""
     counts, notes = between(Fake(engine=engine))
     assert counts == SpeculationCounts(
-        num_steps=2 * STEPS, num_tokens=6 * STEPS, num_draft_tokens=6 * STEPS, num_accepted_tokens=4 * STEPS,
+        num_steps=2 * STEPS,
+        num_tokens=6 * STEPS,
+        num_draft_tokens=6 * STEPS,
+        num_accepted_tokens=4 * STEPS,
         accepted_per_position=[2 * STEPS, 2 * STEPS, 0],
-    )  # fmt: skip
+    )
     assert counts is not None
     assert counts.tau == 3.0
     assert counts.draft_utilisation == pytest.approx(2 / 3)
@@ -55,7 +58,8 @@ def test_a_plain_server_says_so() -> None:
 def test_a_restart_in_between() -> None:
     fake = Fake()
     before = parse(fake.page())
-    fake.steps, fake.generated = 3, 20
+    fake.steps = 3
+    fake.generated = 20
     counts, notes = difference(before, parse(fake.page()), 0)
     assert counts is None
     assert "restarted" in notes[0]
@@ -79,7 +83,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def recorded(name: str) -> Reading:
-    """/metrics of vLLM 0.32.0 around a run of our own with n-gram drafts of 3, cut down; `vllm_plain` without speculation."""
+    """/metrics of vLLM 0.32.0 around a run of our own with n-gram drafts of 3, cut down;
+    `vllm_plain` without speculation."""
     return parse((FIXTURES / f"{name}.prom").read_text(encoding="utf-8"), "pair-14M")
 
 
@@ -87,9 +92,12 @@ def test_vllm_s_own_page() -> None:
     """The numbers that vLLM's own log summed up over the run: accepted 52 + 184, drafted 213 + 828."""
     counts, _ = difference(recorded("vllm_before"), recorded("vllm_after"), 0)
     assert counts == SpeculationCounts(
-        num_steps=347, num_tokens=347 + 52 + 184, num_draft_tokens=213 + 828, num_accepted_tokens=52 + 184,
+        num_steps=347,
+        num_tokens=347 + 52 + 184,
+        num_draft_tokens=213 + 828,
+        num_accepted_tokens=52 + 184,
         accepted_per_position=[136, 64, 36],
-    )  # fmt: skip
+    )
     plain = recorded("vllm_plain")
     assert difference(plain, plain, 0)[0] is None
 
@@ -128,13 +136,21 @@ def test_pages_of_others() -> None:
 
 
 def test_the_page_as_vllms_library_writes_it() -> None:
-    """vLLM counts with prometheus_client, which adds `_total` and `_created` to what its source calls the counters."""
+    """vLLM counts with prometheus_client, which adds `_total` and `_created` to what its source
+    calls the counters."""
     registry = CollectorRegistry()
-    drafts = Counter("vllm:spec_decode_num_drafts", "Drafts.", ["model_name", "engine"], registry=registry)
-    positions = Counter(
-        "vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", ["model_name", "position"], registry=registry
+    drafts = Counter(
+        "vllm:spec_decode_num_drafts", "Drafts.", ["model_name", "engine"], registry=registry
     )
-    Histogram("vllm:generation_tokens", "Of a request.", ["model_name"], registry=registry).labels("m").observe(5)
+    positions = Counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "By position.",
+        ["model_name", "position"],
+        registry=registry,
+    )
+    Histogram("vllm:generation_tokens", "Of a request.", ["model_name"], registry=registry).labels(
+        "m"
+    ).observe(5)
     drafts.labels("m", "0").inc(3)
     positions.labels("m", "1").inc(2)
     reading = parse(generate_latest(registry).decode(), "m")

@@ -23,10 +23,22 @@ from tests.unit.lab.server.fake_server import Fake
 
 
 def run(*fakes: Fake, number: int = 6, progress: Progress = QUIET, **facts: Any) -> BenchResult:
-    requests = tuple(WorkloadRequest(f"r{i}", prompt=f"prompt {i}", task="code" if i % 2 else "qa") for i in range(number))
-    endpoints = {name: ServerEndpoint.parse(fake.url) for name, fake in zip(("plain", "spec"), fakes, strict=False)}
+    requests = tuple(
+        WorkloadRequest(f"r{i}", prompt=f"prompt {i}", task="code" if i % 2 else "qa")
+        for i in range(number)
+    )
+    endpoints = {
+        name: ServerEndpoint.parse(fake.url)
+        for name, fake in zip(("plain", "spec"), fakes, strict=False)
+    }
     options = RequestOptions(**{"settle_s": 0.0, "timeout_s": 5.0, **facts})
-    return bench_servers(endpoints, Workload("w", requests, (BadLine(3, "bad"),)), options, prompts=100, progress=progress)
+    return bench_servers(
+        endpoints,
+        Workload("w", requests, (BadLine(3, "bad"),)),
+        options,
+        prompts=100,
+        progress=progress,
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
@@ -39,30 +51,47 @@ def test_one_server(at_once: int) -> None:
         assert fake.max_in_flight == max(2, at_once)
     (server,) = result.servers
     assert server.is_complete
-    assert (server.engine, server.model, server.concurrency, server.comparison) == ("vllm", "fake-model", at_once, None)
+    assert (server.engine, server.model, server.concurrency, server.comparison) == (
+        "vllm",
+        "fake-model",
+        at_once,
+        None,
+    )
     assert [answer.id for answer in server.answers] == [f"r{i}" for i in range(8)]
     assert [answer.task for answer in server.answers] == ["qa", "code"] * 4
     assert server.tokens_per_s == pytest.approx(8 * 13 / result.seconds)
     assert server.ttft_s is not None
     assert server.ttft_s.n == 8
     assert server.tpot_s is not None
-    assert 0.035 / 12 <= server.tpot_s.p50 < 0.02  # the first chunk may come late, the last no earlier
+    # the first chunk may come late, the last no earlier
+    assert 0.035 / 12 <= server.tpot_s.p50 < 0.02
     assert server.speculation is not None
-    assert (server.speculation.num_steps, server.speculation.tau) == (8 * 4, 3.0), "the warm-up is in no number"
+    assert (server.speculation.num_steps, server.speculation.tau) == (8 * 4, 3.0), (
+        "the warm-up is in no number"
+    )
     assert result.workload.num_skipped_lines == 1
 
 
 def test_two_servers_take_turns_on_the_same_prompts() -> None:
-    """Plain first, then speculative, then the other way round: drift hits both alike, and only one works at a time."""
+    """Plain first, then speculative, then the other way round: drift hits both alike, and only one
+    works at a time."""
     order: list[tuple[str, str, int]] = []
     with Fake(speculates=False, chunk_s=0.02) as plain, Fake(chunk_s=0.005) as spec:
-        plain.on_request = lambda number: order.append(("plain", plain.seen[number]["prompt"], spec.in_flight))
-        spec.on_request = lambda number: order.append(("spec", spec.seen[number]["prompt"], plain.in_flight))
+        plain.on_request = lambda number: order.append(
+            ("plain", plain.seen[number]["prompt"], spec.in_flight)
+        )
+        spec.on_request = lambda number: order.append(
+            ("spec", spec.seen[number]["prompt"], plain.in_flight)
+        )
         result = run(plain, spec, number=9)
     assert [one[:2] for one in order[4:10]] == [
-        ("plain", "prompt 0"), ("spec", "prompt 0"), ("spec", "prompt 1"), ("plain", "prompt 1"), ("plain", "prompt 2"),
+        ("plain", "prompt 0"),
+        ("spec", "prompt 0"),
+        ("spec", "prompt 1"),
+        ("plain", "prompt 1"),
+        ("plain", "prompt 2"),
         ("spec", "prompt 2"),
-    ]  # fmt: skip
+    ]
     assert sum(one[2] for one in order) == 0
     base, fast = result.servers
     assert base.comparison is None
@@ -85,7 +114,9 @@ def test_texts_that_differ_are_named() -> None:
     words = " ".join(f"w{i}" for i in range(13))
     with (
         Fake() as plain,
-        Fake(text=lambda body: words.replace("w7", "W7") if body["prompt"] == "prompt 2" else words) as spec,
+        Fake(
+            text=lambda body: words.replace("w7", "W7") if body["prompt"] == "prompt 2" else words
+        ) as spec,
     ):
         result = run(plain, spec, number=4)
     compared = result.servers[1].comparison
@@ -147,7 +178,12 @@ def test_a_server_that_only_fails_is_an_error() -> None:
 def test_tokens_that_are_not_counted_are_not_estimated() -> None:
     with Fake(usage=False, metrics=False) as fake:
         (server,) = run(fake, number=2).servers
-    assert (server.tokens_per_s, server.tpot_s, server.speculation, server.engine) == (None, None, None, "")
+    assert (server.tokens_per_s, server.tpot_s, server.speculation, server.engine) == (
+        None,
+        None,
+        None,
+        "",
+    )
     assert server.ttft_s is not None
     assert any("without token counts" in note for note in server.notes)
     assert any("--metrics" in note for note in server.notes)
@@ -163,14 +199,22 @@ def test_a_server_that_counts_late_is_waited_for() -> None:
 
 def test_what_is_refused_before_anything_is_sent() -> None:
     with Fake() as fake:
-        talk = Workload("talk", (WorkloadRequest(id="1", messages=({"role": "user", "content": "x"},)),))
+        talk = Workload(
+            "talk", (WorkloadRequest(id="1", messages=({"role": "user", "content": "x"},)),)
+        )
         with pytest.raises(ConfigError, match="chat template"):
-            bench_servers({"a": ServerEndpoint.parse(fake.url)}, talk, RequestOptions(api="completions"), prompts=1)
+            bench_servers(
+                {"a": ServerEndpoint.parse(fake.url)},
+                talk,
+                RequestOptions(api="completions"),
+                prompts=1,
+            )
         assert fake.seen == fake.paths == []
 
 
 def test_ctrl_c_leaves_what_was_answered() -> None:
-    """The signal comes with the fifth request, two of them warm-ups: the two answers that came are reported."""
+    """The signal comes with the fifth request, two of them warm-ups: the two answers that came are
+    reported."""
 
     def stop(number: int) -> None:
         if number == 4:

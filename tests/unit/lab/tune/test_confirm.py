@@ -23,15 +23,22 @@ from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
-FAST, SLOW = Configuration("suffix", 4), Configuration("ngram", 8)
-AUTO, AUTO_2 = Configuration("suffix", "auto"), Configuration("ngram", "auto")
+FAST = Configuration("suffix", 4)
+SLOW = Configuration("ngram", 8)
+AUTO = Configuration("suffix", "auto")
+AUTO_2 = Configuration("ngram", "auto")
 
 
 class FakeContender:
     """Takes `step_s` a step and keeps `kept` draft tokens each time."""
 
-    def __init__(self, configuration: Configuration, step_s: float, kept: int, text: int = 7) -> None:
-        self.configuration, self.step_s, self.kept, self.text = configuration, step_s, kept, text
+    def __init__(
+        self, configuration: Configuration, step_s: float, kept: int, text: int = 7
+    ) -> None:
+        self.configuration = configuration
+        self.step_s = step_s
+        self.kept = kept
+        self.text = text
         self.keeps_learning = False
         self.groups = 0
 
@@ -40,10 +47,27 @@ class FakeContender:
         return [self._trace(number) for number in range(len(prompts))]
 
     def _trace(self, number: int) -> Trace:
-        steps, taken, clock = [], 1 + self.kept, 0.0
+        steps = []
+        taken = 1 + self.kept
+        clock = 0.0
         for start in range(0, 24, taken):
             clock += self.step_s * (1 + 0.01 * number)
-            steps.append(Step(start, 4, [1] * 4, None, None, [], 0, False, min(taken, 24 - start), 1, self.step_s, clock))
+            steps.append(
+                Step(
+                    start,
+                    4,
+                    [1] * 4,
+                    None,
+                    None,
+                    [],
+                    0,
+                    False,
+                    min(taken, 24 - start),
+                    1,
+                    self.step_s,
+                    clock,
+                )
+            )
         stats = DecodeStats(steps=len(steps), emitted=24)
         done = Completion([1], "", [self.text] * 24, "length", [], None, stats, True, 0)
         return Trace(done, steps, 0.0, 0.0)
@@ -62,7 +86,9 @@ class FakeRunner:
         return self.contenders[configuration.label]
 
 
-def confirmed(runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal) -> list[Confirmed]:
+def confirmed(
+    runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal
+) -> list[Confirmed]:
     rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     rounds.run()
     return summarise(rounds)
@@ -78,8 +104,11 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_speedup_is_of_the_decode_phase(journal: Journal) -> None:
-    """Three tokens in a step that takes 1.5 times as long: twice as fast, the first step not counted."""
-    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2))
+    """Three tokens in a step that takes 1.5 times as long: twice as fast, the first step not
+    counted."""
+    runner = FakeRunner(
+        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
+    )
     (found,) = confirmed(runner, [FAST], samples(5), journal)
     assert found.speedup.value == pytest.approx(2.0)
     assert found.speedup.low == pytest.approx(2.0), "all prompts alike"
@@ -88,7 +117,9 @@ def test_speedup_is_of_the_decode_phase(journal: Journal) -> None:
 
 
 def test_tasks_count_apart_and_together(journal: Journal) -> None:
-    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2))
+    runner = FakeRunner(
+        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
+    )
     (found,) = confirmed(runner, [FAST], [*samples(3), *samples(2, "chat")], journal)
     assert set(found.by_task) == {"code", "chat"}
     assert len(found.seconds) == found.texts == 5, "prompts of two tasks are not mixed up"
@@ -96,7 +127,9 @@ def test_tasks_count_apart_and_together(journal: Journal) -> None:
 
 def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) -> None:
     runner = FakeRunner(
-        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 3), failing=(SLOW,)
+        FakeContender(Configuration(PLAIN), 0.010, 0),
+        FakeContender(FAST, 0.010, 3),
+        failing=(SLOW,),
     )
     rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     rounds.run()
@@ -105,26 +138,43 @@ def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) ->
 
 
 def test_an_answer_that_the_first_step_says_has_no_speed(journal: Journal) -> None:
-    """Short answers, long drafts: nothing is left to time. That is neither a gain without end nor a division by zero."""
-    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 23))
+    """Short answers, long drafts: nothing is left to time. That is neither a gain without end nor a
+    division by zero."""
+    runner = FakeRunner(
+        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 23)
+    )
     assert confirmed(runner, [FAST], samples(2), journal) == []
 
 
 def test_different_texts_are_seen(journal: Journal) -> None:
-    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 1, text=8))
+    runner = FakeRunner(
+        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 1, text=8)
+    )
     assert confirmed(runner, [FAST], samples(3), journal)[0].identical == 0
 
 
 @pytest.mark.parametrize(
     ("value", "low", "wanted"),
-    [(1.5, 1.2, True), (1.05, 1.03, True), (1.05, 0.97, False), (1.15, 0.95, True), (1.01, 1.005, False), (0.8, 0.7, False)],
+    [
+        (1.5, 1.2, True),
+        (1.05, 1.03, True),
+        (1.05, 0.97, False),
+        (1.15, 0.95, True),
+        (1.01, 1.005, False),
+        (0.8, 0.7, False),
+    ],
 )
 def test_when_it_pays(value: float, low: float, wanted: bool) -> None:
     assert pays(Interval(value=value, low=low, high=2 * value)) is wanted
 
 
 def test_advice_for_all_and_for_the_task_that_differs() -> None:
-    found = findings({FAST.label: (1.6, {"code": 2.0, "chat": 1.3}), SLOW.label: (1.5, {"code": 1.2, "chat": 1.8})})
+    found = findings(
+        {
+            FAST.label: (1.6, {"code": 2.0, "chat": 1.3}),
+            SLOW.label: (1.5, {"code": 1.2, "chat": 1.8}),
+        }
+    )
     first, *others = recommendations(found, [FAST, SLOW], draft=None)
     assert (first.task, first.configuration, first.speculate) == ("all", FAST.label, True)
     assert first.options == {"drafter": "suffix", "num_draft_tokens": 4, "verifier": "auto"}
@@ -132,8 +182,14 @@ def test_advice_for_all_and_for_the_task_that_differs() -> None:
 
 
 def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
-    """Finalists rank differently by value and by either end of their intervals; also where a task has advice of its own."""
-    found = findings({FAST.label: (1.6, {"code": 1.6, "chat": 1.6}), SLOW.label: (1.5, {"code": 1.5, "chat": 1.7})})
+    """Finalists rank differently by value and by either end of their intervals; also where a task
+    has advice of its own."""
+    found = findings(
+        {
+            FAST.label: (1.6, {"code": 1.6, "chat": 1.6}),
+            SLOW.label: (1.5, {"code": 1.5, "chat": 1.7}),
+        }
+    )
     wide, narrow = found.confirmed
     wide.speedup = Interval(value=1.6, low=1.2, high=1.8)
     narrow.speedup = Interval(value=1.5, low=1.4, high=2.0)
@@ -146,9 +202,16 @@ def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
 
 
 @pytest.mark.parametrize(("value", "named"), [(1.515, []), (1.55, ["chat"])])
-def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(value: float, named: list[str]) -> None:
+def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(
+    value: float, named: list[str]
+) -> None:
     """Another finalist that is better for it by less than 2 % is no reason for other settings."""
-    found = findings({FAST.label: (1.6, {"code": 1.6, "chat": 1.5}), SLOW.label: (1.4, {"code": 1.2, "chat": value})})
+    found = findings(
+        {
+            FAST.label: (1.6, {"code": 1.6, "chat": 1.5}),
+            SLOW.label: (1.4, {"code": 1.2, "chat": value}),
+        }
+    )
     _, *others = recommendations(found, [FAST, SLOW], draft=None)
     assert [one.task for one in others] == named
 
@@ -156,21 +219,32 @@ def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(value: float, name
 def test_automatic_lengths_win_by_far_or_not_at_all() -> None:
     """By 5 % of the best fixed length, which need not be the second best of all."""
     for value, best in ((1.57, SLOW), (1.58, AUTO)):
-        found = findings({AUTO.label: (value, {}), AUTO_2.label: (1.55, {}), SLOW.label: (1.5, {}), FAST.label: (1.4, {})})
+        found = findings(
+            {
+                AUTO.label: (value, {}),
+                AUTO_2.label: (1.55, {}),
+                SLOW.label: (1.5, {}),
+                FAST.label: (1.4, {}),
+            }
+        )
         (first,) = recommendations(found, [AUTO, AUTO_2, FAST, SLOW], draft=None)
         assert first.configuration == best.label
 
 
 def test_a_task_that_no_run_came_to_gets_no_advice_of_its_own() -> None:
-    """The time limit, or Ctrl-C, ended confirming before: to say 'do not speculate' of it would be made up."""
+    """The time limit, or Ctrl-C, ended confirming before: to say 'do not speculate' of it would be
+    made up."""
     found = findings({FAST.label: (1.6, {"code": 1.6})})
     found.shares = {"code": 0.5, "chat": 0.5}
     assert [one.task for one in recommendations(found, [FAST], draft=None)] == ["all"]
 
 
 def test_tasks_take_turns(journal: Journal) -> None:
-    """Whenever the time is over, each has had about as many prompts as another; results know prompts by their old numbers."""
-    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2))
+    """Whenever the time is over, each has had about as many prompts as another; results know
+    prompts by their old numbers."""
+    runner = FakeRunner(
+        FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
+    )
     prompts = [*samples(3), *samples(2, "chat")]
     rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
@@ -180,7 +254,11 @@ def test_do_not_speculate() -> None:
     """The best of bad choices is no advice; a task for which it pays is named all the same."""
     found = findings({FAST.label: (0.9, {"code": 0.7, "chat": 1.4})})
     first, *others = recommendations(found, [FAST], draft=None)
-    assert (first.speculate, first.configuration, first.options) == (False, "none", {"drafter": "none"})
+    assert (first.speculate, first.configuration, first.options) == (
+        False,
+        "none",
+        {"drafter": "none"},
+    )
     assert FAST.label in first.reason
     assert [(one.task, one.configuration) for one in others] == [("chat", FAST.label)]
 
@@ -192,7 +270,9 @@ def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: boo
     found.confirmed[0].speedup = Interval.unknown(value)
     (first,) = recommendations(found, [FAST], draft=None)
     assert first.speculate is speculate
-    assert first.reason.endswith(f"{FAST.label}{' reaches' if speculate else ', reaches'} {value:.2f}x plain decoding")
+    assert first.reason.endswith(
+        f"{FAST.label}{' reaches' if speculate else ', reaches'} {value:.2f}x plain decoding"
+    )
 
 
 def test_a_forecast_alone_recommends_nothing() -> None:
@@ -215,11 +295,19 @@ def test_a_forecast_that_was_missed_is_explained() -> None:
     found.confirmed[1].tau = 1.9
     [costs] = missed_forecasts(found, [FAST, SLOW], 2)
     assert "ngram k=8 was forecast at 6.08x and measured at 1.50x" in costs
-    assert "a step cost 3.9 times what it cost in the probe, in plain steps; most likely because the probe times few" in costs
-    found.others = OtherProcesses(mean=0.23, highest=0.5, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=0)
+    assert (
+        "a step cost 3.9 times what it cost in the probe, in plain steps; most likely because the probe times few"
+        in costs
+    )
+    found.others = OtherProcesses(
+        mean=0.23, highest=0.5, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=0
+    )
     assert "because other processes ran beside it" in missed_forecasts(found, [FAST, SLOW], 2)[0]
     found.confirmed[1].tau = 0.5
-    assert "in the probe 2.00; most likely because the 2 prompts" in missed_forecasts(found, [FAST, SLOW], 2)[0]
+    assert (
+        "in the probe 2.00; most likely because the 2 prompts"
+        in missed_forecasts(found, [FAST, SLOW], 2)[0]
+    )
     found.confirmed[1].speedup = Interval.unknown(1.5)
     assert missed_forecasts(found, [FAST, SLOW], 2) == []
 
@@ -232,19 +320,31 @@ def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Findings:
         shares=dict.fromkeys(sorted(tasks), 1 / max(len(tasks), 1)),
         forecasts=[
             Forecast(
-                family="x", configuration=one, size=4, task="code", tau=2, step_s=1, tokens_per_s=1, speedup=2,
+                family="x",
+                configuration=one,
+                size=4,
+                task="code",
+                tau=2,
+                step_s=1,
+                tokens_per_s=1,
+                speedup=2,
                 break_even_alpha=None,
             )
             for one in speedups
         ],
         confirmed=[
             Confirmed(
-                configuration=one, speedup=_interval(value), by_task={t: _interval(v) for t, v in by_task.items()},
-                tokens_per_s=1, tau=1, identical=1, texts=1,
+                configuration=one,
+                speedup=_interval(value),
+                by_task={t: _interval(v) for t, v in by_task.items()},
+                tokens_per_s=1,
+                tau=1,
+                identical=1,
+                texts=1,
             )
             for one, (value, by_task) in speedups.items()
         ],
-    )  # fmt: skip
+    )
 
 
 def _interval(value: float) -> Interval:

@@ -28,7 +28,8 @@ def labels(**options: object) -> list[str]:
 def test_every_family_is_a_configuration_that_exists(
     has_draft: bool, temperature: float, heads: tuple[TrainedHead, ...], tmp_path: Path
 ) -> None:
-    """Guards against options that drafters do not have, and against one configuration that is tried twice."""
+    """Guards against options that drafters do not have, and against one configuration that is tried
+    twice."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("some text to copy from")
     wishes = SpaceOptions(
@@ -49,11 +50,21 @@ def test_every_family_is_a_configuration_that_exists(
 
 def test_trained_heads_compete() -> None:
     found = labels(heads=HEADS)
-    assert {"eagle head=runs/eagle", "eagle3 head=runs/eagle3", "medusa head=runs/medusa", "block head=runs/block"} <= set(found)
+    assert {
+        "eagle head=runs/eagle",
+        "eagle3 head=runs/eagle3",
+        "medusa head=runs/medusa",
+        "block head=runs/block",
+    } <= set(found)
     assert "eagle3 tree=best-first head=runs/eagle3" in found, "EAGLE-2's trees"
     assert "medusa tree=medusa head=runs/medusa" in found
     assert "block stop=confidence head=runs/block" in found
-    assert labels(heads=(TrainedHead(kind="block", folder="b", max_chain=7),)).count("block stop=confidence head=b") == 0
+    assert (
+        labels(heads=(TrainedHead(kind="block", folder="b", max_chain=7),)).count(
+            "block stop=confidence head=b"
+        )
+        == 0
+    )
 
 
 def test_a_head_bounds_its_chains() -> None:
@@ -62,8 +73,11 @@ def test_a_head_bounds_its_chains() -> None:
     assert sizes["block head=runs/block"][-1] == 7
     assert sizes["eagle3 head=runs/eagle3"][-1] == 8
     assert [up_to(max_chain) for max_chain in (1, 8, 10, 16)] == [
-        [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 10], [1, 2, 3, 4, 5, 6, 7, 8, 12, 16],
-    ]  # fmt: skip
+        [1],
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        [1, 2, 3, 4, 5, 6, 7, 8, 10],
+        [1, 2, 3, 4, 5, 6, 7, 8, 12, 16],
+    ]
 
 
 def test_heads_that_come_with_the_target_need_no_folder() -> None:
@@ -71,48 +85,80 @@ def test_heads_that_come_with_the_target_need_no_folder() -> None:
 
 
 def test_rules_and_exits_that_were_trained() -> None:
-    trained = (TrainedHead(kind="acceptance", folder="runs/stop"), TrainedHead(kind="early-exit", folder="runs/exit"))
+    trained = (
+        TrainedHead(kind="acceptance", folder="runs/stop"),
+        TrainedHead(kind="early-exit", folder="runs/exit"),
+    )
     found = labels(heads=trained, own_weights=False)
     assert "draft-model stop=acceptance acceptance_head=runs/stop" in found
-    assert [one for one in found if one.startswith("early-exit")] == ["early-exit head=runs/exit"], "not one of the own weights"
+    assert [one for one in found if one.startswith("early-exit")] == [
+        "early-exit head=runs/exit"
+    ], "not one of the own weights"
 
 
 def test_several_exits_are_tried() -> None:
     assert [one for one in labels(num_layers=32) if one.startswith("early-exit")] == [
-        "early-exit exit_layer=8", "early-exit exit_layer=16", "early-exit exit_layer=24",
-    ]  # fmt: skip
+        "early-exit exit_layer=8",
+        "early-exit exit_layer=16",
+        "early-exit exit_layer=24",
+    ]
     assert [exit_layers(count) for count in (0, 1, 2, 3, 4)] == [[], [], [1], [1, 2], [1, 2, 3]]
-    assert not any(one.startswith(("early-exit", "quantised")) for one in labels(num_layers=32, own_weights=False))
+    assert not any(
+        one.startswith(("early-exit", "quantised"))
+        for one in labels(num_layers=32, own_weights=False)
+    )
 
 
 @pytest.mark.parametrize(
     ("temperature", "trees"),
     [
         (0.0, {"tree=best-first", "tree=sequoia"}),
-        (0.3, {"tree=best-first", "tree=sequoia", "tree=sequoia sample_from=0.0", "tree=best-first verifier=gumbel"}),
-        (1.0, {
-            "tree=best-first sample_from=99.0", "tree=sequoia sample_from=99.0", "tree=sequoia",
-            "tree=best-first verifier=gumbel",
-        }),
+        (
+            0.3,
+            {
+                "tree=best-first",
+                "tree=sequoia",
+                "tree=sequoia sample_from=0.0",
+                "tree=best-first verifier=gumbel",
+            },
+        ),
+        (
+            1.0,
+            {
+                "tree=best-first sample_from=99.0",
+                "tree=sequoia sample_from=99.0",
+                "tree=sequoia",
+                "tree=best-first verifier=gumbel",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_nodes_are_placed_and_drawn(temperature: float, trees: set[str]) -> None:
-    """Where rows are sampled both modes take part. A best-first tree of drawn nodes is none: it would be sequoia's."""
-    found = {one.removeprefix("draft-model ") for one in labels(temperature=temperature) if one.startswith("draft-model tree")}
+    """Where rows are sampled both modes take part. A best-first tree of drawn nodes is none: it
+    would be sequoia's."""
+    found = {
+        one.removeprefix("draft-model ")
+        for one in labels(temperature=temperature)
+        if one.startswith("draft-model tree")
+    }
     assert found == trees
 
 
 def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
     def trees(**options: bool) -> set[tuple[int, ...]]:
         space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, **options))  # type: ignore[arg-type]
-        return {family.sizes for family in space if not family.nested and family.label != "lookahead"}
+        return {
+            family.sizes for family in space if not family.nested and family.label != "lookahead"
+        }
 
     assert trees() == {(7, 15)}
     assert trees(on_accelerator=True) == {(15, 31, 63)}
 
 
 def test_without_trees_everything_is_a_chain() -> None:
-    space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8))
+    space = default_space(
+        SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8)
+    )
     assert all(family.nested and not family.largest.parts().requirements.trees for family in space)
 
 
@@ -123,14 +169,19 @@ def test_look_up_joins_the_first_head_where_there_is_no_draft_model() -> None:
 
 def test_only_what_is_named() -> None:
     assert set(labels(heads=HEADS, drafters=frozenset({"block", "ngram"}))) == {
-        "block head=runs/block", "block stop=confidence head=runs/block", "block tree=best-first head=runs/block", "ngram",
-    }  # fmt: skip
+        "block head=runs/block",
+        "block stop=confidence head=runs/block",
+        "block tree=best-first head=runs/block",
+        "ngram",
+    }
 
 
 def test_naming_one_does_not_undo_another_wish() -> None:
     """--no-trees and --no-own-weights would be ignored; what is left out is then refused by name."""
     assert labels(drafters=frozenset({"recycling", "ngram"}), trees=False) == ["ngram"]
-    assert labels(drafters=frozenset({"early-exit", "quantised", "ngram"}), own_weights=False, num_layers=8) == ["ngram"]
+    assert labels(
+        drafters=frozenset({"early-exit", "quantised", "ngram"}), own_weights=False, num_layers=8
+    ) == ["ngram"]
 
 
 def test_some_take_part_only_when_they_are_named() -> None:

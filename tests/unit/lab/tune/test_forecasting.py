@@ -1,4 +1,5 @@
-"""From notes of steps to forecasts: numbers that can be checked by hand, and drafts whose distribution is known."""
+"""From notes of steps to forecasts: numbers that can be checked by hand, and drafts whose
+distribution is known."""
 
 from __future__ import annotations
 
@@ -29,17 +30,29 @@ CHAIN = Family(Configuration("draft-model"), (1, 2, 4), nested=True)
 TREE = Family(Configuration("recycling"), (7, 15), nested=False)
 
 
-def note(asked: int, kept: int, drafted: int | None = None, seconds: float = 0.01, *, steady: bool = True) -> StepNote:
-    return StepNote(asked=asked, drafted=asked if drafted is None else drafted, kept=kept, seconds=seconds, steady=steady)
+def note(
+    asked: int, kept: int, drafted: int | None = None, seconds: float = 0.01, *, steady: bool = True
+) -> StepNote:
+    return StepNote(
+        asked=asked,
+        drafted=asked if drafted is None else drafted,
+        kept=kept,
+        seconds=seconds,
+        steady=steady,
+    )
 
 
 def probe(steps: list[StepNote], task: str = "code", family: Family = CHAIN) -> Probe:
     return Probe(family=family.label, steps={task: steps}, num_prompts=1, tokens=1, seconds=1.0)
 
 
-def chain_steps(acceptance: float, count: int, *, offers: float = 1.0, seed: int = 0) -> list[StepNote]:
-    """Steps of a drafter whose every token is kept with `acceptance`, and that goes on offering with `offers`."""
-    dice, steps = random.Random(seed), []
+def chain_steps(
+    acceptance: float, count: int, *, offers: float = 1.0, seed: int = 0
+) -> list[StepNote]:
+    """Steps of a drafter whose every token is kept with `acceptance`, and that goes on offering
+    with `offers`."""
+    dice = random.Random(seed)
+    steps = []
     for number in range(count):
         asked = (1, 2, 4)[number % 3]
         drafted = next((n for n in range(asked) if dice.random() >= offers), asked)
@@ -56,7 +69,8 @@ def test_survival_is_the_distribution_of_the_drafter() -> None:
 
 def test_where_no_plain_step_was_timed_nothing_pays() -> None:
     """Answers of one word: every step is one of a run's first ones."""
-    short, timed = probe([note(0, 0, steady=False)], family=PLAIN_FAMILY), probe(chain_steps(0.8, 30))
+    short = probe([note(0, 0, steady=False)], family=PLAIN_FAMILY)
+    timed = probe(chain_steps(0.8, 30))
     assert plain_tokens_per_s(short, 4) == 0
     for families in ([], [(CHAIN, timed, {})], [(CHAIN, timed, {4: 0.01})]):
         found = best_at(4, families, {"code": 1.0})
@@ -88,7 +102,15 @@ def test_trees_tell_about_their_own_size_only() -> None:
 
 def test_costs_leave_first_steps_out() -> None:
     """The first steps of a run touch new memory."""
-    costs = step_costs(probe([note(0, 0, seconds=0.010), note(2, 1, seconds=0.014), note(2, 1, seconds=9.0, steady=False)]))
+    costs = step_costs(
+        probe(
+            [
+                note(0, 0, seconds=0.010),
+                note(2, 1, seconds=0.014),
+                note(2, 1, seconds=9.0, steady=False),
+            ]
+        )
+    )
     assert costs is not None
     assert costs.step_s(0)[0] == 0.010
     assert costs.step_s(2)[0] == 0.014
@@ -98,18 +120,25 @@ def test_costs_leave_first_steps_out() -> None:
 def test_a_forecast_by_hand() -> None:
     """Everything kept: k = 4 brings five tokens for 18 ms instead of one for 10 ms."""
     steps = [*[note(0, 0, seconds=0.010)] * 5, *[note(4, 4, seconds=0.018)] * 50]
-    found = {one.size: one for one in forecast(CHAIN, probe(steps), _costs(steps), plain_tokens_per_s=200.0)}
+    found = {
+        one.size: one
+        for one in forecast(CHAIN, probe(steps), _costs(steps), plain_tokens_per_s=200.0)
+    }
     assert found[4].tau == pytest.approx(5.0, abs=0.05)
     assert found[4].speedup == pytest.approx(5.0 * 10 / 18, rel=0.01)
     assert found[4].tokens_per_s == pytest.approx(200 * found[4].speedup)
-    assert found[2].step_s == pytest.approx(0.014), "between the sizes that were timed: a straight line"
+    assert found[2].step_s == pytest.approx(0.014), (
+        "between the sizes that were timed: a straight line"
+    )
 
 
 def test_the_baseline_comes_from_the_same_probe() -> None:
     """A machine that was twice as slow during this probe slows both sides of the ratio."""
     steps = [note(0, 0, seconds=0.010), note(4, 2, seconds=0.015)] * 20
     slow = [one.model_copy(update={"seconds": 2 * one.seconds}) for one in steps]
-    usual, late = (forecast(CHAIN, probe(s), _costs(s), plain_tokens_per_s=100.0) for s in (steps, slow))
+    usual, late = (
+        forecast(CHAIN, probe(s), _costs(s), plain_tokens_per_s=100.0) for s in (steps, slow)
+    )
     assert [one.speedup for one in usual] == pytest.approx([one.speedup for one in late])
 
 
@@ -126,7 +155,8 @@ def test_overall_weighs_tasks_by_their_tokens() -> None:
 
 
 def test_load_falls_back_to_plain_decoding() -> None:
-    """The same acceptance pays where a wide step costs little, and does not where it costs its width."""
+    """The same acceptance pays where a wide step costs little, and does not where it costs its
+    width."""
     steps = chain_steps(0.7, 300)
     idle = {size: 0.010 + 0.001 * size for size in (0, 1, 2, 4)}
     busy = {size: 0.010 * (1 + size) for size in (0, 1, 2, 4)}
@@ -139,10 +169,16 @@ def test_load_falls_back_to_plain_decoding() -> None:
 def test_trying_everything_takes_the_time_to_read_prompts_too() -> None:
     """Catches a time limit that long prompts with short answers use up before the second one."""
     steps = {"code": [note(0, 0, seconds=0.010)] * 5}
-    plain = Probe(family=PLAIN_FAMILY.label, steps=steps, num_prompts=2, tokens=100, seconds=3.0)  # 2 s of reading
-    samples = [Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True)) for n in range(4)]
+    # 2 s of reading
+    plain = Probe(family=PLAIN_FAMILY.label, steps=steps, num_prompts=2, tokens=100, seconds=3.0)
+    samples = [
+        Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True))
+        for n in range(4)
+    ]
     found = Findings(plain, overall={CHAIN.member(4).label: 2.0})
-    assert found.exhaustive_seconds(TunePlan(samples[:1], samples[1:])) == pytest.approx(200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0)
+    assert found.exhaustive_seconds(TunePlan(samples[:1], samples[1:])) == pytest.approx(
+        200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0
+    )
 
 
 def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
@@ -158,15 +194,24 @@ def rehearsed() -> tuple[World, Family]:
 
 
 def some(count: int, task: str) -> list[Sample]:
-    return [Sample(f"{task} {n}", task, [n], SamplingParams(max_tokens=24, ignore_eos=True)) for n in range(count)]
+    return [
+        Sample(f"{task} {n}", task, [n], SamplingParams(max_tokens=24, ignore_eos=True))
+        for n in range(count)
+    ]
 
 
 def test_a_hopeless_family_is_only_glanced_at() -> None:
-    """One prompt of each task is enough to see that 3 % of plain decoding's speed will not become the best."""
+    """One prompt of each task is enough to see that 3 % of plain decoding's speed will not become
+    the best."""
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
     seen: list[Probe] = []
-    glance = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: not seen.append(found.model_copy()))
+    glance = run_probe(
+        world.open(family.largest),
+        family,
+        samples,
+        is_enough=lambda found: not seen.append(found.model_copy()),
+    )
     assert seen == [glance]
     assert glance.tokens == 2 * 24
     assert set(glance.steps) == {"code", "chat"}
@@ -176,7 +221,9 @@ def test_a_family_may_be_left_after_any_round() -> None:
     """So a time limit is overrun by one prompt of each task at most."""
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
-    probe = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: found.tokens > 2 * 24)
+    probe = run_probe(
+        world.open(family.largest), family, samples, is_enough=lambda found: found.tokens > 2 * 24
+    )
     assert probe.tokens == 4 * 24
 
 
@@ -191,7 +238,13 @@ def test_a_hopeful_family_is_probed_to_the_end() -> None:
 def test_batches_are_never_glanced_at() -> None:
     """A batch of the first prompts alone would be smaller than the others, and cost otherwise."""
     world, family = rehearsed()
-    probe = run_probe(world.open(family.largest), family, some(3, "code"), batch_size=2, is_enough=lambda found: True)
+    probe = run_probe(
+        world.open(family.largest),
+        family,
+        some(3, "code"),
+        batch_size=2,
+        is_enough=lambda found: True,
+    )
     assert probe.tokens == 3 * 24
 
 

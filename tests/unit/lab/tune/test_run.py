@@ -23,7 +23,10 @@ from outrider.report.render import render
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
-PROMPTS = Workload("tests", tuple(WorkloadRequest(str(number), "abc " * (number + 2), task="code") for number in range(4)))
+PROMPTS = Workload(
+    "tests",
+    tuple(WorkloadRequest(str(number), "abc " * (number + 2), task="code") for number in range(4)),
+)
 TRAINED = ("eagle3", "medusa", "block", "acceptance")
 
 
@@ -42,12 +45,19 @@ def options(root: Path) -> Options:
     return Options(str(root / "target"), dtype="float32", runtime="eager", threads=1)
 
 
-def tuned(root: Path, tmp_path: Path, *names: str, drafters: tuple[str, ...] = (), **changes: Any) -> TuneResult:
+def tuned(
+    root: Path, tmp_path: Path, *names: str, drafters: tuple[str, ...] = (), **changes: Any
+) -> TuneResult:
     wishes: dict[str, Any] = {
-        "sampling": SamplingParams(max_tokens=16, ignore_eos=True), "prompts": 4, "load_sizes": (), "finalists": 1,
+        "sampling": SamplingParams(max_tokens=16, ignore_eos=True),
+        "prompts": 4,
+        "load_sizes": (),
+        "finalists": 1,
         **changes,
-    }  # fmt: skip
-    request = TuneRequest(drafters=frozenset(drafters), drafts=tuple(str(root / name) for name in names), **wishes)
+    }
+    request = TuneRequest(
+        drafters=frozenset(drafters), drafts=tuple(str(root / name) for name in names), **wishes
+    )
     result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
     journal.close()
     return result
@@ -61,7 +71,9 @@ def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> Non
     assert f"draft-model stop=acceptance acceptance_head={root / 'acceptance'}" in families
     assert not any(families.values()), "all of them ran"
     assert {one.family for one in result.forecasts} == set(families), "everything was forecast"
-    assert all(one.identical == one.texts for one in result.confirmed), "greedy texts are plain decoding's"
+    assert all(one.identical == one.texts for one in result.confirmed), (
+        "greedy texts are plain decoding's"
+    )
     assert [one.kind for one in result.tried.heads] == list(TRAINED)
     assert result.tried.draft == str(root / "draft")
     assert TuneResult.model_validate_json(result.model_dump_json()) == result
@@ -70,7 +82,9 @@ def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> Non
 def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     """A settings file names the head's folder."""
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"eagle3"}))
-    family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")]))
+    family, *_ = choose_space(
+        options(root), asked, read_drafts(options(root), [str(root / "eagle3")])
+    )
     settings = family.member(3).options(draft=None)
     assert settings["drafter_options"] == {"head": str(root / "eagle3")}
     llm = LLM(str(root / "target"), dtype="float32", runtime="eager", threads=1, **settings)
@@ -89,23 +103,33 @@ def test_exits_and_bits_of_the_target_itself(root: Path) -> None:
     ("names", "drafters", "message"),
     [
         (("eagle3",), ("ngram",), "--drafters does not name: leave one out"),
-        (("draft", "acceptance"), ("ngram",), "is for drafter 'draft-model', which --drafters does not name"),
+        (
+            ("draft", "acceptance"),
+            ("ngram",),
+            "is for drafter 'draft-model', which --drafters does not name",
+        ),
         ((), ("medusa",), "cannot tune medusa here; there are: early-exit, lookahead, ngram"),
         ((), ("universal",), "cannot tune universal here"),
         ((), ("none",), "cannot tune none here"),
     ],
 )
-def test_wishes_that_cannot_be(root: Path, names: tuple[str, ...], drafters: tuple[str, ...], message: str) -> None:
+def test_wishes_that_cannot_be(
+    root: Path, names: tuple[str, ...], drafters: tuple[str, ...], message: str
+) -> None:
     """A head that is named and not used would be an option that is ignored."""
     request = TuneRequest(SamplingParams(), drafters=frozenset(drafters))
     with pytest.raises(ConfigError, match=message):
-        choose_space(options(root), request, read_drafts(options(root), [str(root / name) for name in names]))
+        choose_space(
+            options(root), request, read_drafts(options(root), [str(root / name) for name in names])
+        )
 
 
 def test_a_prompt_that_is_skipped_leaves_its_place_to_the_next_one() -> None:
     """As in `bench`: four prompts of a task are four that can be run."""
     texts = ["abc", "x" * 100, "abcd", "abcde", "bcd", "cde"]
-    workload = Workload("tests", tuple(WorkloadRequest(str(n), text, task="code") for n, text in enumerate(texts)))
+    workload = Workload(
+        "tests", tuple(WorkloadRequest(str(n), text, task="code") for n, text in enumerate(texts))
+    )
     runner: Any = SimpleNamespace(tokenizer=byte_tokenizer(), context=64)
     asked = TuneRequest(SamplingParams(max_tokens=16), prompts=4)
     samples, notes = gather_samples(workload, runner, asked, on_bad="skip", chat_template=False)
@@ -122,7 +146,10 @@ def test_a_load_that_no_decoder_takes_is_refused_before_the_work(sizes: dict[str
 
 def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last of several --draft must not win without a word."""
-    assert run(["tune", str(root / "target"), "--draft", str(root / "draft"), "--draft", "org/other"]) == 2
+    assert (
+        run(["tune", str(root / "target"), "--draft", str(root / "draft"), "--draft", "org/other"])
+        == 2
+    )
     error = capsys.readouterr().err
     assert "one draft model at a time" in error
     assert len(error.splitlines()) == 1
@@ -132,7 +159,8 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
 def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
-    """Forecasts, and what was confirmed, as a result that says that it was cut short; the same command can go on."""
+    """Forecasts, and what was confirmed, as a result that says that it was cut short; the same
+    command can go on."""
     done: list[int] = []
     measured = Rounds._measured
 
@@ -144,7 +172,11 @@ def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
 
     monkeypatch.setattr(Rounds, "_measured", counted)
     request = TuneRequest(
-        SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"}),
+        SamplingParams(max_tokens=16, ignore_eos=True),
+        prompts=4,
+        load_sizes=(),
+        finalists=1,
+        drafters=frozenset({"ngram"}),
         most_share=1.0,
     )
     result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")

@@ -26,7 +26,8 @@ from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
 
 def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
-    first, second = rehearse(3, prompts=16, max_tokens=24), rehearse(3, prompts=16, max_tokens=24)
+    first = rehearse(3, prompts=16, max_tokens=24)
+    second = rehearse(3, prompts=16, max_tokens=24)
     assert first == second
     assert 0.5 < first.of_best <= 1.05
     assert first.cost_share < 0.2
@@ -47,23 +48,37 @@ class _Announced(Progress):
 
 
 @pytest.mark.parametrize("slower", [1, 300])
-def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that becomes slow behind the plain probe, families that no time is left for are named; the others compete."""
+def test_probing_ends_when_it_was_announced(
+    slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that becomes slow behind the plain probe, families that no time is left for are
+    named; the others compete."""
     world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
-    tick, max_tokens = world.tick, 24
+    tick = world.tick
+    max_tokens = 24
 
     def opened(configuration: Configuration, *, any_length: bool = False) -> Any:
-        monkeypatch.setattr(world, "tick", lambda seconds: tick(seconds * (1 if configuration.is_plain else slower)))
+        monkeypatch.setattr(
+            world, "tick", lambda seconds: tick(seconds * (1 if configuration.is_plain else slower))
+        )
         return world.open(configuration)
 
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: world.now))
-    samples = [Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True)) for n in range(4)]
-    announced, plan = _Announced(), TunePlan(samples, ())
+    samples = [
+        Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        for n in range(4)
+    ]
+    announced = _Announced()
+    plan = TunePlan(samples, ())
     models: Any = SimpleNamespace(open=opened)
-    found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
+    found = Tuner(
+        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
+    ).run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
     spent = sum(probe.seconds for probe in found.probes.values())
-    assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, "the sample that runs ends"
+    assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, (
+        "the sample that runs ends"
+    )
     left_out = {label for label, why in found.failures.items() if "no time was left" in why}
     assert left_out | set(found.probes) == {family.label for family in world.families}
     assert bool(left_out) == (slower > 1)
@@ -74,18 +89,30 @@ def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeyp
 def test_confirming_ends_when_it_was_announced(
     slower: int, tasks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that becomes slow behind the probes the first prompt that it runs is the last one, however many tasks wait,
-    and the result says on how little its advice rests."""
+    """On a machine that becomes slow behind the probes the first prompt that it runs is the last
+    one, however many tasks wait, and the result says on how little its advice rests."""
     world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
-    tick, max_tokens = world.tick, 24
-    monkeypatch.setattr(world, "tick", lambda seconds: tick(seconds * (slower if announced.confirming else 1)))
+    tick = world.tick
+    max_tokens = 24
+    monkeypatch.setattr(
+        world, "tick", lambda seconds: tick(seconds * (slower if announced.confirming else 1))
+    )
     for module in (tune, stages):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: world.now))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    samples = [Sample(f"{task} {n}", f"task {task}", [n], params) for task in range(tasks) for n in range(12)]
-    announced, plan = _Announced(), TunePlan(*split(samples))
-    models: Any = SimpleNamespace(open=lambda configuration, *, any_length=False: world.open(configuration))
-    found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
+    samples = [
+        Sample(f"{task} {n}", f"task {task}", [n], params)
+        for task in range(tasks)
+        for n in range(12)
+    ]
+    announced = _Announced()
+    plan = TunePlan(*split(samples))
+    models: Any = SimpleNamespace(
+        open=lambda configuration, *, any_length=False: world.open(configuration)
+    )
+    found = Tuner(
+        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
+    ).run()
     spent = next(stage.seconds for stage in found.stages if stage.name == "confirm")
     runs = 1 + len(found.finalists)
     one_prompt = runs * (max_tokens + stages.WARMUP_TOKENS) * slower * PLAIN_S * 2
@@ -93,18 +120,28 @@ def test_confirming_ends_when_it_was_announced(
     texts = {one.texts for one in found.confirmed}
     assert texts == {1} if slower > 1 else 2 * min(texts) >= MIN_PROMPTS
     tried = Tried(
-        temperature=0.0, max_new_tokens=max_tokens, batch_size=1, probe_prompts=1, confirm_prompts=1, tasks={}, workload="w",
-        target="t", draft=None, model_options={},
-    )  # fmt: skip
+        temperature=0.0,
+        max_new_tokens=max_tokens,
+        batch_size=1,
+        probe_prompts=1,
+        confirm_prompts=1,
+        tasks={},
+        workload="w",
+        target="t",
+        draft=None,
+        model_options={},
+    )
     notes = summarise_tuning(found, world.families, plan, tried, []).notes
-    assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (slower > 1)
+    assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (
+        slower > 1
+    )
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_choice_reaches_what_was_promised(greedy: bool) -> None:
-    """At the noise that was seen: 0.97 of the truly best on average, and no worse than trying everything on the same prompts,
-    for less than a tenth of the price. The seeds are fixed."""
+    """At the noise that was seen: 0.97 of the truly best on average, and no worse than trying
+    everything on the same prompts, for less than a tenth of the price. The seeds are fixed."""
     found = [rehearse(seed, greedy=greedy) for seed in range(30)]
     assert fmean(one.of_best for one in found) >= 0.97
     assert fmean(one.of_exhaustive for one in found) >= 0.99

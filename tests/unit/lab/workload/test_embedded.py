@@ -19,12 +19,20 @@ from outrider.lab.workload.load import load_workload
 from tools.demo_models.problems import is_held_out, problems
 from tools.demo_models.workload import NUM_PROBLEMS, TRAINING_SEED, workload_lines
 
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 EQUATION = re.compile(r"(\d[\d.+*/-]*)=(\d+(?:\.\d+)?)")
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (EMBEDDED / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (EMBEDDED / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def value(expression: str) -> Fraction:
@@ -65,13 +73,16 @@ def test_a_dozen_of_each_kind_of_its_task(kind: str) -> None:
     assert len(requests) == 12
     assert {request.task for request in requests} == {"reasoning" if kind == "math" else kind}
     assert len({request.prompt or str(request.messages) for request in requests}) == 12
-    assert all(request.reference for request in requests) == (kind in ("reasoning", "math", "qa", "rag"))
+    assert all(request.reference for request in requests) == (
+        kind in ("reasoning", "math", "qa", "rag")
+    )
 
 
 def test_answers_of_rag_stand_in_the_passages() -> None:
     for row in rows("rag"):
         assert (
-            row["reference"].lower() in row["messages"][0]["content"].partition("Question:")[0].lower()
+            row["reference"].lower()
+            in row["messages"][0]["content"].partition("Question:")[0].lower()
             or row["id"] == "rag-4"
         )
     assert "four months" in rows("rag")[3]["messages"][0]["content"]
@@ -84,7 +95,8 @@ def test_code_prompts_are_python_up_to_their_end() -> None:
 
 
 def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None:
-    """`python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl` writes the file anew."""
+    """`python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl` writes the
+    file anew."""
     assert (EMBEDDED / "demo.jsonl").read_text(encoding="utf-8").splitlines() == workload_lines()
     chosen = load_workload("demo").requests
     assert len(chosen) == NUM_PROBLEMS
@@ -93,11 +105,14 @@ def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None
 
 
 def test_training_problems_are_what_the_generator_writes() -> None:
-    """`python -m tools.demo_models.workload --packed 6000 outrider/demo/training.txt.xz` writes the file anew."""
+    """`python -m tools.demo_models.workload --packed 6000 outrider/demo/training.txt.xz` writes the
+    file anew."""
     known = training_prompts(6000)
     assert known == [one.prompt for one in islice(problems(TRAINING_SEED), 6000)]
     assert not any(is_held_out(question_of(prompt)) for prompt in known)
-    with pytest.raises(ConfigError, match="demo:6001 asks for more than the 6000 problems that come with outrider"):
+    with pytest.raises(
+        ConfigError, match="demo:6001 asks for more than the 6000 problems that come with outrider"
+    ):
         training_prompts(6001)
 
 

@@ -1,4 +1,5 @@
-"""Files in any state: what is usable is found, what is not is named by its line, and nothing ever crashes."""
+"""Files in any state: what is usable is found, what is not is named by its line, and nothing ever
+crashes."""
 
 from __future__ import annotations
 
@@ -29,10 +30,13 @@ def prompts(workload: Workload) -> list[str | None]:
 KINDS = ["good", "blank", '{"prompt": 1', "[]", '{"prompt": ""}', '{"nothing": 1}', "nonsense"]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(lines=st.lists(st.sampled_from(KINDS)))
 def test_bad_lines_have_their_own_numbers(tmp_path: Path, lines: list[str]) -> None:
-    """Catches numbers that count only requests, or that forget blank lines; and a bad line that takes its neighbour along."""
+    """Catches numbers that count only requests, or that forget blank lines; and a bad line that
+    takes its neighbour along."""
     lines = ['{"prompt": "p0"}', *lines]
     texts = [
         json.dumps({"prompt": f"p{n}"}) if kind == "good" else "" if kind == "blank" else kind
@@ -53,7 +57,10 @@ def test_marks_and_line_ends(tmp_path: Path, ending: str, mark: str) -> None:
     """str.splitlines would split at other separators, and put every number after it out by one."""
     text = mark + ending.join(['{"prompt": "a\u2028b\u0085c\\r\\n"}', "", '{"prompt": "b"}'])
     workload = read(tmp_path, text)
-    assert [(r.prompt, r.id) for r in workload.requests] == [("a\u2028b\u0085c\r\n", "prompts:1"), ("b", "prompts:3")]
+    assert [(r.prompt, r.id) for r in workload.requests] == [
+        ("a\u2028b\u0085c\r\n", "prompts:1"),
+        ("b", "prompts:3"),
+    ]
 
 
 def test_bytes_that_are_not_utf8_spoil_their_line_only(tmp_path: Path) -> None:
@@ -65,7 +72,9 @@ def test_bytes_that_are_not_utf8_spoil_their_line_only(tmp_path: Path) -> None:
     assert "UTF-8" in workload.skipped[0].reason
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"prompt": ' + "[" * 100_000, '{"prompt": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"prompt": ' + "[" * 100_000, '{"prompt": ' + "9" * 5000 + "}"]
+)
 def test_what_exhausts_the_parser(tmp_path: Path, text: str) -> None:
     """RecursionError and Python's limit on digits are no JSONDecodeErrors."""
     with pytest.raises(ConfigError):
@@ -98,8 +107,12 @@ def test_empty_files(tmp_path: Path, content: bytes) -> None:
         read(tmp_path, content)
 
 
-@pytest.mark.parametrize("content", ["Tell me a joke.\n\nAnd another.", b"PAR1\x15xxx", "[INST] hello [/INST]"])
-def test_what_is_neither_lines_nor_a_list_says_what_a_request_is(tmp_path: Path, content: bytes | str) -> None:
+@pytest.mark.parametrize(
+    "content", ["Tell me a joke.\n\nAnd another.", b"PAR1\x15xxx", "[INST] hello [/INST]"]
+)
+def test_what_is_neither_lines_nor_a_list_says_what_a_request_is(
+    tmp_path: Path, content: bytes | str
+) -> None:
     with pytest.raises(ConfigError, match="not JSON"):
         read(tmp_path, content)
 
@@ -125,10 +138,14 @@ def test_right_answers(text: str, reference: str | None, right: bool | None) -> 
 
 WORDS = b"null 1e999 NaN \xef\xbb\xbf \xff\xfe \x1f\x8b"
 FIELDS = rb'"prompt" "messages" "conversations" "body" "request" "turns" "\ud800" {"prompt":"a"}'
-JUNK = st.sampled_from([*WORDS.split(b" "), *FIELDS.split(b" "), *(bytes([mark]) for mark in b'{}[]",:\n\r\0\xff ')])
+JUNK = st.sampled_from(
+    [*WORDS.split(b" "), *FIELDS.split(b" "), *(bytes([mark]) for mark in b'{}[]",:\n\r\0\xff ')]
+)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(content=st.binary(max_size=60) | st.lists(JUNK, max_size=14).map(b"".join))
 def test_no_file_makes_a_traceback(tmp_path: Path, content: bytes) -> None:
     """Whatever the bytes: requests, bad lines inside the file, or an error that a person can read."""

@@ -50,19 +50,36 @@ def test_names_of_the_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_new_tokens"])
 def test_names_of_the_limit(name: str) -> None:
-    assert one({"prompt": "p", name: 9}).max_tokens == one({"prompt": "p", name: 9.0}).max_tokens == 9
+    assert (
+        one({"prompt": "p", name: 9}).max_tokens == one({"prompt": "p", name: 9.0}).max_tokens == 9
+    )
 
 
 def test_null_is_absent() -> None:
     """Tables exported by pandas have every column in every line."""
-    entry = {"prompt": "p", "messages": None, "id": None, "answer": None, "max_tokens": None, "conversations": None}
+    entry = {
+        "prompt": "p",
+        "messages": None,
+        "id": None,
+        "answer": None,
+        "max_tokens": None,
+        "conversations": None,
+    }
     assert one(entry) == WorkloadRequest("", "p")
 
 
 def test_messages_end_with_the_question() -> None:
     assert one({"messages": [USER]}) == WorkloadRequest("", None, (USER,), "chat")
     fine_tuning = one(
-        {"messages": [{"role": "system", "content": "s"}, USER, BOT, USER, {**BOT, "content": "last", "weight": 1}]}
+        {
+            "messages": [
+                {"role": "system", "content": "s"},
+                USER,
+                BOT,
+                USER,
+                {**BOT, "content": "last", "weight": 1},
+            ]
+        }
     )
     assert fine_tuning.messages == ({"role": "system", "content": "s"}, USER, BOT, USER)
     assert fine_tuning.answer == "last"
@@ -71,7 +88,9 @@ def test_messages_end_with_the_question() -> None:
 
 def test_parts_of_text_are_joined_and_others_refused() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert one({"messages": [{"role": "user", "content": parts}]}).messages == ({"role": "user", "content": "ab"},)
+    assert one({"messages": [{"role": "user", "content": parts}]}).messages == (
+        {"role": "user", "content": "ab"},
+    )
     image = [*parts, {"type": "image_url", "image_url": {"url": "x"}}]
     assert "parts that are no text" in reason({"messages": [{"role": "user", "content": image}]})
 
@@ -125,7 +144,9 @@ TALK = [
 
 def test_sharegpt_first_question() -> None:
     expected = ({"role": "system", "content": "be kind"}, {"role": "user", "content": "one"})
-    assert one({"id": "x_0", "conversations": TALK}) == WorkloadRequest("x_0", None, expected, "chat", None, "1")
+    assert one({"id": "x_0", "conversations": TALK}) == WorkloadRequest(
+        "x_0", None, expected, "chat", None, "1"
+    )
     unanswered = one({"conversations": [turn("human", "q"), turn("human", "r"), turn("gpt", "a")]})
     assert unanswered.answer is None  # the answer belongs to the second question
 
@@ -133,19 +154,34 @@ def test_sharegpt_first_question() -> None:
 def test_sharegpt_all_turns_keep_the_turns_before() -> None:
     first, second = read_entry({"id": "x", "conversations": [*TALK, turn("human", "three")]}, "all")
     assert (first.id, first.answer, second.id, second.answer) == ("x/1", "1", "x/2", "2")
-    assert [m["content"] for m in second.messages or ()] == ["left over", "be kind", "one", "1", "two"]
-    assert [m["role"] for m in second.messages or ()] == ["assistant", "system", "user", "assistant", "user"]
+    assert [m["content"] for m in second.messages or ()] == [
+        "left over",
+        "be kind",
+        "one",
+        "1",
+        "two",
+    ]
+    assert [m["role"] for m in second.messages or ()] == [
+        "assistant",
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize(
     ("conversations", "words"),
     [
-        ([], "must be a list of turns"), ("hi", "must be a list of turns"), (["hi"], "message 1 must be an object"),
-        ([turn("gpt", "a")], "has no question"), ([turn("human", " ")], "has no question"),
+        ([], "must be a list of turns"),
+        ("hi", "must be a list of turns"),
+        (["hi"], "message 1 must be an object"),
+        ([turn("gpt", "a")], "has no question"),
+        ([turn("human", " ")], "has no question"),
         ([turn("human", "a"), turn("martian", "b")], "message 2 has the role 'martian'"),
         ([{"from": "human"}], "message 1 (user) has no text"),
     ],
-)  # fmt: skip
+)
 def test_sharegpt_faults(conversations: Any, words: str) -> None:
     assert words in reason({"conversations": conversations})
 
@@ -159,7 +195,13 @@ def test_sharegpt_without_answers_has_no_turns() -> None:
 
 
 def batch(body: Any, **more: Any) -> dict[str, Any]:
-    return {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body, **more}
+    return {
+        "custom_id": "r1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+        **more,
+    }
 
 
 def test_batch_requests() -> None:
@@ -168,9 +210,15 @@ def test_batch_requests() -> None:
     )
     plain = batch({"prompt": "p", "max_completion_tokens": 4}, url="https://host/v1/completions")
     assert one(plain) == WorkloadRequest("r1", "p", max_tokens=4)
-    response = batch({"input": "Hello", "instructions": "s", "max_output_tokens": 6}, url="/v1/responses")
-    assert one(response) == WorkloadRequest("r1", None, ({"role": "system", "content": "s"}, USER), "chat", max_tokens=6)
-    listed = batch({"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]})
+    response = batch(
+        {"input": "Hello", "instructions": "s", "max_output_tokens": 6}, url="/v1/responses"
+    )
+    assert one(response) == WorkloadRequest(
+        "r1", None, ({"role": "system", "content": "s"}, USER), "chat", max_tokens=6
+    )
+    listed = batch(
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]}
+    )
     assert one(listed).messages == (USER,)
 
 
@@ -188,13 +236,16 @@ def test_batch_faults(entry: Any, words: str) -> None:
 
 
 def chat_response(text: Any) -> dict[str, Any]:
-    return {"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
+    return {
+        "id": "chatcmpl-1",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}}],
+    }
 
 
 def test_stored_requests_with_their_responses() -> None:
-    assert one({"id": "r", "request": {"messages": [USER]}, "response": chat_response("Hi!")}) == WorkloadRequest(
-        "r", None, (USER,), "chat", None, "Hi!"
-    )
+    assert one(
+        {"id": "r", "request": {"messages": [USER]}, "response": chat_response("Hi!")}
+    ) == WorkloadRequest("r", None, (USER,), "chat", None, "Hi!")
     completion = {
         "id": "e1",
         "request": {"body": {"prompt": "p"}},
@@ -206,9 +257,12 @@ def test_stored_requests_with_their_responses() -> None:
     assert one({"request": {"messages": [USER, BOT]}}).answer == "Hi!"
 
 
-@pytest.mark.parametrize("response", [{"error": "boom"}, {"choices": []}, chat_response(None), {}, None])
+@pytest.mark.parametrize(
+    "response", [{"error": "boom"}, {"choices": []}, chat_response(None), {}, None]
+)
 def test_a_failed_response_leaves_the_request(response: Any) -> None:
-    """The prompt is what a benchmark needs; throwing it away would bias the workload to what worked."""
+    """The prompt is what a benchmark needs; throwing it away would bias the workload to what
+    worked."""
     request = one({"request": {"messages": [USER]}, "response": response})
     assert (request.messages, request.answer) == ((USER,), None)
 
@@ -218,9 +272,13 @@ def test_a_failed_response_leaves_the_request(response: Any) -> None:
 
 def test_gsm8k() -> None:
     entry = {"question": "How many? ", "answer": "3*4 = <<3*4=12>>12\n#### 1,212"}
-    assert one(entry) == WorkloadRequest("", "Question: How many?\nAnswer:", None, "reasoning", "1,212")
+    assert one(entry) == WorkloadRequest(
+        "", "Question: How many?\nAnswer:", None, "reasoning", "1,212"
+    )
     assert one({"question": "q", "answer": "#### marks come last\n#### 4"}).reference == "4"
-    assert one({"question": "Who?", "answer": "Ada"}) == WorkloadRequest("", "Question: Who?\nAnswer:", None, "qa", "Ada")
+    assert one({"question": "Who?", "answer": "Ada"}) == WorkloadRequest(
+        "", "Question: Who?\nAnswer:", None, "qa", "Ada"
+    )
 
 
 def test_math() -> None:
@@ -250,7 +308,9 @@ def test_spec_bench() -> None:
         "turns": ["How many?"],
         "reference": ["work\n#### 10"],
     }
-    assert one(reasoning) == WorkloadRequest("401", "Question: How many?\nAnswer:", None, "reasoning", "10")
+    assert one(reasoning) == WorkloadRequest(
+        "401", "Question: How many?\nAnswer:", None, "reasoning", "10"
+    )
     for category in ("translation", "summarization", "qa", "rag"):
         found = one({"category": category, "turns": ["x"], "reference": ["r"]})
         assert (found.task, found.reference) == (category, None)
@@ -260,10 +320,7 @@ def test_spec_bench() -> None:
 
 # ---------------------------------------------------------------- anything
 
-KEYS = sorted(
-    {*FORMS}
-    | {"id", "role", "content", "from", "value", "choices", "input", "url"}
-)
+KEYS = sorted({*FORMS} | {"id", "role", "content", "from", "value", "choices", "input", "url"})
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -271,13 +328,18 @@ JSON = st.recursive(
     | st.floats()
     | st.text(max_size=6)
     | st.sampled_from(["user", "human", "gpt", "text"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(value=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON, turns=st.sampled_from(["first", "all"]))
+@given(
+    value=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON,
+    turns=st.sampled_from(["first", "all"]),
+)
 def test_any_json_is_a_request_or_a_reason(value: Any, turns: Any) -> None:
     try:
         requests = read_entry(value, turns)

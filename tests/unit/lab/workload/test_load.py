@@ -1,4 +1,5 @@
-"""Workloads by name, by file and mixed: which requests, in which order, under which ids, and what is reported."""
+"""Workloads by name, by file and mixed: which requests, in which order, under which ids, and what
+is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def _no_data_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def lines(path: Path, *entries: Any) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in entries), encoding="utf-8"
+        "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in entries),
+        encoding="utf-8",
     )
     return str(path)
 
@@ -51,7 +53,9 @@ def test_limit_takes_the_first(tmp_path: Path) -> None:
 
 
 def test_limit_counts_requests_not_lines(tmp_path: Path) -> None:
-    spec = lines(tmp_path / "a.jsonl", {"prompt": "1"}, "{bad", "", {"prompt": "2"}, "{bad", {"prompt": "3"})
+    spec = lines(
+        tmp_path / "a.jsonl", {"prompt": "1"}, "{bad", "", {"prompt": "2"}, "{bad", {"prompt": "3"}
+    )
     workload = load_workload(spec, limit=2, on_bad="skip")
     assert [r.prompt for r in workload.requests] == ["1", "2"]
     assert [line.number for line in workload.skipped] == [2]  # line 5 was not read
@@ -81,7 +85,9 @@ def test_skipping_keeps_all_of_them(tmp_path: Path) -> None:
 
 def test_nothing_usable_is_an_error_even_when_skipping(tmp_path: Path) -> None:
     spec = lines(tmp_path / "a.jsonl", {"text": "x"}, {"text": "y"})
-    with pytest.raises(ConfigError, match=r'(?s)no usable line, but 2 bad lines.*\{"prompt": "..."\}'):
+    with pytest.raises(
+        ConfigError, match=r'(?s)no usable line, but 2 bad lines.*\{"prompt": "..."\}'
+    ):
         load_workload(spec, on_bad="skip")
 
 
@@ -117,13 +123,22 @@ def test_a_mix_takes_turns_and_keeps_tasks(tmp_path: Path) -> None:
     c = numbered(tmp_path / "c.jsonl", 1)
     workload = load_workload(f"{a}+{b} + {c}")
     assert [r.prompt for r in workload.requests] == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
-    assert [r.task for r in workload.requests] == ["law", "tax", "other", "law", "tax", "law", "law"]
+    assert [r.task for r in workload.requests] == [
+        "law",
+        "tax",
+        "other",
+        "law",
+        "tax",
+        "law",
+        "law",
+    ]
     assert workload.name == f"{a}+{b} + {c}"
     assert prompts(f"{a}+{b}+{c}", limit=4) == ["a1", "b1", "c1", "a2"]
 
 
 def test_notes_of_a_mix_count_what_is_used(tmp_path: Path) -> None:
-    a, b = numbered(tmp_path / "a.jsonl", 9), numbered(tmp_path / "b.jsonl", 1)
+    a = numbered(tmp_path / "a.jsonl", 9)
+    b = numbered(tmp_path / "b.jsonl", 1)
     notes = load_workload(f"{a}+{b}", limit=5).notes
     assert notes == (f"{a} (4 prompts)", f"{b} (1 prompt)")
 
@@ -181,7 +196,12 @@ def test_all_turns_reach_the_file(tmp_path: Path) -> None:
     turns = [{"from": who, "value": who} for who in ("human", "gpt", "human", "gpt")]
     spec = lines(tmp_path / "s.json", {"conversations": turns}, {"id": "k", "conversations": turns})
     assert [r.id for r in load_workload(spec).requests] == ["s.json:1", "k"]
-    assert [r.id for r in load_workload(spec, turns="all").requests] == ["s.json:1/1", "s.json:1/2", "k/1", "k/2"]
+    assert [r.id for r in load_workload(spec, turns="all").requests] == [
+        "s.json:1/1",
+        "s.json:1/2",
+        "k/1",
+        "k/2",
+    ]
 
 
 # ---------------------------------------------------------------- built in: where the data is
@@ -225,7 +245,12 @@ def test_parts_are_known_by_their_category(tmp_path: Path) -> None:
         {"question_id": n, "category": c, "turns": [c]}
         for n, c in enumerate(["writing", "rag", "math_reasoning", "qa", "coding"])
     ]
-    lines(tmp_path / "spec_bench" / "question.jsonl", *rows, {"category": "rag", "turns": []}, {"turns": []})
+    lines(
+        tmp_path / "spec_bench" / "question.jsonl",
+        *rows,
+        {"category": "rag", "turns": []},
+        {"turns": []},
+    )
 
     def ids(part: str) -> list[str]:
         return [r.id for r in load_workload(part, data=tmp_path, on_bad="skip").requests]
@@ -236,7 +261,9 @@ def test_parts_are_known_by_their_category(tmp_path: Path) -> None:
     assert ids("spec-bench:coding") == ["4"]
     bad = load_workload("spec-bench:rag", data=tmp_path, on_bad="skip").skipped
     assert [line.number for line in bad] == [6, 7]  # an entry without category could be any part's
-    assert [line.number for line in load_workload("spec-bench:qa", data=tmp_path, on_bad="skip").skipped] == [7]
+    assert [
+        line.number for line in load_workload("spec-bench:qa", data=tmp_path, on_bad="skip").skipped
+    ] == [7]
 
 
 def test_math_by_subject_in_both_spellings(tmp_path: Path) -> None:
@@ -251,7 +278,9 @@ def test_math_by_subject_in_both_spellings(tmp_path: Path) -> None:
         load_workload("math:geometry", data=tmp_path)
 
 
-@pytest.mark.parametrize("name", [*BUILTIN, *(f"{name}:{part}" for name, one in BUILTIN.items() for part in one.parts)])
+@pytest.mark.parametrize(
+    "name", [*BUILTIN, *(f"{name}:{part}" for name, one in BUILTIN.items() for part in one.parts)]
+)
 def test_every_name_works_without_data(name: str) -> None:
     workload = load_workload(name)
     assert len(workload.requests) >= 12
@@ -260,9 +289,16 @@ def test_every_name_works_without_data(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count", "graded"),
-    [("gsm8k", 600, 600), ("gsm8k:train", 7473, 7473), ("math", 4000, 3183), ("humaneval", 100, 0), ("spec-bench", 298, 50),
-     ("spec-bench:rag", 50, 0), ("spec-bench:mt-bench", 48, 0)],
-)  # fmt: skip
+    [
+        ("gsm8k", 600, 600),
+        ("gsm8k:train", 7473, 7473),
+        ("math", 4000, 3183),
+        ("humaneval", 100, 0),
+        ("spec-bench", 298, 50),
+        ("spec-bench:rag", 50, 0),
+        ("spec-bench:mt-bench", 48, 0),
+    ],
+)
 def test_real_files(shared: Path, name: str, count: int, graded: int) -> None:
     workload = load_workload(name, data=shared / "data")
     assert len(workload.requests) == count
@@ -279,7 +315,12 @@ def test_files_work_by_path_as_well(shared: Path, tmp_path: Path) -> None:
 
 def test_table_and_folder_agree() -> None:
     """A set without its file, or a file that nobody reads."""
-    sets = {kind for one in BUILTIN.values() for files in (one.prompts, *one.parts.values()) for kind in files.embedded}
+    sets = {
+        kind
+        for one in BUILTIN.values()
+        for files in (one.prompts, *one.parts.values())
+        for kind in files.embedded
+    }
     assert sets == {path.stem for path in EMBEDDED.glob("*.jsonl")}
     assert set(builtin.KINDS) | {"demo"} == sets
 
@@ -290,6 +331,13 @@ def test_the_page_tells_the_truth(tmp_path: Path) -> None:
     examples = page.partition("```json\n")[2].partition("```")[0].splitlines()
     workload = load_workload(lines(tmp_path / "examples.jsonl", *examples))
     assert len(workload.requests) == len(examples) == 6
-    assert [request.answer for request in workload.requests] == [None, None, "Hi!", None, "Hi!", "Hi!"]
+    assert [request.answer for request in workload.requests] == [
+        None,
+        None,
+        "Hi!",
+        None,
+        "Hi!",
+        "Hi!",
+    ]
     assert all(f"`{name}`" in page for name in BUILTIN)
     assert all(one.home in page for one in BUILTIN.values())

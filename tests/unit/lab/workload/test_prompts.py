@@ -31,7 +31,8 @@ def workload(*requests: WorkloadRequest) -> Workload:
 def test_equal_to_what_llm_feeds() -> None:
     """Special tokens doubled or forgotten would measure another prompt than the user's."""
     llm = LLM("demo", drafter="none", max_num_seqs=1)
-    plain, chat = load_workload("demo", limit=1).requests[0], load_workload("embedded:chat").requests[8]
+    plain = load_workload("demo", limit=1).requests[0]
+    chat = load_workload("embedded:chat").requests[8]
     assert chat.messages is not None
     fed = llm._row(0, plain.prompt or "", SamplingParams(max_tokens=1), streaming=False)
     assert to_tokens(plain, llm.tokenizer) == fed.tokens
@@ -48,14 +49,14 @@ def test_begin_token_and_template(words: PreTrainedTokenizerBase) -> None:
 def test_the_model_s_turn_is_opened() -> None:
     """Without it a chat model would go on with the user's question."""
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     assert to_tokens(ASKED, tokenizer) == PLAIN("How many?>")["input_ids"]
 
 
 def test_no_template_is_the_model_s_fault_and_named() -> None:
-    with pytest.raises(ConfigError, match=r"request 'r1' is a conversation, and the model has no chat template"):
+    with pytest.raises(
+        ConfigError, match=r"request 'r1' is a conversation, and the model has no chat template"
+    ):
         to_tokens(ASKED, PLAIN)
     with pytest.raises(ConfigError, match="no chat template"):
         prepare(
@@ -64,11 +65,19 @@ def test_no_template_is_the_model_s_fault_and_named() -> None:
 
 
 def test_plain_text_instead_of_a_template() -> None:
-    with_system = WorkloadRequest("r", messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}))
-    assert to_tokens(with_system, PLAIN, chat_template=False) == PLAIN("Be kind.\n\nHi")["input_ids"]
+    with_system = WorkloadRequest(
+        "r", messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"})
+    )
+    assert (
+        to_tokens(with_system, PLAIN, chat_template=False) == PLAIN("Be kind.\n\nHi")["input_ids"]
+    )
     long = WorkloadRequest(
         "r",
-        messages=(*(ASKED.messages or ()), {"role": "assistant", "content": "3"}, {"role": "user", "content": "Why?"}),
+        messages=(
+            *(ASKED.messages or ()),
+            {"role": "assistant", "content": "3"},
+            {"role": "user", "content": "Why?"},
+        ),
     )
     with pytest.raises(RequestError, match="'r' has 3 turns"):
         to_tokens(long, PLAIN, chat_template=False)
@@ -85,13 +94,17 @@ def test_a_template_that_refuses_is_the_request_s_fault(words: PreTrainedTokeniz
 
 def test_fit_counts_prompt_and_answer() -> None:
     assert fit([1] * 90, 100, 10) is None
-    assert fit([1] * 91, 100, 10) == "91 prompt tokens and 10 to answer make 101; the context holds 100"
+    assert (
+        fit([1] * 91, 100, 10)
+        == "91 prompt tokens and 10 to answer make 101; the context holds 100"
+    )
 
 
 def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
     requests = [WorkloadRequest(f"r{n}", "x" * n) for n in (5, 50, 96, 97, 200)]
     with pytest.raises(
-        ConfigError, match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--on-bad skip"
+        ConfigError,
+        match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--on-bad skip",
     ):
         prepare(workload(*requests), PLAIN, context=100, max_tokens=4)
     prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=4, on_bad="skip")

@@ -1,7 +1,8 @@
-"""Models without some of their layers, on every architecture, against the same model with those layers' weights zeroed.
+"""Models without some of their layers, on every architecture, against the same model with those
+layers' weights zeroed.
 
-A decoder layer adds to its input, so one whose weights are all zero hands its input on: a second way to leave it out that
-shares nothing with ours.
+A decoder layer adds to its input, so one whose weights are all zero hands its input on: a second
+way to leave it out that shares nothing with ours.
 """
 
 from __future__ import annotations
@@ -49,15 +50,20 @@ def logits_on_cache(layers: DecoderLayers, skipped: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_left_out_layers_pass_their_input_on(name: str) -> None:
-    """Catches a layer that finds another's keys, rotary table or window, a hidden state lost on the way to the norm."""
+    """Catches a layer that finds another's keys, rotary table or window, a hidden state lost on the
+    way to the norm."""
     attention.register()
     module = make_module(*CONFIGS[name])
     plain = copy.deepcopy(module)
     layers = layers_of(module)
     for skipped in SKIPPED:
         with torch.inference_mode():
-            expected = without_by_zeros(plain, skipped)(input_ids=TOKENS, use_cache=False).logits[:, 7:]
-        torch.testing.assert_close(logits_on_cache(layers, skipped), expected, rtol=2e-4, atol=2e-4 * expected.abs().max())
+            expected = without_by_zeros(plain, skipped)(input_ids=TOKENS, use_cache=False).logits[
+                :, 7:
+            ]
+        torch.testing.assert_close(
+            logits_on_cache(layers, skipped), expected, rtol=2e-4, atol=2e-4 * expected.abs().max()
+        )
 
 
 def test_the_model_itself_is_left_alone() -> None:
@@ -88,14 +94,16 @@ class InTuple(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer, self.attention_type = layer, "full"
+        self.layer = layer
+        self.attention_type = "full"
 
     def forward(self, *args: object, **kwargs: object) -> tuple[Tensor]:
         return (self.layer(*args, **kwargs),)
 
 
 def test_layers_that_return_tuples() -> None:
-    """Catches a bare tensor where model code takes element 0: it would go on with the first row only."""
+    """Catches a bare tensor where model code takes element 0: it would go on with the first row
+    only."""
     skipped = SkippedLayer(InTuple(nn.Identity()), in_tuple=True)
     hidden = torch.randn(2, 3, 4)
     assert skipped(hidden, attention_mask=None) == (hidden,)
@@ -111,7 +119,9 @@ def test_layers_that_cannot_be_found_are_refused() -> None:
     module = tiny_llama(96)
     lm = build_lm(module, "it", torch.float32, torch.device("cpu"))
     module.others = nn.ModuleList([nn.Identity(), nn.Identity()])
-    with pytest.raises(CapabilityError, match=r"it \(llama\): its 2 decoder layers were not found: 2 lists"):
+    with pytest.raises(
+        CapabilityError, match=r"it \(llama\): its 2 decoder layers were not found: 2 lists"
+    ):
         DecoderLayers(module, lm, "it")
     del module.others
     module.config.num_hidden_layers = 7

@@ -42,7 +42,13 @@ SIZES: dict[str, Any] = {
     "num_experts_per_tok": EXPERTS,  # all: rounded activations would change what a router picks
 }  # fmt: skip
 MOE = {"num_experts": EXPERTS, "norm_topk_prob": True}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4, "truncate": False}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "rope_theta": 1e4,
+    "truncate": False,
+}
 MODELS = {
     "llama": lambda size: MixtralConfig(  # published so
         **SIZES, hidden_size=size, intermediate_size=96, num_local_experts=EXPERTS, sliding_window=None,
@@ -73,27 +79,43 @@ def changes(architecture: str, config: Any) -> dict[str, Any]:
     found = {f"{architecture}.attention.key_length": getattr(config, "head_dim", None)}
     if architecture == "gpt-oss":
         return found | {
-            "gpt-oss.attention.sliding_window": 16, "gpt-oss.rope.scaling.type": "yarn", "gpt-oss.rope.scaling.factor": 4.0,
+            "gpt-oss.attention.sliding_window": 16,
+            "gpt-oss.rope.scaling.type": "yarn",
+            "gpt-oss.rope.scaling.factor": 4.0,
             "gpt-oss.rope.scaling.original_context_length": 128,
-        }  # fmt: skip
+        }
     if architecture == "llama":
-        return {"llama.expert_count": EXPERTS, "llama.expert_used_count": EXPERTS, "llama.rope.dimension_count": None}
+        return {
+            "llama.expert_count": EXPERTS,
+            "llama.expert_used_count": EXPERTS,
+            "llama.rope.dimension_count": None,
+        }
     if architecture == "qwen35moe":
-        found |= {key.replace("qwen35.", "qwen35moe."): value for key, value in DELTA_NET_KEYS.items()}
+        found |= {
+            key.replace("qwen35.", "qwen35moe."): value for key, value in DELTA_NET_KEYS.items()
+        }
     return found | {
         f"{architecture}.expert_feed_forward_length": config.moe_intermediate_size,
-        f"{architecture}.expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
+        f"{architecture}.expert_shared_feed_forward_length": getattr(
+            config, "shared_expert_intermediate_size", None
+        ),
     }
 
 
-def checkpoint(path: Path, architecture: str, kinds: dict[str, Kind], size: int = 64) -> tuple[Path, Any]:
-    """A file whose experts are stored in these formats (by "gate", "up" and "down"), and the same model with their values."""
+def checkpoint(
+    path: Path, architecture: str, kinds: dict[str, Kind], size: int = 64
+) -> tuple[Path, Any]:
+    """A file whose experts are stored in these formats (by "gate", "up" and "down"), and the same
+    model with their values."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(MODELS[architecture](size), dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_config(
+            MODELS[architecture](size), dtype=torch.float32
+        ).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim == 1 or (parameter.ndim == 2 and len(parameter) == EXPERTS):  # norms, biases, sinks
+                # norms, biases, sinks
+                if parameter.ndim == 1 or (parameter.ndim == 2 and len(parameter) == EXPERTS):
                     parameter.add_(torch.randn(parameter.shape) * 0.1)
 
     def kind(name: str) -> Kind:
@@ -108,7 +130,9 @@ def checkpoint(path: Path, architecture: str, kinds: dict[str, Kind], size: int 
 
 
 def _round(part: Any, kinds: dict[str, Kind]) -> None:
-    turned = (lambda weight: weight.transpose(1, 2)) if part.is_transposed else (lambda weight: weight)
+    turned = (
+        (lambda weight: weight.transpose(1, 2)) if part.is_transposed else (lambda weight: weight)
+    )
     rows = turned(part.gate_up_proj)
     halves = rows.chunk(2, dim=1) if part.is_concatenated else (rows[:, ::2], rows[:, 1::2])
     for half, name in zip(halves, ("gate", "up"), strict=True):
@@ -126,14 +150,26 @@ def logits(module: Any) -> torch.Tensor:
         return module(input_ids=torch.arange(3, 43)[None] % VOCABULARY_SIZE, use_cache=False).logits
 
 
-@pytest.mark.parametrize(("architecture", "kind", "size"), [
-    ("gpt-oss", Kind.MXFP4, 64), ("gpt-oss", Kind.Q8_0, 64), ("qwen3moe", Kind.Q4_0, 64), ("qwen3moe", Kind.MXFP4, 64),
-    ("qwen2moe", Kind.Q5_1, 96), ("llama", Kind.Q4_0, 64),
-    ("qwen35moe", Kind.Q4_0, 64), ("qwen3vlmoe", Kind.Q8_0, 64),
-])  # fmt: skip
-def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp_path: Path, library_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "kind", "size"),
+    [
+        ("gpt-oss", Kind.MXFP4, 64),
+        ("gpt-oss", Kind.Q8_0, 64),
+        ("qwen3moe", Kind.Q4_0, 64),
+        ("qwen3moe", Kind.MXFP4, 64),
+        ("qwen2moe", Kind.Q5_1, 96),
+        ("llama", Kind.Q4_0, 64),
+        ("qwen35moe", Kind.Q4_0, 64),
+        ("qwen3vlmoe", Kind.Q8_0, 64),
+    ],
+)
+def test_experts_keep_their_blocks(
+    architecture: str, kind: Kind, size: int, tmp_path: Path, library_path: Path
+) -> None:
     """Logits of the dequantised model; on the native runtime up to activations in 8 bits."""
-    path, reference = checkpoint(tmp_path / "m.gguf", architecture, dict.fromkeys(("gate", "up", "down"), kind), size)
+    path, reference = checkpoint(
+        tmp_path / "m.gguf", architecture, dict.fromkeys(("gate", "up", "down"), kind), size
+    )
     module = loaded(path)
     experts = [layer for layer in block_layers(module) if isinstance(layer, BlockExperts)]
     assert len(experts) == 4
@@ -141,7 +177,9 @@ def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
     assert not any("widened" in note for note in gguf_notes(read_gguf(path), module, "it"))
     memory = model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32)
-    assert memory.quantised_bytes == pytest.approx(sum(layer.panels.nbytes for layer in experts), rel=0.35)
+    assert memory.quantised_bytes == pytest.approx(
+        sum(layer.panels.nbytes for layer in experts), rel=0.35
+    )
     if architecture == "qwen35moe":
         return  # has states: tests/e2e/test_gguf.py
     lm = build_lm(module, "it", torch.float32, CPU)
@@ -151,9 +189,13 @@ def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp
     assert max(worst.values()) < 0.05, worst
 
 
-def test_experts_that_lie_one_by_one_are_those_that_lie_together(tmp_path: Path, library_path: Path) -> None:
+def test_experts_that_lie_one_by_one_are_those_that_lie_together(
+    tmp_path: Path, library_path: Path
+) -> None:
     """As llama.cpp wrote Mixtral in 2023: the same panels, by either packer, and the same room."""
-    together, reference = checkpoint(tmp_path / "m.gguf", "llama", dict.fromkeys(("gate", "up", "down"), Kind.Q4_0))
+    together, reference = checkpoint(
+        tmp_path / "m.gguf", "llama", dict.fromkeys(("gate", "up", "down"), Kind.Q4_0)
+    )
     file = read_gguf(together)
     writer = GGUFWriter(tmp_path / "old.gguf", "llama")
     for key, value in file.metadata.items():
@@ -162,20 +204,33 @@ def test_experts_that_lie_one_by_one_are_those_that_lie_together(tmp_path: Path,
     for tensor in file.tensors:
         named = {tensor.name: tensor.read()}
         if "_exps" in tensor.name:
-            named = {tensor.name.replace("_exps", f".{number}"): own for number, own in enumerate(tensor.read())}
+            named = {
+                tensor.name.replace("_exps", f".{number}"): own
+                for number, own in enumerate(tensor.read())
+            }
         for name, stored in named.items():
             writer.add_tensor(name, np.array(stored), raw_shape=stored.shape, raw_dtype=tensor.kind)
     old = finish(writer, tmp_path / "old.gguf")
-    assert any(name.name == "blk.0.ffn_up.3.weight" for tensor in read_gguf(old).tensors for name in tensor.parts)
-    first, second = loaded(together), loaded(old)
+    assert any(
+        name.name == "blk.0.ffn_up.3.weight"
+        for tensor in read_gguf(old).tensors
+        for name in tensor.parts
+    )
+    first = loaded(together)
+    second = loaded(old)
     panels = [[layer.panels for layer in block_layers(module)] for module in (first, second)]
     assert len(panels[0]) == 4
     assert all(torch.equal(one, other) for one, other in zip(*panels, strict=True))
     assert torch.allclose(logits(second), logits(reference), atol=1e-4)
-    memory = [model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32) for path in (together, old)]
+    memory = [
+        model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32)
+        for path in (together, old)
+    ]
     assert memory[0].weights_bytes == memory[1].weights_bytes
     stored = tuple(tensor for tensor in read_gguf(old).tensors if tensor.parts)[:1]
-    assert torch.equal(by_library(library.load(library_path), (stored, SAME)), by_torch((stored, SAME)))
+    assert torch.equal(
+        by_library(library.load(library_path), (stored, SAME)), by_torch((stored, SAME))
+    )
 
 
 def test_gate_and_up_may_be_one_tensor(tmp_path: Path) -> None:
@@ -194,16 +249,23 @@ def test_gate_and_up_may_be_one_tensor(tmp_path: Path) -> None:
             if "ffn_up_exps" in name:
                 continue
             if "ffn_gate_exps" in name:
-                rows = np.concatenate([rows, stored[name.replace("gate", "up")].read()], axis=-1 if rows.ndim == 2 else 1)
+                rows = np.concatenate(
+                    [rows, stored[name.replace("gate", "up")].read()],
+                    axis=-1 if rows.ndim == 2 else 1,
+                )
                 name = name.replace("gate", "gate_up")
             writer.add_tensor(name, rows, raw_shape=rows.shape, raw_dtype=tensor.kind)
         first, second = (loaded(path) for path in (apart, finish(writer, tmp_path / "joined.gguf")))
         assert torch.equal(logits(first), logits(second))
 
 
-@pytest.mark.parametrize("kinds", [
-    {"gate": Kind.Q4_0, "up": Kind.Q8_0, "down": Kind.Q8_0}, dict.fromkeys(("gate", "up", "down"), Kind.F16)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"gate": Kind.Q4_0, "up": Kind.Q8_0, "down": Kind.Q8_0},
+        dict.fromkeys(("gate", "up", "down"), Kind.F16),
+    ],
+)
 def test_experts_that_cannot_stay_are_widened(kinds: dict[str, Kind], tmp_path: Path) -> None:
     """Gate and up lie in one matrix, which has one format; a note says what is widened."""
     for architecture in ("gpt-oss", "qwen3moe"):
@@ -212,13 +274,19 @@ def test_experts_that_cannot_stay_are_widened(kinds: dict[str, Kind], tmp_path: 
         expected = logits(reference)
         assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
         notes = gguf_notes(read_gguf(path), module, "it")
-        assert any("widened (2 in Q4_0, 2 in Q8_0;" in note for note in notes) == (kinds["gate"] is Kind.Q4_0), notes
+        assert any("widened (2 in Q4_0, 2 in Q8_0;" in note for note in notes) == (
+            kinds["gate"] is Kind.Q4_0
+        ), notes
 
 
 def test_on_a_gpu_experts_are_widened(tmp_path: Path) -> None:
-    """There no kernel multiplies blocks, and widening one expert at a time in each pass would be slow."""
-    path, reference = checkpoint(tmp_path / "m.gguf", "gpt-oss", dict.fromkeys(("gate", "up", "down"), Kind.MXFP4))
-    file, config = read_gguf(path), load_config(resolve(str(path)))
+    """There no kernel multiplies blocks, and widening one expert at a time in each pass would be
+    slow."""
+    path, reference = checkpoint(
+        tmp_path / "m.gguf", "gpt-oss", dict.fromkeys(("gate", "up", "down"), Kind.MXFP4)
+    )
+    file = read_gguf(path)
+    config = load_config(resolve(str(path)))
     module = gguf_module(file, config, torch.float32, experts_stay=False)
     expected = logits(reference)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())

@@ -46,14 +46,30 @@ def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
     """Also in the middle of a number, a name, a list, a tensor: never another error, never a hang."""
     whole = a_file(tmp_path / "m.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
-    for length in [0, 1, 3, 5, 9, 23, 24, 25, 40, 100, 20_000, 70_000, len(whole) - 200, len(whole) - 30]:
+    for length in [
+        0,
+        1,
+        3,
+        5,
+        9,
+        23,
+        24,
+        25,
+        40,
+        100,
+        20_000,
+        70_000,
+        len(whole) - 200,
+        len(whole) - 30,
+    ]:
         cut.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"is damaged: \d+ bytes|is no GGUF file"):
             read_gguf(cut)
 
 
 def test_damage_within_is_reported(tmp_path: Path) -> None:
-    """Any byte of the start of the header changed: still a file, or an error of ours, never another one and never a hang."""
+    """Any byte of the start of the header changed: still a file, or an error of ours, never another
+    one and never a hang."""
     whole = bytearray(a_file(tmp_path / "m.gguf").read_bytes())
     broken = tmp_path / "broken.gguf"
     for index in range(4, 120):
@@ -99,16 +115,23 @@ def test_an_unknown_format_is_refused_by_its_tensor(tmp_path: Path) -> None:
     at = whole.index(b"a.weight") + len("a.weight") + 4 + 16
     (tmp_path / "new.gguf").write_bytes(whole[:at] + struct.pack("<I", 999) + whole[at + 4 :])
     with pytest.raises(
-        CapabilityError, match=r"'a.weight' is stored as type 999, which the installed gguf package does not know"
+        CapabilityError,
+        match=r"'a.weight' is stored as type 999, which the installed gguf package does not know",
     ):
         read_gguf(tmp_path / "new.gguf")
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [("adapter", "a LoRA adapter"), ("mmproj", "vision or audio part"), ("imatrix", "importance matrix")],
+    [
+        ("adapter", "a LoRA adapter"),
+        ("mmproj", "vision or audio part"),
+        ("imatrix", "importance matrix"),
+    ],
 )
-def test_files_that_hold_no_language_model_are_named(tmp_path: Path, kind: str, message: str) -> None:
+def test_files_that_hold_no_language_model_are_named(
+    tmp_path: Path, kind: str, message: str
+) -> None:
     with pytest.raises(CapabilityError, match=message):
         read_gguf(a_file(tmp_path / "m.gguf", general_type=kind))
 
@@ -132,5 +155,7 @@ def test_without_the_library_only_gguf_files_are_refused() -> None:
         "import outrider.loader\nfrom outrider.models.gguf import library\n"
         "try:\n    library.GGUFReader\nexcept outrider.errors.CapabilityError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "pip install gguf" in done.stdout

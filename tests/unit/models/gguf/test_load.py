@@ -94,10 +94,12 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 def norms_of_heads(model: Any) -> dict[str, np.ndarray]:
     """StableLM 2's norms, as llama.cpp keeps them: a row for each head."""
     return {
-        f"blk.{number}.attn_{kind}_norm.weight": torch.stack([norm.weight.detach() for norm in getattr(
-            layer.self_attn, f"{kind}_layernorm").norms]).numpy()
-        for number, layer in enumerate(model.model.layers) for kind in "qk"
-    }  # fmt: skip
+        f"blk.{number}.attn_{kind}_norm.weight": torch.stack(
+            [norm.weight.detach() for norm in getattr(layer.self_attn, f"{kind}_layernorm").norms]
+        ).numpy()
+        for number, layer in enumerate(model.model.layers)
+        for kind in "qk"
+    }
 
 
 def logits(module: Any) -> torch.Tensor:
@@ -106,7 +108,12 @@ def logits(module: Any) -> torch.Tensor:
         return module(input_ids=tokens, use_cache=False).logits.float()
 
 
-GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "sliding_window": 16}
+GEMMA = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "tie_word_embeddings": True,
+    "sliding_window": 16,
+}
 DELTA_NET = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
     "linear_value_head_dim": 32, "full_attention_interval": 2, "rope_parameters": {
@@ -277,7 +284,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
-    """Catches a weight at the wrong position, rows in GGUF's order, and a row that leaves out positions or heads."""
+    """Catches a weight at the wrong position, rows in GGUF's order, and a row that leaves out
+    positions or heads."""
     architecture, model_of, changes = ARCHITECTURES[name]
     model = model_of()
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes)
@@ -287,15 +295,16 @@ def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "gemma3", "gpt2", "qwen35"])
 def test_blocks_are_what_their_model_says_rounded(name: str, tmp_path: Path) -> None:
-    """Matrices stay in blocks, with rows put in order; without kernels the logits are those of the widened weights."""
+    """Matrices stay in blocks, with rows put in order; without kernels the logits are those of the
+    widened weights."""
     architecture, model_of, changes = ARCHITECTURES[name]
     model = model_of()
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, kind=Kind.Q8_0)
     module = loaded(path)
     layers = list(block_layers(module))
-    assert len(layers) == sum(1 for tensor in read_gguf(path).tensors if tensor.kind is Kind.Q8_0) + (
-        model.config.tie_word_embeddings is True
-    )
+    assert len(layers) == sum(
+        1 for tensor in read_gguf(path).tensors if tensor.kind is Kind.Q8_0
+    ) + (model.config.tie_word_embeddings is True)
     assert isinstance(module.get_input_embeddings(), BlockEmbedding)
     assert isinstance(module.get_output_embeddings(), BlockLinear)
     with torch.no_grad():
@@ -308,10 +317,17 @@ def test_blocks_are_what_their_model_says_rounded(name: str, tmp_path: Path) -> 
     assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize(("biases", "parallel"), [(True, False), (False, True)])  # of 1.6B and of 12B
-def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, parallel: bool) -> None:
+# of 1.6B and of 12B
+@pytest.mark.parametrize(("biases", "parallel"), [(True, False), (False, True)])
+def test_norms_of_heads_are_rows_of_one_tensor(
+    tmp_path: Path, biases: bool, parallel: bool
+) -> None:
     model = made(
-        StableLmConfig, use_qkv_bias=biases, qk_layernorm=True, use_parallel_residual=parallel, partial_rotary_factor=0.25
+        StableLmConfig,
+        use_qkv_bias=biases,
+        qk_layernorm=True,
+        use_parallel_residual=parallel,
+        partial_rotary_factor=0.25,
     )
     norms = norms_of_heads(model)
     assert {len(norm) for norm in norms.values()} == {4, 2}
@@ -320,7 +336,10 @@ def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, par
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
     few = norms | {"blk.0.attn_q_norm.weight": norms["blk.0.attn_q_norm.weight"][:3]}
-    with pytest.raises(CheckpointError, match=r"'blk.0.attn_q_norm.weight' has shape \(3,\), by its metadata .* \(4,\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"'blk.0.attn_q_norm.weight' has shape \(3,\), by its metadata .* \(4,\)",
+    ):
         loaded(write_model(tmp_path / "m.gguf", model, "stablelm", changes=changes, tensors=few))
 
 
@@ -328,73 +347,134 @@ def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, par
 def test_queries_keys_and_values_in_one_tensor(tmp_path: Path, kind: Kind) -> None:
     """Early files of Phi-2 have them so, biases included."""
     model = made(PhiConfig, partial_rotary_factor=0.5, num_key_value_heads=4, layer_norm_eps=1e-5)
-    parts = [(number, [getattr(layer.self_attn, f"{part}_proj") for part in "qkv"]) for number, layer in enumerate(
-        model.model.layers)]  # fmt: skip
+    parts = [
+        (number, [getattr(layer.self_attn, f"{part}_proj") for part in "qkv"])
+        for number, layer in enumerate(model.model.layers)
+    ]
     joined = {
-        f"blk.{number}.attn_qkv.{end}": torch.cat([getattr(part, end) for part in own]).detach().numpy()
-        for number, own in parts for end in ("weight", "bias")
-    }  # fmt: skip
-    without = tuple(f"blk.{number}.attn_{part}.{end}" for number, _ in parts for part in "qkv" for end in ("weight", "bias"))
+        f"blk.{number}.attn_qkv.{end}": torch.cat([getattr(part, end) for part in own])
+        .detach()
+        .numpy()
+        for number, own in parts
+        for end in ("weight", "bias")
+    }
+    without = tuple(
+        f"blk.{number}.attn_{part}.{end}"
+        for number, _ in parts
+        for part in "qkv"
+        for end in ("weight", "bias")
+    )
     path = write_model(
-        tmp_path / "m.gguf", model, "phi2", changes={"phi2.rope.dimension_count": 8}, tensors=joined, leave_out=without,
+        tmp_path / "m.gguf",
+        model,
+        "phi2",
+        changes={"phi2.rope.dimension_count": 8},
+        tensors=joined,
+        leave_out=without,
         kind=lambda name: kind if "attn_qkv" in name else Kind.F32,
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for _, own in parts:
             for part in own:
                 part.weight.copy_(rounded(part.weight, kind))
-    module, expected = loaded(path), logits(model)
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
     assert len(list(block_layers(module))) == (6 if kind is Kind.Q8_0 else 0)
-    short = {name: value[:-1] if name.endswith("0.attn_qkv.weight") else value for name, value in joined.items()}
+    short = {
+        name: value[:-1] if name.endswith("0.attn_qkv.weight") else value
+        for name, value in joined.items()
+    }
     with pytest.raises(CheckpointError, match="shape"):
-        loaded(write_model(path, model, "phi2", changes={"phi2.rope.dimension_count": 8}, tensors=short, leave_out=without))
+        loaded(
+            write_model(
+                path,
+                model,
+                "phi2",
+                changes={"phi2.rope.dimension_count": 8},
+                tensors=short,
+                leave_out=without,
+            )
+        )
 
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
-    """Layers of two kinds, embeddings of each layer, layers that reuse keys and are twice as wide (as E2B); or experts, and
-    values that are the keys (as 26B). On the native runtime up to activations in 8 bits."""
+    """Layers of two kinds, embeddings of each layer, layers that reuse keys and are twice as wide
+    (as E2B); or experts, and values that are the keys (as 26B). On the native runtime up to
+    activations in 8 bits."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     settings: dict[str, Any] = {
-        "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "layer_types": kinds, "sliding_window": 16,
-        "tie_word_embeddings": True, "vocab_size_per_layer_input": VOCABULARY_SIZE, "final_logit_softcapping": 10.0,
-    }  # fmt: skip
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "layer_types": kinds,
+        "sliding_window": 16,
+        "tie_word_embeddings": True,
+        "vocab_size_per_layer_input": VOCABULARY_SIZE,
+        "final_logit_softcapping": 10.0,
+    }
     if experts:
         settings |= {
-            "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 4,
-            "moe_intermediate_size": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-        }  # fmt: skip
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 4,
+            "moe_intermediate_size": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        }
     else:
-        settings |= {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        settings |= {
+            "hidden_size_per_layer_input": 16,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        }
     model = made(Gemma4TextConfig, **settings)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.layer_scalar.mul_(0.5)
-        for name, parameter in model.named_parameters():  # random ones, whose queries are not scaled, answer to any rounding
+        # random ones, whose queries are not scaled, answer to any rounding
+        for name, parameter in model.named_parameters():
             parameter.mul_(0.05 if "q_norm" in name else 0.1 if ".post_" in name else 1)
     key = "gemma4."
     changes = {
-        f"{key}attention.key_length": 32, f"{key}attention.key_length_swa": 16, f"{key}attention.sliding_window": 16,
+        f"{key}attention.key_length": 32,
+        f"{key}attention.key_length_swa": 16,
+        f"{key}attention.sliding_window": 16,
         f"{key}attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
-        f"{key}attention.shared_kv_layers": 0 if experts else 3, f"{key}final_logit_softcapping": 10.0,
-        f"{key}embedding_length_per_layer_input": 0 if experts else 16, f"{key}rope.freq_base": 1e6,
-        f"{key}rope.freq_base_swa": 1e4, f"{key}feed_forward_length": 96 if experts else [96, 96, 96, 192, 192, 192],
+        f"{key}attention.shared_kv_layers": 0 if experts else 3,
+        f"{key}final_logit_softcapping": 10.0,
+        f"{key}embedding_length_per_layer_input": 0 if experts else 16,
+        f"{key}rope.freq_base": 1e6,
+        f"{key}rope.freq_base_swa": 1e4,
+        f"{key}feed_forward_length": 96 if experts else [96, 96, 96, 192, 192, 192],
         f"{key}attention.head_count_kv": [2, 2, 1, 2, 2, 1] if experts else 2,
-    }  # fmt: skip
+    }
     extra = {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12)}
     if experts:
-        changes |= {f"{key}expert_count": 4, f"{key}expert_used_count": 4, f"{key}expert_feed_forward_length": 32}
+        changes |= {
+            f"{key}expert_count": 4,
+            f"{key}expert_used_count": 4,
+            f"{key}expert_feed_forward_length": 32,
+        }
         for number, layer in enumerate(model.model.layers):
             extra[f"blk.{number}.ffn_gate_inp.scale"] = layer.router.scale.detach().numpy()
-            extra[f"blk.{number}.ffn_down_exps.scale"] = layer.router.per_expert_scale.detach().numpy()
+            extra[f"blk.{number}.ffn_down_exps.scale"] = (
+                layer.router.per_expert_scale.detach().numpy()
+            )
     else:
-        for number, size in ((3, 32), (5, 64)):  # of no use, and in published files: in the first shared layer, too
+        # of no use, and in published files: in the first shared layer, too
+        for number, size in ((3, 32), (5, 64)):
             extra[f"blk.{number}.attn_k.weight"] = np.ones((size, 64))
     path = write_model(tmp_path / "m.gguf", model, "gemma4", changes=changes, tensors=extra)
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
-    module = loaded(write_model(tmp_path / "q.gguf", model, "gemma4", changes=changes, tensors=extra, kind=Kind.Q8_0))
+    module = loaded(
+        write_model(
+            tmp_path / "q.gguf", model, "gemma4", changes=changes, tensors=extra, kind=Kind.Q8_0
+        )
+    )
     lm = load.build_lm(module, "gemma4", torch.float32, CPU)
     plain = every_pass(lm)
     lm.run = NativeRun(lm, module, lower(module), library_path)
@@ -403,29 +483,56 @@ def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
 
 
 def test_gemma3n(tmp_path: Path) -> None:
-    """Several streams, whose projections are one tensor; sparse activations, keys that are reused, embeddings of each layer."""
+    """Several streams, whose projections are one tensor; sparse activations, keys that are reused,
+    embeddings of each layer."""
     kinds = ["sliding_attention", "full_attention"] * 2
     model = made(
-        Gemma3nTextConfig, num_hidden_layers=4, head_dim=16, layer_types=kinds, sliding_window=16, tie_word_embeddings=True,
-        vocab_size_per_layer_input=VOCABULARY_SIZE, hidden_size_per_layer_input=8, laurel_rank=8, num_kv_shared_layers=2,
-        altup_num_inputs=4, activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0], initializer_range=0.02,
-    )  # fmt: skip
+        Gemma3nTextConfig,
+        num_hidden_layers=4,
+        head_dim=16,
+        layer_types=kinds,
+        sliding_window=16,
+        tie_word_embeddings=True,
+        vocab_size_per_layer_input=VOCABULARY_SIZE,
+        hidden_size_per_layer_input=8,
+        laurel_rank=8,
+        num_kv_shared_layers=2,
+        altup_num_inputs=4,
+        activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0],
+        initializer_range=0.02,
+    )
     normal = torch.distributions.normal.Normal(0, 1)
     changes = {
-        "attention.key_length": 16, "attention.sliding_window": 16, "attention.shared_kv_layers": 2, "altup.active_idx": 0,
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds], "altup.num_inputs": 4,
-        "embedding_length_per_layer_input": 8, "rope.freq_base": 1e6, "feed_forward_length": [96] * 4,
-        "activation_sparsity_scale": [normal.icdf(torch.tensor(share)).item() for share in (0.95, 0.95, 0.0, 0.0)],
-    }  # fmt: skip
+        "attention.key_length": 16,
+        "attention.sliding_window": 16,
+        "attention.shared_kv_layers": 2,
+        "altup.active_idx": 0,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "altup.num_inputs": 4,
+        "embedding_length_per_layer_input": 8,
+        "rope.freq_base": 1e6,
+        "feed_forward_length": [96] * 4,
+        "activation_sparsity_scale": [
+            normal.icdf(torch.tensor(share)).item() for share in (0.95, 0.95, 0.0, 0.0)
+        ],
+    }
     inner = model.model
     extra = {
-        "altup_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_projections]).numpy(),
-        "altup_unembd_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_unembed_projections]).numpy(),
+        "altup_proj.weight": torch.stack(
+            [one.weight.detach() for one in inner.altup_projections]
+        ).numpy(),
+        "altup_unembd_proj.weight": torch.stack(
+            [one.weight.detach() for one in inner.altup_unembed_projections]
+        ).numpy(),
         "blk.2.attn_k_norm.weight": np.ones(16),  # of no use, and in published files
         "blk.3.attn_v.weight": np.ones((32, 64)),
     }
     path = write_model(
-        tmp_path / "m.gguf", model, "gemma3n", changes={f"gemma3n.{key}": value for key, value in changes.items()}, tensors=extra
+        tmp_path / "m.gguf",
+        model,
+        "gemma3n",
+        changes={f"gemma3n.{key}": value for key, value in changes.items()},
+        tensors=extra,
     )
     assert load_config(resolve(str(path))).activation_sparsity_pattern == [0.95, 0.95, 0.0, 0.0]
     expected = logits(model)
@@ -435,17 +542,34 @@ def test_gemma3n(tmp_path: Path) -> None:
 def test_what_shared_layers_do_not_use_is_left_out() -> None:
     """From the first of them on, of keys and values alone."""
     config = Gemma4TextConfig(num_hidden_layers=12, num_kv_shared_layers=3)
-    ends = ("k.weight", "v.weight", "k_norm.weight", "v_norm.weight", "q.weight", "q_norm.weight", "output.weight")
-    useless = {(layer, end) for layer in range(12) for end in ends if is_unused(f"blk.{layer}.attn_{end}", config)}
+    ends = (
+        "k.weight",
+        "v.weight",
+        "k_norm.weight",
+        "v_norm.weight",
+        "q.weight",
+        "q_norm.weight",
+        "output.weight",
+    )
+    useless = {
+        (layer, end)
+        for layer in range(12)
+        for end in ends
+        if is_unused(f"blk.{layer}.attn_{end}", config)
+    }
     assert useless == {(layer, end) for layer in (9, 10, 11) for end in ends[:4]}
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
     """Llama 3.1's positions: the divisors that the file has are those of its rule."""
     rope = {
-        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    }
     model = made(rope_parameters=rope)
     plain = 1e4 ** -(torch.arange(0, 16, 2) / 16)
     factors = (plain / model.model.rotary_emb.inv_freq).numpy()
@@ -455,21 +579,35 @@ def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
 
 
 def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
-    """Context, ends (also those that only a name tells), sampling defaults, the tokenizer, its template."""
-    changes = {"tokenizer.ggml.eot_token_id": 5, "general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    """Context, ends (also those that only a name tells), sampling defaults, the tokenizer, its
+    template."""
+    changes = {
+        "tokenizer.ggml.eot_token_id": 5,
+        "general.sampling.temp": 0.6,
+        "general.sampling.top_k": 20,
+    }
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
-    config, tokenizer, module = load_config(resolve(str(path))), load_tokenizer(resolve(str(path))), loaded(path)
+    config = load_config(resolve(str(path)))
+    tokenizer = load_tokenizer(resolve(str(path)))
+    module = loaded(path)
     assert config.max_position_embeddings == 512
     assert eos_token_ids(module, tokenizer, VOCABULARY_SIZE) == {0, 2, 5}
     found = sampling_defaults(
         "auto",
         LoadedModel(
-            str(path), None, card_of(config), tokenizer, frozenset(), generation_config=asked_of(module.generation_config)
+            str(path),
+            None,
+            card_of(config),
+            tokenizer,
+            frozenset(),
+            generation_config=asked_of(module.generation_config),
         ),
         512,
     )
     assert found.values == {"temperature": 0.6, "top_k": 20}
-    assert found.notes[0].startswith("sampling defaults from its metadata: temperature 0.6, top_k 20")
+    assert found.notes[0].startswith(
+        "sampling defaults from its metadata: temperature 0.6, top_k 20"
+    )
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hé 1"}], tokenize=False, add_generation_prompt=True
     )
@@ -482,14 +620,20 @@ def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>"], [0, 1, 2, 3]),  # gpt-oss: <|end|> ends a thought, not an answer
+        # gpt-oss: <|end|> ends a thought, not an answer
+        (["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>"], [0, 1, 2, 3]),
         (["<|end|>", "<|endoftext|>", "<|user|>"], [0, 1, 2]),  # Phi
         (["<turn|>", "<|tool_response>", "<eos>", "<|turn>"], [0, 1, 2]),  # Gemma 4
     ],
 )
-def test_control_tokens_end_answers_by_their_names(tmp_path: Path, names: list[str], expected: list[int]) -> None:
+def test_control_tokens_end_answers_by_their_names(
+    tmp_path: Path, names: list[str], expected: list[int]
+) -> None:
     tokens, kinds = vocabulary()
-    changes = {"tokenizer.ggml.tokens": [*names, *tokens[4:]], "tokenizer.ggml.token_type": [3] * len(names) + kinds[4:]}
+    changes = {
+        "tokenizer.ggml.tokens": [*names, *tokens[4:]],
+        "tokenizer.ggml.token_type": [3] * len(names) + kinds[4:],
+    }
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
     assert load_config(resolve(str(path))).eos_token_id == expected
 
@@ -497,12 +641,17 @@ def test_control_tokens_end_answers_by_their_names(tmp_path: Path, names: list[s
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_memory_is_what_is_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
     path = write_model(
-        tmp_path / "m.gguf", made(), "llama", kind=lambda name: Kind.Q4_0 if "ffn" in name else Kind.Q8_0
+        tmp_path / "m.gguf",
+        made(),
+        "llama",
+        kind=lambda name: Kind.Q4_0 if "ffn" in name else Kind.Q8_0,
     )
     weighed = model_memory(resolve(str(path)), load_config(resolve(str(path))), dtype)
     module = loaded(path, dtype)
     assert weighed.quantised_bytes == sum(layer.panels.nbytes for layer in block_layers(module))
-    assert weighed.weights_bytes - weighed.quantised_bytes == sum(parameter.nbytes for parameter in module.parameters())
+    assert weighed.weights_bytes - weighed.quantised_bytes == sum(
+        parameter.nbytes for parameter in module.parameters()
+    )
 
 
 def test_dtypes_follow_the_file(tmp_path: Path) -> None:
@@ -527,37 +676,60 @@ def test_formats_that_no_kernel_has_are_widened_and_reported(tmp_path: Path) -> 
     module = loaded(path)
     assert type(module.model.layers[0].mlp.up_proj) is torch.nn.Linear
     notes = gguf_notes(read_gguf(path), module, "tiny")
-    assert any("widened (2 in TQ2_0; 0.0M weights)" in note or "widened (2 in TQ2_0" in note for note in notes), notes
+    assert any(
+        "widened (2 in TQ2_0; 0.0M weights)" in note or "widened (2 in TQ2_0" in note
+        for note in notes
+    ), notes
     assert any("slow" in note for note in notes)  # no kernels here
 
 
-def test_what_the_kernels_round_is_reported_where_they_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes in bfloat16 move distributions about a third as far as activations in 8 bits do; fp32 rounds neither."""
+def test_what_the_kernels_round_is_reported_where_they_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes in bfloat16 move distributions about a third as far as activations in 8 bits do; fp32
+    rounds neither."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", kind=Kind.Q8_0)
     module = loaded(path)
     (slow,) = gguf_notes(read_gguf(path), module, "tiny")
     assert "bits" not in slow
     monkeypatch.setattr("outrider.models.gguf.weights.runs_on_kernels", lambda module: True)
     (note,) = gguf_notes(read_gguf(path), module, "tiny")
-    assert "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits" in note
+    assert (
+        "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits"
+        in note
+    )
     assert "--dtype float32 rounds neither" in note
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"leave_out": ("blk.1.ffn_up.weight",)}, "lacks 1 weights, first 'model.layers.1.mlp.up_proj.weight'.* Fetch it again"),
+        (
+            {"leave_out": ("blk.1.ffn_up.weight",)},
+            "lacks 1 weights, first 'model.layers.1.mlp.up_proj.weight'.* Fetch it again",
+        ),
         (
             {"tensors": {"blk.0.attn_q_norm.weight": np.ones(16)}},
             "no place for, first 'blk.0.attn_q_norm.weight'.* Use the original checkpoint",
         ),
-        ({"changes": {"llama.feed_forward_length": 128}}, r"has shape \(.*96.*\), by its metadata it should have \(.*128.*\)"),
-        ({"changes": {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 4.0}}, "scales its positions by 'su'"),
-        ({"changes": {"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}}, "rotates 8 of the 16 numbers"),
+        (
+            {"changes": {"llama.feed_forward_length": 128}},
+            r"has shape \(.*96.*\), by its metadata it should have \(.*128.*\)",
+        ),
+        (
+            {"changes": {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 4.0}},
+            "scales its positions by 'su'",
+        ),
+        (
+            {"changes": {"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}},
+            "rotates 8 of the 16 numbers",
+        ),
         ({"changes": {"llama.block_count": 0}}, "layer"),
     ],
-)  # fmt: skip
-def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+)
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
 
     def use() -> None:
@@ -569,39 +741,70 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, An
 
 
 def test_metadata_that_is_missing_is_named(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", made(Qwen3Config), "qwen3vl", changes={"qwen3vl.embedding_length": None})
-    with pytest.raises(CheckpointError, match=r"lacks 1 values .*, first 'qwen3vl\.embedding_length'"):
+    path = write_model(
+        tmp_path / "m.gguf",
+        made(Qwen3Config),
+        "qwen3vl",
+        changes={"qwen3vl.embedding_length": None},
+    )
+    with pytest.raises(
+        CheckpointError, match=r"lacks 1 values .*, first 'qwen3vl\.embedding_length'"
+    ):
         load_config(resolve(str(path)))
 
 
 def test_what_would_be_another_model_is_refused(tmp_path: Path) -> None:
-    """GLM-4V keeps its queries and keys in another order; without frequencies nothing says what Gemma 4 rotates."""
+    """GLM-4V keeps its queries and keys in another order; without frequencies nothing says what
+    Gemma 4 rotates."""
     model = made(Glm4Config, head_dim=16, partial_rotary_factor=0.5)
     changes = {"glm4.rope.dimension_count": 8, "glm4.rope.dimension_sections": [2, 1, 1, 0]}
     with pytest.raises(CapabilityError, match="text part of a GLM-4 that sees"):
         load_config(resolve(str(write_model(tmp_path / "m.gguf", model, "glm4", changes=changes))))
     keys = {
-        "attention.key_length": 32, "attention.key_length_swa": 16, "attention.sliding_window": 16, "rope.freq_base": 1e6,
-        "attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0,
-    }  # fmt: skip
+        "attention.key_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.sliding_window": 16,
+        "rope.freq_base": 1e6,
+        "attention.sliding_window_pattern": [True, False],
+        "attention.shared_kv_layers": 0,
+    }
     path = write_model(
-        tmp_path / "g.gguf", made(Qwen3Config), "gemma4", changes={f"gemma4.{key}": value for key, value in keys.items()}
+        tmp_path / "g.gguf",
+        made(Qwen3Config),
+        "gemma4",
+        changes={f"gemma4.{key}": value for key, value in keys.items()},
     )
     with pytest.raises(CheckpointError, match=r"lacks 'rope_freqs\.weight'"):
         load_config(resolve(str(path)))
 
 
-@pytest.mark.parametrize(("name", "nearest"), [
-    ("rwkv6", None), ("t5", None), ("hy_v3", None), ("mimo2", None), ("llama4", "llama"), ("deepseek32", "deepseek2"),
-    ("glm-dsa", None), ("exaone-moe", "exaone4"), ("minimax-m2", None), ("qwen3next2", "qwen3next"),
-])  # fmt: skip
-def test_other_architectures_are_named_and_refused(name: str, nearest: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("rwkv6", None),
+        ("t5", None),
+        ("hy_v3", None),
+        ("mimo2", None),
+        ("llama4", "llama"),
+        ("deepseek32", "deepseek2"),
+        ("glm-dsa", None),
+        ("exaone-moe", "exaone4"),
+        ("minimax-m2", None),
+        ("qwen3next2", "qwen3next"),
+    ],
+)
+def test_other_architectures_are_named_and_refused(
+    name: str, nearest: str | None, tmp_path: Path
+) -> None:
     """In one line, with what is read, and the nearest of it."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes={"general.architecture": name})
     with pytest.raises(CapabilityError) as refused:
         load_config(resolve(str(path)))
     message = str(refused.value)
-    assert f"is a model of architecture '{name}', which is not read from GGUF (docs/support.md)." in message
+    assert (
+        f"is a model of architecture '{name}', which is not read from GGUF (docs/support.md)."
+        in message
+    )
     assert "Available: bailingmoe, " in message
     assert (f"Did you mean '{nearest}'?" in message) is (nearest is not None)
     assert "\n" not in message
@@ -609,30 +812,43 @@ def test_other_architectures_are_named_and_refused(name: str, nearest: str | Non
 
 def test_layers_that_predict_further_tokens_are_no_part_of_the_model(tmp_path: Path) -> None:
     model = made()
-    extra = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128)), "blk.2.attn_norm.weight": np.ones(64)}
+    extra = {
+        "blk.2.nextn.eh_proj.weight": np.ones((64, 128)),
+        "blk.2.attn_norm.weight": np.ones(64),
+    }
     changes = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
     path = write_model(tmp_path / "m.gguf", model, "llama", changes=changes, tensors=extra)
     module = loaded(path)
     assert torch.allclose(logits(module), logits(model), atol=1e-4)
     assert gguf_notes(read_gguf(path), module, "tiny") == []
-    weighed = model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32).weights_bytes
+    weighed = model_memory(
+        resolve(str(path)), load_config(resolve(str(path))), torch.float32
+    ).weights_bytes
     assert weighed == sum(parameter.nbytes for parameter in module.parameters())
 
 
 def test_drafts_derive_from_blocks(tmp_path: Path) -> None:
-    """`quantised` reads weights back; the weights of a pass are counted as those of the plain model."""
+    """`quantised` reads weights back; the weights of a pass are counted as those of the plain
+    model."""
     model = made()
-    module = loaded(write_model(tmp_path / "m.gguf", model, "llama", kind=Kind.Q8_0), torch.bfloat16)
+    module = loaded(
+        write_model(tmp_path / "m.gguf", model, "llama", kind=Kind.Q8_0), torch.bfloat16
+    )
     up = module.model.layers[0].mlp.up_proj
-    assert torch.equal(weight_of(up), rounded(model.model.layers[0].mlp.up_proj.weight.detach(), Kind.Q8_0).bfloat16())
+    assert torch.equal(
+        weight_of(up),
+        rounded(model.model.layers[0].mlp.up_proj.weight.detach(), Kind.Q8_0).bfloat16(),
+    )
     assert num_weights(module) == num_weights(model)
     copy = quantised_copy(module, 8, 32, head=True, native=False, name="tiny")
-    near, own = logits(copy), logits(module)
+    near = logits(copy)
+    own = logits(module)
     assert (near - own).norm() < 0.05 * own.norm()
 
 
 def test_rows_are_independent_and_limits_are_found(tmp_path: Path, library_path: Path) -> None:
-    """Run eagerly, on the library: a row's bits are its own, measured by probes that cannot agree by luck."""
+    """Run eagerly, on the library: a row's bits are its own, measured by probes that cannot agree
+    by luck."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", kind=Kind.Q8_0)
     module = loaded(path, torch.bfloat16)
     kernels = partial(use_kernels, path=library_path)

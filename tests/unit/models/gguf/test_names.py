@@ -39,7 +39,8 @@ def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
     assert gguf_in(str(tmp_path)).path == tmp_path / "m.gguf"
     a_file(tmp_path / "n.gguf")
     with pytest.raises(
-        CheckpointError, match=r"2 GGUF files that could be meant: m.gguf, mmproj-m.gguf, n.gguf. Name one"
+        CheckpointError,
+        match=r"2 GGUF files that could be meant: m.gguf, mmproj-m.gguf, n.gguf. Name one",
     ):
         gguf_in(str(tmp_path))
 
@@ -64,7 +65,9 @@ def test_a_file_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
 
 def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     first = a_file(tmp_path / "m-00001-of-00002.gguf", shards=2)
-    with pytest.raises(CheckpointError, match=r"lacks 1 of 2 shards, first 'm-00002-of-00002.gguf'"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 1 of 2 shards, first 'm-00002-of-00002.gguf'"
+    ):
         gguf_in(str(first))
     a_file(tmp_path / "m-00002-of-00002.gguf", "b.weight", shards=2)
     for name in (first, tmp_path / "m-00002-of-00002.gguf", tmp_path):
@@ -101,7 +104,9 @@ def cached(hub: Path, repo: str, *files: str) -> Path:
     return home / "snapshots" / "abc"
 
 
-def test_files_of_the_hub_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_hub_come_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The way of every name on the hub, without one: as where it is out of reach."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder = cached(tmp_path, "me/tiny-GGUF", "tiny-Q4_0.gguf")

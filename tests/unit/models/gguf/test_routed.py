@@ -1,4 +1,5 @@
-"""GGUF files of models with routed and shared experts, first layers without, latents, states: GLM, DeepSeek, Qwen3-Next."""
+"""GGUF files of models with routed and shared experts, first layers without, latents, states: GLM,
+DeepSeek, Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ from tests.unit.runtime.passes import differences, every_pass
 
 @pytest.fixture(autouse=True)
 def _same_weights() -> Iterator[None]:
-    """Of routers, too: the largest of some thousand differences between roundings is twice as large with one seed as with
-    another."""
+    """Of routers, too: the largest of some thousand differences between roundings is twice as large
+    with one seed as with another."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -80,10 +81,12 @@ ERNIE = {
     "num_hidden_layers": 3, "moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
     "moe_layer_start_index": 1, "moe_layer_interval": 1, "initializer_range": 0.1,
 }  # fmt: skip
-NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # architecture, config, sizes, metadata
+# architecture, config, sizes, metadata
+NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {
     "ernie": ("ernie4_5-moe", Ernie4_5_MoeConfig, ERNIE, {
         "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "interleave_moe_layer_step": 1,
-        "leading_dense_block_count": 1, "expert_shared_feed_forward_length": 48, "expert_shared_count": 2,  # 48: as published
+        # 48: as published
+        "leading_dense_block_count": 1, "expert_shared_feed_forward_length": 48, "expert_shared_count": 2,
     }),
     "ling-lite": ("bailingmoe", Ernie4_5_MoeConfig, {**ERNIE, "moe_layer_start_index": 0}, {
         "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_weights_scale": 1.0,
@@ -106,22 +109,35 @@ LING_KEYS = {f"bailingmoe2.{key}": value for key, value in {
 
 def metadata(architecture: str, config: Any) -> dict[str, Any]:
     found = {
-        "expert_count": EXPERTS, "expert_used_count": EXPERTS, "expert_shared_count": 2, "expert_feed_forward_length": 32,
-        "leading_dense_block_count": 1, "expert_weights_scale": 1.8, "expert_weights_norm": bool(config.norm_topk_prob),
-    }  # fmt: skip
+        "expert_count": EXPERTS,
+        "expert_used_count": EXPERTS,
+        "expert_shared_count": 2,
+        "expert_feed_forward_length": 32,
+        "leading_dense_block_count": 1,
+        "expert_weights_scale": 1.8,
+        "expert_weights_norm": bool(config.norm_topk_prob),
+    }
     if architecture == "glm4moe":
         found |= {"rope.dimension_count": 8, "expert_gating_func": 2}
     else:
         found |= {
-            "attention.q_lora_rank": config.q_lora_rank, "attention.kv_lora_rank": 32, "attention.key_length": 40,
-            "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 24,
-            "attention.head_count_kv": 1, "rope.dimension_count": 8,
-        }  # fmt: skip
+            "attention.q_lora_rank": config.q_lora_rank,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 40,
+            "attention.value_length": 32,
+            "attention.key_length_mla": 24,
+            "attention.value_length_mla": 24,
+            "attention.head_count_kv": 1,
+            "rope.dimension_count": 8,
+        }
     if (config.rope_parameters or {}).get("rope_type") == "yarn":
         found |= {
-            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_log_multiplier": 0.07, "rope.scaling.yarn_beta_fast": 16.0,
-        }  # fmt: skip
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_log_multiplier": 0.07,
+            "rope.scaling.yarn_beta_fast": 16.0,
+        }
     return {f"{architecture}.{key}": value for key, value in found.items()}
 
 
@@ -138,7 +154,9 @@ def model_of(name: str) -> tuple[str, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
     architecture, model = model_of(name)
-    path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config))
+    path = write_model(
+        tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config)
+    )
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
@@ -149,7 +167,8 @@ def test_other_mixtures(name: str, kind: Kind, tmp_path: Path, library_path: Pat
     """ERNIE's choice is corrected by a row of its own."""
     architecture, config, sizes, changes = NEWER[name]
     if kind is not Kind.F32:  # all experts: rounded activations would choose others
-        sizes, changes = {**sizes, "moe_k": EXPERTS}, {**changes, "expert_used_count": EXPERTS}
+        sizes = {**sizes, "moe_k": EXPERTS}
+        changes = {**changes, "expert_used_count": EXPERTS}
     model = made(config, **sizes)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -158,13 +177,19 @@ def test_other_mixtures(name: str, kind: Kind, tmp_path: Path, library_path: Pat
             if path.endswith("mlp.gate.weight"):
                 parameter.copy_(torch.randn(parameter.shape))
     path = write_model(
-        tmp_path / "m.gguf", model, architecture, changes={f"{architecture}.{key}": value for key, value in changes.items()},
+        tmp_path / "m.gguf",
+        model,
+        architecture,
+        changes={f"{architecture}.{key}": value for key, value in changes.items()},
         kind=lambda name: Kind.F32 if "ffn_gate_inp" in name else kind,
-        leave_out=tuple(f"blk.{number}.exp_probs_b.bias" for number in range(3)) if name == "ling-lite" else (),
-    )  # fmt: skip
+        leave_out=tuple(f"blk.{number}.exp_probs_b.bias" for number in range(3))
+        if name == "ling-lite"
+        else (),
+    )
     if kind is not Kind.F32:
         round_matrices(model, kind)
-    module, expected = loaded(path), logits(model)
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
     kinds = {type(layer) for layer in block_layers(module)}
     assert kinds == (set() if kind is Kind.F32 else {BlockLinear, BlockEmbedding, BlockExperts})
@@ -181,31 +206,56 @@ def test_other_mixtures(name: str, kind: Kind, tmp_path: Path, library_path: Pat
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_ling(kind: Kind, tmp_path: Path) -> None:
-    """Files have queries, keys and values in one tensor, whose rows three layers take; experts are chosen in groups."""
+    """Files have queries, keys and values in one tensor, whose rows three layers take; experts are
+    chosen in groups."""
     model = made(Glm4MoeConfig, **LING)
     path = write_model(
-        tmp_path / "m.gguf", model, "bailingmoe2", changes=LING_KEYS, tensors=joined(model),
+        tmp_path / "m.gguf",
+        model,
+        "bailingmoe2",
+        changes=LING_KEYS,
+        tensors=joined(model),
         kind=lambda name: Kind.F32 if "ffn_gate_inp" in name else kind,
-    )  # fmt: skip
+    )
     if kind is not Kind.F32:
         round_matrices(model, kind)
-    module, expected = loaded(path), logits(model)
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
-    assert isinstance(module.model.layers[0].self_attn.k_proj, BlockLinear) is (kind is not Kind.F32)
+    assert isinstance(module.model.layers[0].self_attn.k_proj, BlockLinear) is (
+        kind is not Kind.F32
+    )
     with pytest.raises(CapabilityError, match="chooses its experts by function 1"):
-        loaded(write_model(path, model, "bailingmoe2", changes={**LING_KEYS, "bailingmoe2.expert_gating_func": 1}))
+        loaded(
+            write_model(
+                path,
+                model,
+                "bailingmoe2",
+                changes={**LING_KEYS, "bailingmoe2.expert_gating_func": 1},
+            )
+        )
 
 
 def joined(model: Any, first: int = 0) -> dict[str, np.ndarray]:
     """Queries, keys and values of the layers in one tensor each, counted from `first`."""
-    parts = [[getattr(layer.self_attn, f"{part}_proj").weight for part in "qkv"] for layer in model.model.layers]
-    return {f"blk.{first + number}.attn_qkv.weight": torch.cat(own).detach().numpy() for number, own in enumerate(parts)}
+    parts = [
+        [getattr(layer.self_attn, f"{part}_proj").weight for part in "qkv"]
+        for layer in model.model.layers
+    ]
+    return {
+        f"blk.{first + number}.attn_qkv.weight": torch.cat(own).detach().numpy()
+        for number, own in enumerate(parts)
+    }
 
 
 def test_older_files_have_the_matrix_of_latents_whole(tmp_path: Path) -> None:
     """Their metadata has the sizes of whole heads, of which each has its key."""
     architecture, model = model_of("deepseek v3")
-    changes = {key: value for key, value in metadata(architecture, model.config).items() if not key.endswith("_mla")}
+    changes = {
+        key: value
+        for key, value in metadata(architecture, model.config).items()
+        if not key.endswith("_mla")
+    }
     changes |= {"deepseek2.attention.key_length": 24, "deepseek2.attention.value_length": 24}
     changes["deepseek2.attention.head_count_kv"] = 4
     parts = tuple(f"blk.{number}.attn_{part}_b.weight" for number in range(3) for part in "kv")
@@ -213,7 +263,9 @@ def test_older_files_have_the_matrix_of_latents_whole(tmp_path: Path) -> None:
         f"blk.{number}.attn_kv_b.weight": layer.self_attn.kv_b_proj.weight.detach().numpy()
         for number, layer in enumerate(model.model.layers)
     }
-    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, leave_out=parts, tensors=whole)
+    path = write_model(
+        tmp_path / "m.gguf", model, architecture, changes=changes, leave_out=parts, tensors=whole
+    )
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
@@ -224,15 +276,29 @@ def test_blocks_stay(name: str, tmp_path: Path, library_path: Path) -> None:
     architecture, model = model_of(name)
 
     def kind(tensor: str) -> Kind:
-        return Kind.F32 if any(part in tensor for part in ("_k_b.", "_v_b.", "gate_inp", "token_embd")) else Kind.Q8_0
+        return (
+            Kind.F32
+            if any(part in tensor for part in ("_k_b.", "_v_b.", "gate_inp", "token_embd"))
+            else Kind.Q8_0
+        )
 
-    path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config), kind=kind)
+    path = write_model(
+        tmp_path / "m.gguf",
+        model,
+        architecture,
+        changes=metadata(architecture, model.config),
+        kind=kind,
+    )
     module = loaded(path)
     assert sum(isinstance(layer, BlockExperts) for layer in block_layers(module)) == 4
     with torch.no_grad():
         for path_of, part in model.named_modules():
             weight = getattr(part, "weight", None)
-            if isinstance(part, torch.nn.Linear) and weight is not None and "kv_b_proj" not in path_of:
+            if (
+                isinstance(part, torch.nn.Linear)
+                and weight is not None
+                and "kv_b_proj" not in path_of
+            ):
                 weight.copy_(rounded(weight, Kind.Q8_0))
             for own in (getattr(part, "gate_up_proj", None), getattr(part, "down_proj", None)):
                 if isinstance(own, torch.nn.Parameter):
@@ -250,8 +316,16 @@ def test_blocks_stay(name: str, tmp_path: Path, library_path: Path) -> None:
 @pytest.mark.parametrize("name", ["glm4moe", "deepseek v3", "deepseek v2 lite"])
 def test_other_gates_are_refused(name: str, tmp_path: Path) -> None:
     architecture, model = model_of(name)
-    changes = metadata(architecture, model.config) | {f"{architecture}.expert_gating_func": 2 if "v2" in name else 1}
-    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, tensors={"rope_freqs.weight": np.ones(4)})
+    changes = metadata(architecture, model.config) | {
+        f"{architecture}.expert_gating_func": 2 if "v2" in name else 1
+    }
+    path = write_model(
+        tmp_path / "m.gguf",
+        model,
+        architecture,
+        changes=changes,
+        tensors={"rope_freqs.weight": np.ones(4)},
+    )
     with pytest.raises(CapabilityError, match="chooses its experts by function"):
         load_config(resolve(str(path)))
 
@@ -259,55 +333,98 @@ def test_other_gates_are_refused(name: str, tmp_path: Path) -> None:
 def test_lfm2_with_experts(tmp_path: Path) -> None:
     """Convolutions and attention by turns; the first layers have no experts."""
     model = made(
-        Lfm2MoeConfig, num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2, num_experts=EXPERTS,
-        num_experts_per_tok=2, moe_intermediate_size=32, num_dense_layers=1, tie_word_embeddings=True,
-    )  # fmt: skip
+        Lfm2MoeConfig,
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention"] * 2,
+        num_experts=EXPERTS,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        num_dense_layers=1,
+        tie_word_embeddings=True,
+    )
     with torch.no_grad():
         for layer in model.model.layers[1:]:
             layer.feed_forward.expert_bias.copy_(torch.randn(EXPERTS) / 10)
     changes = {
-        "attention.head_count_kv": [0, 2, 0, 2], "attention.layer_norm_rms_epsilon": model.config.norm_eps,
-        "shortconv.l_cache": 3, "leading_dense_block_count": 1, "expert_gating_func": 2, "attention.key_length": None,
+        "attention.head_count_kv": [0, 2, 0, 2],
+        "attention.layer_norm_rms_epsilon": model.config.norm_eps,
+        "shortconv.l_cache": 3,
+        "leading_dense_block_count": 1,
+        "expert_gating_func": 2,
+        "attention.key_length": None,
         "rope.freq_base": float(model.config.rope_parameters["rope_theta"]),
-    }  # fmt: skip
+    }
     path = write_model(
-        tmp_path / "m.gguf", model, "lfm2moe", changes={f"lfm2moe.{key}": value for key, value in changes.items()}
+        tmp_path / "m.gguf",
+        model,
+        "lfm2moe",
+        changes={f"lfm2moe.{key}": value for key, value in changes.items()},
     )
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("kinds", [(Kind.F32, Kind.F32), (Kind.Q8_0, Kind.Q8_0), (Kind.Q8_0, Kind.Q4_0)])
+@pytest.mark.parametrize(
+    "kinds", [(Kind.F32, Kind.F32), (Kind.Q8_0, Kind.Q8_0), (Kind.Q8_0, Kind.Q4_0)]
+)
 def test_qwen3_next(kinds: tuple[Kind, Kind], tmp_path: Path) -> None:
-    """Queries, keys and values are one tensor and gates another, which transformers has in one, by key heads. They stay in blocks
-    where both have one format."""
+    """Queries, keys and values are one tensor and gates another, which transformers has in one, by
+    key heads. They stay in blocks where both have one format."""
     model = made(
-        Qwen3NextConfig, num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=6,
-        linear_key_head_dim=16, linear_value_head_dim=32, num_experts=EXPERTS, num_experts_per_tok=EXPERTS,
-        moe_intermediate_size=32, shared_expert_intermediate_size=32, partial_rotary_factor=0.25,
-    )  # fmt: skip
+        Qwen3NextConfig,
+        num_hidden_layers=4,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        num_experts=EXPERTS,
+        num_experts_per_tok=EXPERTS,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        partial_rotary_factor=0.25,
+    )
     changes = {
-        "full_attention_interval": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6,
-        "ssm.inner_size": 192, "rope.dimension_count": 8, "expert_shared_feed_forward_length": 32,
-    }  # fmt: skip
+        "full_attention_interval": 4,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 6,
+        "ssm.inner_size": 192,
+        "rope.dimension_count": 8,
+        "expert_shared_feed_forward_length": 32,
+    }
     changes = {f"qwen3next.{key}": value for key, value in changes.items()}
     parts: dict[str, np.ndarray] = {}
     for number, layer in enumerate(model.model.layers[:3]):  # the fourth is full attention
-        rows = layer.linear_attn.in_proj_qkvz.weight.detach().view(2, -1, 64)  # by key heads: 16, 16, 96, 96
+        # by key heads: 16, 16, 96, 96
+        rows = layer.linear_attn.in_proj_qkvz.weight.detach().view(2, -1, 64)
         *qkv, gate = (part.reshape(-1, 64) for part in rows.split([16, 16, 96, 96], dim=1))
-        parts |= {f"blk.{number}.attn_qkv.weight": torch.cat(qkv).numpy(), f"blk.{number}.attn_gate.weight": gate.numpy()}
+        parts |= {
+            f"blk.{number}.attn_qkv.weight": torch.cat(qkv).numpy(),
+            f"blk.{number}.attn_gate.weight": gate.numpy(),
+        }
 
     def kind(name: str) -> Kind:
         return kinds[0] if "attn_qkv" in name else kinds[1] if "attn_gate" in name else Kind.F32
 
     without = tuple(f"blk.{number}.ssm_in.weight" for number in range(3))
-    path = write_model(tmp_path / "m.gguf", model, "qwen3next", changes=changes, tensors=parts, leave_out=without, kind=kind)
+    path = write_model(
+        tmp_path / "m.gguf",
+        model,
+        "qwen3next",
+        changes=changes,
+        tensors=parts,
+        leave_out=without,
+        kind=kind,
+    )
     with torch.no_grad():
         for layer in model.model.layers[:3]:
             own = layer.linear_attn.in_proj_qkvz.weight.view(2, -1, 64)
             own[:, :128].copy_(rounded(own[:, :128].contiguous(), kinds[0]))
             own[:, 128:].copy_(rounded(own[:, 128:].contiguous(), kinds[1]))
-    module, expected = loaded(path), logits(model)
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
     assert len(list(block_layers(module))) == (3 if kinds == (Kind.Q8_0, Kind.Q8_0) else 0)
     older = write_model(tmp_path / "o.gguf", model, "qwen3next", changes=changes)
@@ -317,23 +434,42 @@ def test_qwen3_next(kinds: tuple[Kind, Kind], tmp_path: Path) -> None:
 @pytest.mark.parametrize("experts", [0, EXPERTS])
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_granite_hybrids(experts: int, kind: Kind, tmp_path: Path) -> None:
-    """Gate and up of the shared network are two tensors, under other names where there are no experts."""
-    scales = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.25, "attention_multiplier": 0.1}
+    """Gate and up of the shared network are two tensors, under other names where there are no
+    experts."""
+    scales = {
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0,
+        "residual_multiplier": 0.25,
+        "attention_multiplier": 0.1,
+    }
     model = made(
-        GraniteMoeHybridConfig, **scales, layer_types=["mamba", "attention"], mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16,
-        mamba_n_groups=1, mamba_expand=2, num_local_experts=experts, num_experts_per_tok=experts, intermediate_size=32,
-        shared_intermediate_size=64, initializer_range=0.1,
-    )  # fmt: skip
+        GraniteMoeHybridConfig,
+        **scales,
+        layer_types=["mamba", "attention"],
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_expand=2,
+        num_local_experts=experts,
+        num_experts_per_tok=experts,
+        intermediate_size=32,
+        shared_intermediate_size=64,
+        initializer_range=0.1,
+    )
     stored: dict[str, np.ndarray] = {}
     ending = "_shexp" if experts else ""
     with torch.no_grad():
         for name, value in model.state_dict().items():
-            number, end = name.split(".")[2] if ".layers." in name else "", name.split(".", 3)[-1]
+            number = name.split(".")[2] if ".layers." in name else ""
+            end = name.split(".", 3)[-1]
             if kind is Kind.Q8_0 and ("shared_mlp" in end or "mamba.in_proj" in end):
                 value.copy_(rounded(value, kind))
             if end == "shared_mlp.input_linear.weight":
                 halves = zip(("gate", "up"), value.chunk(2), strict=True)
-                stored |= {f"blk.{number}.ffn_{part}{ending}.weight": half.numpy() for part, half in halves}
+                stored |= {
+                    f"blk.{number}.ffn_{part}{ending}.weight": half.numpy() for part, half in halves
+                }
             elif end == "shared_mlp.output_linear.weight":
                 stored[f"blk.{number}.ffn_down{ending}.weight"] = value.numpy()
             elif end in ("mamba.A_log", "mamba.D"):
@@ -349,23 +485,45 @@ def test_granite_hybrids(experts: int, kind: Kind, tmp_path: Path) -> None:
             elif end == "block_sparse_moe.router.weight":
                 stored[f"blk.{number}.ffn_gate_inp.weight"] = value.numpy()
     changes = {
-        "attention.head_count_kv": [0, 2], "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1,
-        "ssm.time_step_rank": 8, "ssm.inner_size": 128, "attention.key_length": None, "rope.scaling.finetuned": False,
-        "expert_count": experts or None, "expert_used_count": experts or None, "feed_forward_length": 32 if experts else 64,
-        "expert_shared_feed_forward_length": 64 if experts else None, "embedding_scale": 12.0, "logit_scale": 8.0,
-        "residual_scale": 0.25, "attention.scale": 0.1, "expert_feed_forward_length": None,
-    }  # fmt: skip
+        "attention.head_count_kv": [0, 2],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 1,
+        "ssm.time_step_rank": 8,
+        "ssm.inner_size": 128,
+        "attention.key_length": None,
+        "rope.scaling.finetuned": False,
+        "expert_count": experts or None,
+        "expert_used_count": experts or None,
+        "feed_forward_length": 32 if experts else 64,
+        "expert_shared_feed_forward_length": 64 if experts else None,
+        "embedding_scale": 12.0,
+        "logit_scale": 8.0,
+        "residual_scale": 0.25,
+        "attention.scale": 0.1,
+        "expert_feed_forward_length": None,
+    }
     path = write_model(
-        tmp_path / "m.gguf", model, "granitehybrid", changes={f"granitehybrid.{key}": value for key, value in changes.items()},
-        tensors=stored, kind=lambda name: kind if name.split(".")[-2] in SHARED else Kind.F32,
-        leave_out=() if experts else tuple(f"blk.{number}.ffn_down_shexp.weight" for number in range(2)),
-    )  # fmt: skip
-    module, expected = loaded(path), logits(model)
+        tmp_path / "m.gguf",
+        model,
+        "granitehybrid",
+        changes={f"granitehybrid.{key}": value for key, value in changes.items()},
+        tensors=stored,
+        kind=lambda name: kind if name.split(".")[-2] in SHARED else Kind.F32,
+        leave_out=()
+        if experts
+        else tuple(f"blk.{number}.ffn_down_shexp.weight" for number in range(2)),
+    )
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
     assert len(list(block_layers(module))) == (0 if kind is Kind.F32 else 5)
 
 
-SHARED = ("ssm_in", *(f"ffn_{part}{end}" for part in ("gate", "up", "down") for end in ("", "_shexp")))
+SHARED = (
+    "ssm_in",
+    *(f"ffn_{part}{end}" for part in ("gate", "up", "down") for end in ("", "_shexp")),
+)
 NEMOTRON = {  # names of parameters in a layer -> those of files
     "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
     "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
@@ -391,10 +549,13 @@ def nemotron_tensors(model: Any, kind: Kind) -> dict[str, np.ndarray]:
         for name, value in model.state_dict().items():
             if ".mixer." not in name:
                 continue
-            number, end = int(name.split(".")[2]), name.split(".mixer.")[1]
+            number = int(name.split(".")[2])
+            end = name.split(".mixer.")[1]
             if end.endswith("e_score_correction_bias"):
                 value.copy_(torch.randn(value.shape) / 10)
-            if kind is Kind.Q8_0 and end.endswith(("proj.weight", "experts.up_proj", "experts.down_proj")):
+            if kind is Kind.Q8_0 and end.endswith(
+                ("proj.weight", "experts.up_proj", "experts.down_proj")
+            ):
                 value.copy_(rounded(value.contiguous(), kind))
             own = value
             if end in ("q_proj.weight", "k_proj.weight"):
@@ -412,42 +573,87 @@ def nemotron_tensors(model: Any, kind: Kind) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_nemotron_h(experts: bool, kind: Kind, tmp_path: Path) -> None:
-    """Layers of one thing each; queries and keys without positions may lie in any order that both have. Experts have no gates."""
+    """Layers of one thing each; queries and keys without positions may lie in any order that both
+    have. Experts have no gates."""
     layers = ["mamba", "moe" if experts else "mlp", "attention", "moe" if experts else "mlp"]
     model = made(
-        NemotronHConfig, num_hidden_layers=4, layers_block_type=layers, head_dim=16, mamba_num_heads=8, mamba_head_dim=16,
-        ssm_state_size=16, n_groups=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
-        n_routed_experts=EXPERTS, num_experts_per_tok=EXPERTS, routed_scaling_factor=2.5, n_shared_experts=1,
-        layer_norm_epsilon=1e-5, initializer_range=0.1,
-    )  # fmt: skip
+        NemotronHConfig,
+        num_hidden_layers=4,
+        layers_block_type=layers,
+        head_dim=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=64,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=EXPERTS,
+        routed_scaling_factor=2.5,
+        n_shared_experts=1,
+        layer_norm_epsilon=1e-5,
+        initializer_range=0.1,
+    )
     stored = nemotron_tensors(model, kind)
     width = 32 if experts else 96
     changes = {
-        "attention.head_count": 4, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, width, 0, width],
-        "attention.layer_norm_rms_epsilon": 1e-5, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
-        "ssm.time_step_rank": 8, "ssm.inner_size": 128, "attention.key_length": 16, "expert_count": None, "block_count": 4,
-    }  # fmt: skip
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 0, 2, 0],
+        "feed_forward_length": [0, width, 0, width],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 8,
+        "ssm.inner_size": 128,
+        "attention.key_length": 16,
+        "expert_count": None,
+        "block_count": 4,
+    }
     if experts:
         changes |= {
-            "expert_count": EXPERTS, "expert_used_count": EXPERTS, "expert_feed_forward_length": 32, "expert_shared_count": 1,
-            "expert_shared_feed_forward_length": 64, "expert_weights_norm": True, "expert_weights_scale": 2.5,
-        }  # fmt: skip
+            "expert_count": EXPERTS,
+            "expert_used_count": EXPERTS,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 64,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        }
     architecture = "nemotron_h_moe" if experts else "nemotron_h"
     path = write_model(
-        tmp_path / "m.gguf", model, architecture, changes={f"{architecture}.{key}": value for key, value in changes.items()},
+        tmp_path / "m.gguf",
+        model,
+        architecture,
+        changes={f"{architecture}.{key}": value for key, value in changes.items()},
         tensors=stored,
         kind=lambda name: kind if name.split(".")[-2] in IN_BLOCKS else Kind.F32,
-    )  # fmt: skip
-    module, expected = loaded(path), logits(model)
+    )
+    module = loaded(path)
+    expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
     assert len(list(block_layers(module))) == (0 if kind is Kind.F32 else 14 if experts else 10)
 
 
 def test_every_row_is_known_and_has_a_file() -> None:
-    """A row is complete when transformers has its class, gguf the names of its tensors, and a test a file of it."""
-    elsewhere = {"bailingmoe2", "gemma3n", "gemma4", "granitehybrid", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3next"}
+    """A row is complete when transformers has its class, gguf the names of its tensors, and a test
+    a file of it."""
+    elsewhere = {
+        "bailingmoe2",
+        "gemma3n",
+        "gemma4",
+        "granitehybrid",
+        "lfm2moe",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen3next",
+    }
     tables = (test_load.ARCHITECTURES, MODELS, NEWER)
-    written = {row[0] for table in tables for row in table.values()} | {*test_experts.MODELS, *elsewhere, "stablelm"}
+    written = {row[0] for table in tables for row in table.values()} | {
+        *test_experts.MODELS,
+        *elsewhere,
+        "stablelm",
+    }
     assert ARCHITECTURES.keys() == written
     assert ARCHITECTURES.keys() <= set(MODEL_ARCH_NAMES.values())
     assert {row.model_type for row in ARCHITECTURES.values()} <= set(CONFIG_MAPPING)

@@ -1,7 +1,9 @@
-"""Our tokenizers of GGUF files against llama.cpp's own vocabularies: its texts with its ids, and texts with special tokens.
+"""Our tokenizers of GGUF files against llama.cpp's own vocabularies: its texts with its ids, and
+texts with special tokens.
 
-`python tools/llama_vocabularies.py fetch` brings the vocabularies (continuous integration does); OUTRIDER_LLAMA_VOCABULARIES
-names another folder. Without them the tests are skipped; test_tokenizer.py has small vocabularies for the same rules.
+`python tools/llama_vocabularies.py fetch` brings the vocabularies (continuous integration does);
+OUTRIDER_LLAMA_VOCABULARIES names another folder. Without them the tests are skipped;
+test_tokenizer.py has small vocabularies for the same rules.
 """
 
 from __future__ import annotations
@@ -26,24 +28,36 @@ KNOWN = tuple(f"ggml-vocab-{name}.gguf" for name in (
     "qwen2", "qwen35", "refact", "starcoder", "gemma-4",
 ))  # fmt: skip
 WITHOUT_TEXTS = "ggml-vocab-baichuan.gguf"
-TEMPLATE_BEGINS = "ggml-vocab-gemma-4.gguf"  # the bos token is the chat template's, as in the published tokenizer
+# the bos token is the chat template's, as in the published tokenizer
+TEMPLATE_BEGINS = "ggml-vocab-gemma-4.gguf"
 pytestmark = [
     pytest.mark.slow,  # large vocabularies take seconds to build
-    pytest.mark.skipif(not VOCABULARIES.is_dir(), reason=f"no {VOCABULARIES}: python tools/llama_vocabularies.py fetch"),
+    pytest.mark.skipif(
+        not VOCABULARIES.is_dir(),
+        reason=f"no {VOCABULARIES}: python tools/llama_vocabularies.py fetch",
+    ),
 ]
 
 
 @lru_cache(maxsize=1)
 def tokenizer_of(name: str) -> Any:
     path = VOCABULARIES / name
-    metadata, _ = header._read_once(path, path.stat().st_mtime_ns)  # read_gguf refuses files without weights
+    # read_gguf refuses files without weights
+    metadata, _ = header._read_once(path, path.stat().st_mtime_ns)
     return gguf_tokenizer(header.GgufFile((path,), metadata, ()))
 
 
 @pytest.mark.parametrize("name", sorted({*KNOWN} - {WITHOUT_TEXTS}))
 def test_ids_are_those_of_llama_cpp(name: str) -> None:
-    """llama.cpp's own test of the vocabulary: texts and the ids its authors took from the published tokenizers."""
-    texts = (VOCABULARIES / f"{name}.inp").read_bytes().decode().removesuffix(SEPARATOR).split(SEPARATOR)
+    """llama.cpp's own test of the vocabulary: texts and the ids its authors took from the published
+    tokenizers."""
+    texts = (
+        (VOCABULARIES / f"{name}.inp")
+        .read_bytes()
+        .decode()
+        .removesuffix(SEPARATOR)
+        .split(SEPARATOR)
+    )
     lines = (VOCABULARIES / f"{name}.out").read_text().splitlines()
     backend = tokenizer_of(name).backend_tokenizer
     assert len(texts) == len(lines) >= 46
@@ -54,7 +68,8 @@ def test_ids_are_those_of_llama_cpp(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_special_tokens_are_parsed_as_by_llama_cpp(name: str) -> None:
-    """Special tokens at the beginning, in the middle and at the end, with and without the bos token."""
+    """Special tokens at the beginning, in the middle and at the end, with and without the bos
+    token."""
     tokenizer = tokenizer_of(name)
     for case in json.loads(IDS.read_text())[name]:
         text = case["text"]
@@ -65,7 +80,9 @@ def test_special_tokens_are_parsed_as_by_llama_cpp(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_SERVED)
 def test_a_vocabulary_without_a_known_rule_is_refused(name: str) -> None:
-    with pytest.raises(CapabilityError, match=r"does not say by which|a tokenizer of kind '(bert|t5)'"):
+    with pytest.raises(
+        CapabilityError, match=r"does not say by which|a tokenizer of kind '(bert|t5)'"
+    ):
         tokenizer_of(name)
 
 

@@ -1,4 +1,5 @@
-"""The acceptance head: its features by hand, its files, and that stopping by it keeps the distribution."""
+"""The acceptance head: its features by hand, its files, and that stopping by it keeps the
+distribution."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ ONE = torch.tensor([1])
 def head(seed: int = 0, token_size: int = 0, scale: float = 1.0) -> AcceptanceHead:
     torch.manual_seed(seed)
     sizes = {"token_size": token_size, "vocab_size": V if token_size else 0}
-    made = AcceptanceHead(AcceptanceConfig(hidden_size=8, num_layers=1, target="t", draft="d", **sizes))
+    made = AcceptanceHead(
+        AcceptanceConfig(hidden_size=8, num_layers=1, target="t", draft="d", **sizes)
+    )
     for weight in made.parameters():
         weight.data.copy_(scale * torch.randn(weight.shape))
     return made.eval().requires_grad_(False)
@@ -46,18 +49,24 @@ def test_features_by_hand() -> None:
     positions = DraftPositions.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
     found = features(positions, ~NO)[0]
     assert found.shape == (NUM_FEATURES,)
-    assert found[:3].tolist() == pytest.approx([math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4])
-    assert found[-7:].tolist() == pytest.approx([1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0, 0.0, 0.0])
+    assert found[:3].tolist() == pytest.approx(
+        [math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4]
+    )
+    assert found[-7:].tolist() == pytest.approx(
+        [1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0, 0.0, 0.0]
+    )
     behind = features(positions, ~NO, ONE)[0]
     assert behind[:-2].tolist() == found[:-2].tolist()
     assert behind[-2:].tolist() == pytest.approx([math.log(0.25), 1.0])
     certain = features(DraftPositions.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
     assert torch.isfinite(certain).all()
-    assert certain[-7:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # of the first token, what came before says nothing
+    # of the first token, what came before says nothing
+    assert certain[-7:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_tokens_by_hand() -> None:
-    """Catches the table asked about the wrong token, and a mean over q that is not one. A head that adds up what it reads."""
+    """Catches the table asked about the wrong token, and a mean over q that is not one. A head that
+    adds up what it reads."""
     one = head(token_size=1)
     one.tokens.weight.copy_(torch.tensor([[1.0], [10.0], [100.0]]))
     one.enter = torch.nn.Identity()
@@ -70,7 +79,8 @@ def test_tokens_by_hand() -> None:
         positions = DraftPositions.of(probs, torch.tensor([previous]), torch.tensor([0.1]), NO)
         return float(one(positions, NO, None if drawn is None else torch.tensor([drawn])))
 
-    assert estimate(1, 2) == pytest.approx(10 + 2 * 100, rel=1e-4)  # SiLU keeps numbers this large, nearly
+    # SiLU keeps numbers this large, nearly
+    assert estimate(1, 2) == pytest.approx(10 + 2 * 100, rel=1e-4)
     assert estimate(2, 1) == pytest.approx(100 + 2 * 10, rel=1e-4)
     assert estimate(2, None) == pytest.approx(100 + 2 * (0.5 + 2.5 + 25), rel=1e-4)
     wider = torch.tensor([[0.5, 0.0, 0.25, 0.25]])  # than the draft's table: the target's
@@ -84,17 +94,23 @@ def test_saved_and_loaded(tmp_path: Path, token_size: int) -> None:
     again = AcceptanceHead.load(tmp_path, V)
     assert again.config == one.config
     probs = torch.rand(4, V).softmax(-1)
-    flags, previous = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 2])
+    flags = torch.tensor([True, False, True, False])
+    previous = torch.tensor([0, 0, 1, 2])
     estimate = one.chance(probs, previous, None, None, greedy=flags)
     assert torch.equal(again.chance(probs, previous, None, None, greedy=flags), estimate)
     assert not torch.equal(one.chance(probs, previous, None, None, greedy=~flags), estimate)
-    assert torch.equal(one.chance(probs, 2 - previous, None, None, greedy=flags), estimate) == (token_size == 0)
+    assert torch.equal(one.chance(probs, 2 - previous, None, None, greedy=flags), estimate) == (
+        token_size == 0
+    )
 
 
 def test_what_is_no_such_head_is_refused(tmp_path: Path) -> None:
-    """Catches a table that is read with another model's numbers of tokens, and a config that ends in a traceback."""
+    """Catches a table that is read with another model's numbers of tokens, and a config that ends
+    in a traceback."""
     head(token_size=2).save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"trained for draft model 'd' of 3 tokens, this one has 7"):
+    with pytest.raises(
+        CheckpointError, match=r"trained for draft model 'd' of 3 tokens, this one has 7"
+    ):
         AcceptanceHead.load(tmp_path, 7)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "token_size": "two"}))
@@ -113,27 +129,42 @@ def test_what_is_no_such_head_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [(), (1,)])
 @pytest.mark.parametrize("token_size", [0, 2])
 @pytest.mark.parametrize("verifier", ["token", "block"])
-def test_stopping_by_it_keeps_the_distribution(verifier: str, token_size: int, ends: tuple[int, ...]) -> None:
-    """Catches a rule that looks at the token it decides about; at thresholds where some chains stop and others do not."""
-    guesses, params, lengths = table(1), SamplingParams(temperature=1.0), set()
+def test_stopping_by_it_keeps_the_distribution(
+    verifier: str, token_size: int, ends: tuple[int, ...]
+) -> None:
+    """Catches a rule that looks at the token it decides about; at thresholds where some chains stop
+    and others do not."""
+    guesses = table(1)
+    params = SamplingParams(temperature=1.0)
+    lengths = set()
     one = head(3, token_size)
     for stop_below in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0):
-        settings = ConfidenceSettings(stop="acceptance", stop_below=stop_below, acceptance_head="here")
+        settings = ConfidenceSettings(
+            stop="acceptance", stop_below=stop_below, acceptance_head="here"
+        )
 
         def drafted(rows: Rows, settings: ConfidenceSettings = settings) -> Draft:
             predict = partial(one.chance, greedy=torch.zeros(len(rows), dtype=torch.bool))
             pending = torch.tensor([row.tokens[-1] for row in rows])
-            rule = StopRule(settings, len(rows), rows.device, predict, pending=pending, ends=[ends] * len(rows))
+            rule = StopRule(
+                settings, len(rows), rows.device, predict, pending=pending, ends=[ends] * len(rows)
+            )
             return draft_chain(rows, [LEVELS] * len(rows), guesses, DistributionStop(rule))
 
         drafts = all_drafts(drafted, PROMPT, params, V)
         lengths.add(tuple(sorted(set(drafts.draft.lengths.tolist()))))
-        target = oracle.TableModel.random(torch.Generator().manual_seed(3), V, LEVELS + 1, params, PROMPT)
+        target = oracle.TableModel.random(
+            torch.Generator().manual_seed(3), V, LEVELS + 1, params, PROMPT
+        )
         assert oracle.bias(VERIFIERS.load(verifier)().verify, target, drafts) < EXACT
     assert len(lengths) > 1, "no threshold stopped anything"
 
 
 def test_rule_and_head_go_together() -> None:
-    for settings in ({"stop": "acceptance"}, {"acceptance_head": "x"}, {"stop": "entropy", "acceptance_head": "x"}):
+    for settings in (
+        {"stop": "acceptance"},
+        {"acceptance_head": "x"},
+        {"stop": "entropy", "acceptance_head": "x"},
+    ):
         with pytest.raises(ConfigError, match="go together"):
             ConfidenceSettings(**settings)

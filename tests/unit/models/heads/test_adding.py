@@ -1,4 +1,5 @@
-"""A new kind of head is at most five files (docs/add-a-head.md): one is added here, trained, found and drafted with."""
+"""A new kind of head is at most five files (docs/add-a-head.md): one is added here, trained, found
+and drafted with."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class EchoRecipe(MedusaRecipe):
     def save(self, folder: Path) -> None:
         super().save(folder)
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "outrider": {**config["outrider"], "head": "echo"}}))
+        (folder / "config.json").write_text(
+            json.dumps({**config, "outrider": {**config["outrider"], "head": "echo"}})
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,8 @@ def test_a_new_kind_is_trained_found_and_drafts(tmp_path: Path) -> None:
     """Catches a list of kinds that would have to know it, too."""
     spec = spec_for(tmp_path, kind="echo", settings={"num_heads": "2"})
     run_training(spec)
-    folder, target = spec.out / "drafter", str(spec.options.target)
+    folder = spec.out / "drafter"
+    target = str(spec.options.target)
     assert head_kind(resolve(str(folder))) == "echo"
     options: dict[str, Any] = {"dtype": "float32", "threads": 1, "runtime": "eager"}
     assert [head.kind for head in read_drafts(Options(target, draft=str(folder))).heads] == ["echo"]

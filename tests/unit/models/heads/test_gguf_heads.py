@@ -51,13 +51,30 @@ def same(one: Any, other: Any) -> None:
     """Weights and config are equal, but for how far positions are known."""
     assert one.state_dict().keys() == other.state_dict().keys()
     for name, value in one.state_dict().items():
-        assert torch.allclose(value.float(), other.state_dict()[name].float(), rtol=0, atol=1e-7), name
-    changes = {"max_positions": 512} if hasattr(one.config, "max_positions") else {"max_position_embeddings": 512}
-    assert replace(one.config, **changes, trained_for="") == replace(other.config, **changes, trained_for="")
+        assert torch.allclose(value.float(), other.state_dict()[name].float(), rtol=0, atol=1e-7), (
+            name
+        )
+    changes = (
+        {"max_positions": 512}
+        if hasattr(one.config, "max_positions")
+        else {"max_position_embeddings": 512}
+    )
+    assert replace(one.config, **changes, trained_for="") == replace(
+        other.config, **changes, trained_for=""
+    )
 
 
 def drafts(target_folder: Path, drafter: str, head: Path) -> tuple[Any, list[list[int]]]:
-    run = build(Options(str(target_folder), dtype="float32", threads=1, num_draft_tokens=3, drafter=drafter, draft=str(head)))
+    run = build(
+        Options(
+            str(target_folder),
+            dtype="float32",
+            threads=1,
+            num_draft_tokens=3,
+            drafter=drafter,
+            draft=str(head),
+        )
+    )
     seen = watched(run)
     return seen, [row.output for row in write(run)]
 
@@ -65,7 +82,8 @@ def drafts(target_folder: Path, drafter: str, head: Path) -> tuple[Any, list[lis
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.Q8_0])
 @pytest.mark.parametrize("name", EAGLES)
 def test_eagle3(tmp_path: Path, name: str, kind: Kind) -> None:
-    """Catches queries in the converter's order, offsets taken for tokens, layers counted by their outputs."""
+    """Catches queries in the converter's order, offsets taken for tokens, layers counted by their
+    outputs."""
     head = random_eagle("eagle3", target().config, **EAGLES[name])
     if kind is not Kind.F32:
         round_head(head, kind)
@@ -73,7 +91,10 @@ def test_eagle3(tmp_path: Path, name: str, kind: Kind) -> None:
     path = write_draft_head(tmp_path / "head.gguf", head, "eagle3", kind=kind)
     sizes = TargetSizes.of(target().config)
     same(load_eagle(tmp_path / "folder", "eagle3", sizes), load_eagle(path, "eagle3", sizes))
-    assert load_eagle(path, "eagle3", sizes, outline=True).config == load_eagle(path, "eagle3", sizes).config
+    assert (
+        load_eagle(path, "eagle3", sizes, outline=True).config
+        == load_eagle(path, "eagle3", sizes).config
+    )
     assert head_in(str(path)) == "eagle3"
 
 
@@ -97,23 +118,36 @@ def test_a_file_drafts_what_its_folder_drafts(tmp_path: Path, drafter: str) -> N
     model = target()
     model.save_pretrained(tmp_path / "target")
     word_tokenizer(VOCAB).save_pretrained(tmp_path / "target")
-    head: Any = random_eagle("eagle3", model.config, draft_vocab=64) if drafter == "eagle3" else random_block(model, **MARKOV)
+    head: Any = (
+        random_eagle("eagle3", model.config, draft_vocab=64)
+        if drafter == "eagle3"
+        else random_block(model, **MARKOV)
+    )
     (save_eagle if drafter == "eagle3" else save_block)(head, tmp_path / "folder")
-    path = write_draft_head(tmp_path / "head.gguf", head, "eagle3" if drafter == "eagle3" else "dflash")
+    path = write_draft_head(
+        tmp_path / "head.gguf", head, "eagle3" if drafter == "eagle3" else "dflash"
+    )
     seen, texts = drafts(tmp_path / "target", "auto", path)
     assert sum(len(draft) for _, draft in seen) > 60
     assert (seen, texts) == drafts(tmp_path / "target", drafter, tmp_path / "folder")
-    assert texts == [row.output for row in write(build(Options(str(tmp_path / "target"), dtype="float32", drafter="none")))]
+    assert texts == [
+        row.output
+        for row in write(build(Options(str(tmp_path / "target"), dtype="float32", drafter="none")))
+    ]
 
 
 def test_llama_3s_positions_are_recognised_by_their_divisors(tmp_path: Path) -> None:
     head = random_eagle("eagle3", target().config, rope=LLAMA3)
     divisors = _frequencies({"rope_type": "default", "rope_theta": 5e5}) / _frequencies(LLAMA3)
-    path = write_draft_head(tmp_path / "head.gguf", head, "eagle3", tensors={"rope_freqs.weight": divisors.numpy()})
+    path = write_draft_head(
+        tmp_path / "head.gguf", head, "eagle3", tensors={"rope_freqs.weight": divisors.numpy()}
+    )
     sizes = TargetSizes.of(target().config)
     found = load_eagle(path, "eagle3", sizes)
     assert torch.allclose(found.rotary.inv_freq, head.rotary.inv_freq, rtol=1e-5)
-    other = write_draft_head(tmp_path / "o.gguf", head, "eagle3", tensors={"rope_freqs.weight": np.linspace(1, 3, 8)})
+    other = write_draft_head(
+        tmp_path / "o.gguf", head, "eagle3", tensors={"rope_freqs.weight": np.linspace(1, 3, 8)}
+    )
     with pytest.raises(CapabilityError, match="by a rule that is not Llama 3's"):
         load_eagle(other, "eagle3", sizes)
 
@@ -123,19 +157,29 @@ def _frequencies(rope: dict[str, Any]) -> torch.Tensor:
 
 
 def test_files_that_are_no_such_head(tmp_path: Path) -> None:
-    """One line each: another kind, a part that is not read, metadata that lacks something, a head where a target is wanted."""
-    head, sizes = random_eagle("eagle3", target().config), TargetSizes.of(target().config)
+    """One line each: another kind, a part that is not read, metadata that lacks something, a head
+    where a target is wanted."""
+    head = random_eagle("eagle3", target().config)
+    sizes = TargetSizes.of(target().config)
     path = write_draft_head(tmp_path / "head.gguf", head, "eagle3")
     with pytest.raises(CheckpointError, match="is no block head"):
         load_block(path, 64, VOCAB, 8)
-    with pytest.raises(CheckpointError, match=r"holds a draft head and no model\. Use it with --draft"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a draft head and no model\. Use it with --draft"
+    ):
         build(Options(str(path)))
     write_draft_head(path, head, "eagle3", tensors={"blk.0.attn_sinks.weight": np.ones(4)})
-    with pytest.raises(CheckpointError, match=r"no part of an EAGLE-3 head: blk.0.attn_sinks.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"no part of an EAGLE-3 head: blk.0.attn_sinks.weight"
+    ):
         load_eagle(path, "eagle3", sizes)
     write_draft_head(path, head, "eagle3", changes={"extract_layers": None})
     with pytest.raises(CheckpointError, match=r"lacks 'eagle3.target_layers' of its metadata"):
         load_eagle(path, "eagle3", sizes)
-    write_draft_head(path, random_block(target(), **DFLASH), "dflash", changes={"hyper_connection_count": 4})
-    with pytest.raises(CapabilityError, match=r"whose layers have hyper-connections, which is not read"):
+    write_draft_head(
+        path, random_block(target(), **DFLASH), "dflash", changes={"hyper_connection_count": 4}
+    )
+    with pytest.raises(
+        CapabilityError, match=r"whose layers have hyper-connections, which is not read"
+    ):
         load_block(path, 64, VOCAB, 8)

@@ -1,4 +1,5 @@
-"""Heads are told apart by what is in their files: for `tune`, which takes what is no head for a model, and for `export`."""
+"""Heads are told apart by what is in their files: for `tune`, which takes what is no head for a
+model, and for `export`."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def write(folder: Path, config: Any, **tensors: torch.Tensor) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_its_files(root: Path, kind: str, tmp_path: Path) -> None:
     """Not by what its folder is called; pickled as published EAGLE heads are, too."""
-    link, pickled = tmp_path / "something", tmp_path / "pickled"
+    link = tmp_path / "something"
+    pickled = tmp_path / "pickled"
     link.symlink_to(root / kind)
     assert head_kind(resolve(str(link))) == kind
     pickled.mkdir()
@@ -60,8 +62,12 @@ def test_what_is_no_head(root: Path, tmp_path: Path) -> None:
     """A model, nothing at all, and configs that say what no config should."""
     assert head_kind(resolve(str(root / "model"))) is None
     assert head_kind(resolve(str(tmp_path))) is None
-    for number, config in enumerate(({"model_type": ["?"]}, {"outrider": "eagle3"}, {"outrider": {"head": ""}})):
-        assert head_kind(resolve(str(write(tmp_path / str(number), config, x=torch.ones(1))))) is None
+    for number, config in enumerate(
+        ({"model_type": ["?"]}, {"outrider": "eagle3"}, {"outrider": {"head": ""}})
+    ):
+        assert (
+            head_kind(resolve(str(write(tmp_path / str(number), config, x=torch.ones(1))))) is None
+        )
 
 
 def test_a_damaged_head_is_of_the_kind_it_says(tmp_path: Path) -> None:
@@ -70,12 +76,16 @@ def test_a_damaged_head_is_of_the_kind_it_says(tmp_path: Path) -> None:
     assert head_kind(resolve(str(folder))) == "eagle3"
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("eagle3", "raw"), ("medusa", "vllm"), ("block", "speculators")])
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("eagle3", "raw"), ("medusa", "vllm"), ("block", "speculators")]
+)
 def test_export_reads_the_same(root: Path, kind: str, layout: str) -> None:
     assert writer_for(root / kind, layout)[0] == kind
 
 
-def test_what_export_takes_for_a_draft_model_and_what_it_refuses(root: Path, tmp_path: Path) -> None:
+def test_what_export_takes_for_a_draft_model_and_what_it_refuses(
+    root: Path, tmp_path: Path
+) -> None:
     """A model has a tokenizer beside it. What cannot be exported is refused with how it is used."""
     assert writer_for(root / "model", "transformers")[0] == "draft-model"
     with pytest.raises(CapabilityError, match='--drafter "early-exit head='):
@@ -88,21 +98,34 @@ def test_what_export_takes_for_a_draft_model_and_what_it_refuses(root: Path, tmp
         writer_for(tmp_path / "none", "raw")
 
 
-def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(root: Path, tmp_path: Path) -> None:
+def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(
+    root: Path, tmp_path: Path
+) -> None:
     """DeepSeek V4 ships one under `mtp.`. 'auto' leaves it, and who asks for it is told."""
     folder = tmp_path / "target"
     shutil.copytree(root / "model", folder)
     tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, "mtp.0.main_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {**tensors, "mtp.0.main_proj.weight": torch.zeros(2, 2)},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     assert head_kind(resolve(str(folder))) is None
     assert built(folder).options.drafter == "ngram"
-    with pytest.raises(ConfigError, match="drafter 'block' needs a head trained for this target: --draft FOLDER"):
+    with pytest.raises(
+        ConfigError, match="drafter 'block' needs a head trained for this target: --draft FOLDER"
+    ):
         built(folder, drafter="block")
     with pytest.raises(CheckpointError, match="is no block head"):
         built(folder, drafter="block", draft=str(folder))
-    with pytest.raises(CheckpointError, match=r"an MTP head of a layout that is not read \(tensor 'mtp.0.main_proj.weight'\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"an MTP head of a layout that is not read \(tensor 'mtp.0.main_proj.weight'\)",
+    ):
         built(folder, drafter="mtp")
 
 
 def built(folder: Path, **options: Any) -> Built:
-    return build(Options(target=str(folder), dtype="float32", threads=1, runtime="eager", **options))
+    return build(
+        Options(target=str(folder), dtype="float32", threads=1, runtime="eager", **options)
+    )

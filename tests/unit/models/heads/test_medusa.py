@@ -12,9 +12,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import CheckpointError, ConfigError
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, export_medusa, load_medusa, save_medusa
+from outrider.models.heads.medusa import (
+    MedusaConfig,
+    MedusaHeads,
+    export_medusa,
+    load_medusa,
+    save_medusa,
+)
 
-H, V = 8, 11
+H = 8
+V = 11
 
 
 def tensors(num_heads: int = 2, num_layers: int = 1, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -29,7 +36,13 @@ def tensors(num_heads: int = 2, num_layers: int = 1, prefix: str = "") -> dict[s
     return found
 
 
-def write(folder: Path, found: dict[str, torch.Tensor], config: dict[str, Any] | None = None, *, pt: bool = False) -> Path:
+def write(
+    folder: Path,
+    found: dict[str, torch.Tensor],
+    config: dict[str, Any] | None = None,
+    *,
+    pt: bool = False,
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if pt:
         torch.save(found, folder / "medusa_lm_head.pt")
@@ -50,21 +63,29 @@ def random_heads(**changes: Any) -> MedusaHeads:
 @pytest.mark.parametrize("pt", [True, False])
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 def test_the_original_layout_by_hand(tmp_path: Path, pt: bool, prefix: str) -> None:
-    """Catches blocks in another order, a residual that is not added, a bias that is dropped. The config's count is wrong, as on
-    the hub: heads are counted in the file."""
+    """Catches blocks in another order, a residual that is not added, a bias that is dropped. The
+    config's count is wrong, as on the hub: heads are counted in the file."""
     found = tensors(5, 2, prefix)
-    heads = load_medusa(write(tmp_path, found, {"medusa_num_heads": 2, "medusa_num_layers": 1}, pt=pt), H, V)
+    heads = load_medusa(
+        write(tmp_path, found, {"medusa_num_heads": 2, "medusa_num_layers": 1}, pt=pt), H, V
+    )
     assert (heads.num_heads, heads.config.num_layers) == (5, 2)
     features = torch.randn(4, H)
     for head in range(5):
         state = features
         for layer in range(2):
-            weight, bias = (found[f"{prefix}{head}.{layer}.linear.{name}"] for name in ("weight", "bias"))
+            weight, bias = (
+                found[f"{prefix}{head}.{layer}.linear.{name}"] for name in ("weight", "bias")
+            )
             state = state + F.silu(state @ weight.T + bias)
-        torch.testing.assert_close(heads(features)[:, head], state @ found[f"{prefix}{head}.2.weight"].T)
+        torch.testing.assert_close(
+            heads(features)[:, head], state @ found[f"{prefix}{head}.2.weight"].T
+        )
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_layers": 2, "bias": False}, {"own_output": False}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_layers": 2, "bias": False}, {"own_output": False}], ids=str
+)
 def test_what_is_saved_comes_back(tmp_path: Path, changes: dict[str, Any]) -> None:
     heads = random_heads(accuracies=((0.5, 0.25), (0.4, 0.1), (0.3, 0.0)), **changes)
     save_medusa(heads, tmp_path)
@@ -87,7 +108,11 @@ def test_exports_say_the_same(tmp_path: Path, layout: str, own_output: bool) -> 
     config = json.loads((tmp_path / "config.json").read_text())
     if layout == "vllm":
         assert config["architectures"] == ["MedusaModel"]
-        assert (config["num_heads"], config["num_hidden_layers"], config["medusa_fc_bias"]) == (3, 1, True)
+        assert (config["num_heads"], config["num_hidden_layers"], config["medusa_fc_bias"]) == (
+            3,
+            1,
+            True,
+        )
         assert config["original_lm_head"] is (not own_output)
         names = set(load_file(str(tmp_path / "model.safetensors")))
         assert {"blocks.0.layers.0.weight", "blocks.2.layers.0.bias", "lm_heads.0.weight"} <= names
@@ -95,7 +120,9 @@ def test_exports_say_the_same(tmp_path: Path, layout: str, own_output: bool) -> 
     else:
         assert config["base_model_name_or_path"] == "a/target"
         assert set(torch.load(tmp_path / "medusa_lm_head.pt", weights_only=True)) == set(
-            f"{head}.{rest}" for head in range(3) for rest in ("0.linear.weight", "0.linear.bias", "1.weight")
+            f"{head}.{rest}"
+            for head in range(3)
+            for rest in ("0.linear.weight", "0.linear.bias", "1.weight")
         )
 
 
@@ -105,18 +132,25 @@ def test_unknown_export_layout(tmp_path: Path) -> None:
 
 
 def vllm_tensors(rows: int) -> dict[str, torch.Tensor]:
-    return {"medusa_heads.blocks.0.layers.0.weight": torch.randn(H, H), "medusa_heads.lm_heads.0.weight": torch.randn(rows, H),
-            "medusa_heads.token_map": torch.tensor([7, 2, 9])}  # fmt: skip
+    return {
+        "medusa_heads.blocks.0.layers.0.weight": torch.randn(H, H),
+        "medusa_heads.lm_heads.0.weight": torch.randn(rows, H),
+        "medusa_heads.token_map": torch.tensor([7, 2, 9]),
+    }
 
 
 @pytest.mark.parametrize("rows", [3, V])
 def test_a_reduced_vocabulary(tmp_path: Path, rows: int) -> None:
-    """Catches logits at the draft's own ids: token_map says which of the target's tokens they are about."""
+    """Catches logits at the draft's own ids: token_map says which of the target's tokens they are
+    about."""
     found = vllm_tensors(rows)
     heads = load_medusa(write(tmp_path / "a", found), H, V)
     weight = found["medusa_heads.lm_heads.0.weight"]
-    block, features = found["medusa_heads.blocks.0.layers.0.weight"], torch.randn(1, H)
-    wanted = (features + F.silu(features @ block.T)) @ (weight if rows == 3 else weight[[7, 2, 9]]).T
+    block = found["medusa_heads.blocks.0.layers.0.weight"]
+    features = torch.randn(1, H)
+    wanted = (features + F.silu(features @ block.T)) @ (
+        weight if rows == 3 else weight[[7, 2, 9]]
+    ).T
     logits = heads(features)[0, 0]
     torch.testing.assert_close(logits[[7, 2, 9]], wanted[0])
     assert float(logits.softmax(-1)[[7, 2, 9]].sum()) == pytest.approx(1)
@@ -129,7 +163,9 @@ def test_messages_say_which_tensor_and_which_target(tmp_path: Path) -> None:
     shapes = r"'0.0.linear.weight' has shape \[8, 8\], expected \[16, 16\]"
     with pytest.raises(CheckpointError, match=f"trained for 'lmsys/vicuna'.*{shapes}"):
         load_medusa(folder, 16, V)
-    with pytest.raises(CheckpointError, match=r"'0.1.weight' has shape \[11, 8\], expected \[12, 8\]"):
+    with pytest.raises(
+        CheckpointError, match=r"'0.1.weight' has shape \[11, 8\], expected \[12, 8\]"
+    ):
         load_medusa(folder, H, 12)
     extra = write(tmp_path / "b", {**tensors(), "fc.weight": torch.zeros(2, 2)})
     with pytest.raises(CheckpointError, match=r"no part of Medusa heads: fc.weight"):

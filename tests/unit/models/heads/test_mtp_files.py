@@ -1,4 +1,5 @@
-"""Reading MTP heads: found by the names of tensors in each layout, refused in one line where there is none or it is damaged."""
+"""Reading MTP heads: found by the names of tensors in each layout, refused in one line where there
+is none or it is damaged."""
 
 from __future__ import annotations
 
@@ -70,9 +71,11 @@ def error_of(folder: Path, kind: type[OutriderError] = CheckpointError) -> str:
 
 @pytest.mark.parametrize("layout", MTP_LAYOUTS)
 def test_every_layout_is_read(checkpoints: Path, layout: str) -> None:
-    """Catches a tensor that lands elsewhere, one that is counted twice, a copy of the target's tables taken for a weight."""
+    """Catches a tensor that lands elsewhere, one that is counted twice, a copy of the target's
+    tables taken for a weight."""
     folder = checkpoints / layout
-    head, tensors = load(folder), load_file(folder / WEIGHTS)
+    head = load(folder)
+    tensors = load_file(folder / WEIGHTS)
     found = find_layout(tensors, 2)
     assert found is not None
     assert found.layout.name == head.config.layout == layout
@@ -91,8 +94,15 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpTensors | None:
 
 
 def test_names_are_told_apart() -> None:
-    """Catches layers of the target taken for the head's, prefixes of multimodal checkpoints, and foreign layouts."""
-    parts = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight", "mlp.up_proj.weight")
+    """Catches layers of the target taken for the head's, prefixes of multimodal checkpoints, and
+    foreign layouts."""
+    parts = (
+        "enorm.weight",
+        "hnorm.weight",
+        "eh_proj.weight",
+        "shared_head.norm.weight",
+        "mlp.up_proj.weight",
+    )
     deep = [f"model.language_model.layers.{n}.{part}" for n in (46, 47) for part in parts]
     found = find_layout([*deep, "model.language_model.layers.45.mlp.up_proj.weight"], 46)
     assert found is not None
@@ -130,7 +140,10 @@ def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "hy_v4"}))
     assert not ships_mtp(str(folder))
     message = error_of(folder, CapabilityError)
-    assert "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections" in message
+    assert (
+        "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections"
+        in message
+    )
 
 
 PARTS = {  # by layout, a tensor's name and what it is called
@@ -159,7 +172,9 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_refused_before_loading(checkpoints: Path, tmp_path: Path, damage: str) -> None:
+def test_what_is_damaged_is_refused_before_loading(
+    checkpoints: Path, tmp_path: Path, damage: str
+) -> None:
     """Catches heads that would draft and never be right. 'auto' leaves them out."""
     change, expected = DAMAGES[damage]
     folder = edited(checkpoints / "qwen", tmp_path / "damaged", change)
@@ -183,7 +198,9 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_head_of_another_target_is_refused(checkpoints: Path, tmp_path: Path, misfit: str) -> None:
+def test_a_head_of_another_target_is_refused(
+    checkpoints: Path, tmp_path: Path, misfit: str
+) -> None:
     change, expected = MISFITS[misfit]
     with pytest.raises(CheckpointError, match=expected):
         load(edited(checkpoints / "qwen", tmp_path / "misfit", change))
@@ -195,7 +212,11 @@ def test_fp8_is_widened_by_its_scales(checkpoints: Path, tmp_path: Path, scale: 
     names = {"blocks": "weight_scale_inv", "rows": "weight_scale", "whole": "weight_scale"}
     name = "mtp.layers.0.self_attn.k_proj."
     codes = torch.randn(32, 64).to(torch.float8_e4m3fn)
-    scales = {"blocks": torch.rand(2, 4) + 0.5, "rows": torch.rand(32, 1) + 0.5, "whole": torch.tensor(0.7)}[scale]
+    scales = {
+        "blocks": torch.rand(2, 4) + 0.5,
+        "rows": torch.rand(32, 1) + 0.5,
+        "whole": torch.tensor(0.7),
+    }[scale]
 
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[f"{name}weight"] = codes
@@ -210,7 +231,10 @@ def test_auto_prefers_the_head_to_look_ups(checkpoints: Path) -> None:
     """But not to what --draft names."""
     assert named_drafter(Options(target=str(checkpoints / "deepseek")), None).drafter == "mtp"
     assert named_drafter(Options(target=str(checkpoints / "none")), None).drafter == "ngram"
-    assert named_drafter(Options(target=str(checkpoints / "deepseek"), draft="other"), None).drafter == "draft-model"
+    assert (
+        named_drafter(Options(target=str(checkpoints / "deepseek"), draft="other"), None).drafter
+        == "draft-model"
+    )
     assert named_drafter(Options(target="demo"), None).drafter == "draft-model"
 
 
@@ -223,29 +247,46 @@ def test_a_whole_model_with_a_head_is_no_head(checkpoints: Path, tmp_path: Path)
 
 def test_the_layer_has_the_kind_that_the_config_names() -> None:
     """Catches full attention where a config (Mellum's) says that the head's layer is windowed."""
-    config = AutoConfig.for_model("mellum", layer_types=["full_attention", "sliding_attention"], num_hidden_layers=2)
+    config = AutoConfig.for_model(
+        "mellum", layer_types=["full_attention", "sliding_attention"], num_hidden_layers=2
+    )
     config.mtp_layer_types = None
     assert one_layer_config(config, has_experts=True).layer_types == ["full_attention"]
     config.mtp_layer_types = ["sliding_attention", "full_attention"]
-    kinds = [one_layer_config(config, has_experts=True, index=index).layer_types for index in range(3)]
+    kinds = [
+        one_layer_config(config, has_experts=True, index=index).layer_types for index in range(3)
+    ]
     assert kinds == [["sliding_attention"], ["full_attention"], ["full_attention"]]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "model.mtp.layers.0.eh_proj.weight", "mtp.layers.0.enorm.m.weight", "model.mtp_linear_proj.0.weight",
-        "model.mtp.layers.0.input_proj.weight", "mtp.fc_hidden.weight",
+        "model.mtp.layers.0.eh_proj.weight",
+        "mtp.layers.0.enorm.m.weight",
+        "model.mtp_linear_proj.0.weight",
+        "model.mtp.layers.0.input_proj.weight",
+        "mtp.fc_hidden.weight",
     ],
-)  # fmt: skip
+)
 def test_layouts_that_are_not_read_are_named(checkpoints: Path, tmp_path: Path, name: str) -> None:
-    """Of MiMo-V2, MiniMax M3, LongCat, ERNIE, Inkling and Qwen3.8-Flash-Next. 'auto' leaves such a head."""
-    folder = edited(checkpoints / "none", tmp_path / "other", lambda tensors: tensors.update({name: torch.zeros(2)}))
-    assert f"an MTP head of a layout that is not read (tensor '{name}'). Use --drafter ngram" in error_of(folder)
+    """Of MiMo-V2, MiniMax M3, LongCat, ERNIE, Inkling and Qwen3.8-Flash-Next. 'auto' leaves such a
+    head."""
+    folder = edited(
+        checkpoints / "none",
+        tmp_path / "other",
+        lambda tensors: tensors.update({name: torch.zeros(2)}),
+    )
+    assert (
+        f"an MTP head of a layout that is not read (tensor '{name}'). Use --drafter ngram"
+        in error_of(folder)
+    )
     assert named_drafter(Options(target=str(folder)), None).drafter == "ngram"
 
 
-def test_a_head_with_sparse_attention_drafts_on_a_cpu_alone(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_head_with_sparse_attention_drafts_on_a_cpu_alone(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     folder = edited(checkpoints / "deepseek", tmp_path / "sparse", lambda tensors: None)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "index_topk": 8}))
@@ -253,9 +294,14 @@ def test_a_head_with_sparse_attention_drafts_on_a_cpu_alone(checkpoints: Path, t
     assert not ships_mtp(str(folder), "cuda:0")
 
 
-def test_a_layer_that_our_cache_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_our_cache_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As sparse attention is on CUDA, where its indexers do not ask us."""
     monkeypatch.setattr(mtp_body, "keep_choices", lambda module: None)
     save_with_mtp(tmp_path, lambda seed: make("deepseek_v32"), "deepseek")
-    with pytest.raises(CapabilityError, match=r"its layer does not run on Outrider's cache: .*more than keys and values"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"its layer does not run on Outrider's cache: .*more than keys and values",
+    ):
         load(tmp_path)

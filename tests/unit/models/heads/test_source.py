@@ -1,4 +1,5 @@
-"""The one loader of heads: names by tables in both directions, fp8 widened by its scales, what does not fit named."""
+"""The one loader of heads: names by tables in both directions, fp8 widened by its scales, what does
+not fit named."""
 
 from __future__ import annotations
 
@@ -22,10 +23,15 @@ NAMES = Names(
 
 @pytest.mark.parametrize(
     ("there", "here"),
-    [("10.0.linear.bias", "heads.10.layers.0.bias"), ("3.2.weight", "heads.3.output.weight"), ("fc.weight", "fc.weight")],
+    [
+        ("10.0.linear.bias", "heads.10.layers.0.bias"),
+        ("3.2.weight", "heads.3.output.weight"),
+        ("fc.weight", "fc.weight"),
+    ],
 )
 def test_names_are_read_in_both_directions(there: str, here: str) -> None:
-    """Catches a number that is taken for a part of another, and a point that stands for any character."""
+    """Catches a number that is taken for a part of another, and a point that stands for any
+    character."""
     assert NAMES.ours(there) == here
     assert NAMES.ours(f"model.{there}") == here
     assert NAMES.theirs(here) == there
@@ -50,7 +56,8 @@ def source(folder: Path, tensors: dict[str, Tensor], *, outline: bool = False) -
 
 @pytest.mark.parametrize("scale", ["weight_scale_inv", "weight_scale"])
 def test_weights_in_fp8_are_widened_by_their_scales(tmp_path: Path, scale: str) -> None:
-    codes, scales = torch.randn(4, 6).to(torch.float8_e4m3fn), torch.rand(4, 1) + 0.5
+    codes = torch.randn(4, 6).to(torch.float8_e4m3fn)
+    scales = torch.rand(4, 1) + 0.5
     tensors = {"w.weight": codes, f"w.{scale}": scales}
     filled = source(tmp_path, tensors).fill(nn.Linear(6, 4, bias=False), "a head")
     assert torch.equal(filled.weight, codes.float() * scales)

@@ -16,18 +16,25 @@ pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this t
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_linear_equals_plain(dtype: torch.dtype, bias: bool) -> None:
-    """Catches a wrong layout or a forgotten bias. Tolerance: one rounding of the dtype on sums of 48 products."""
+    """Catches a wrong layout or a forgotten bias. Tolerance: one rounding of the dtype on sums of
+    48 products."""
     if not can_pack(CPU, dtype):
         pytest.skip(f"oneDNN has no {dtype} on this CPU")
     torch.manual_seed(0)
     plain = nn.Linear(48, 80, bias=bias).to(dtype)
     x = torch.randn(2, 5, 48).to(dtype)
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(plain)(x), plain(x), rtol=2e-2, atol=1e-2 if dtype != torch.float32 else 1e-5)
+        torch.testing.assert_close(
+            PackedLinear(plain)(x),
+            plain(x),
+            rtol=2e-2,
+            atol=1e-2 if dtype != torch.float32 else 1e-5,
+        )
 
 
 def test_conv1d_of_gpt2_is_packed_transposed() -> None:
-    """GPT-2 stores (in, out): packing it as it lies would still give the right shape when it is square."""
+    """GPT-2 stores (in, out): packing it as it lies would still give the right shape when it is
+    square."""
     torch.manual_seed(0)
     plain = Conv1D(32, 32)
     nn.init.normal_(plain.bias)

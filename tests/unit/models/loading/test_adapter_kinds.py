@@ -1,4 +1,5 @@
-"""Adapters of all of peft's kinds: merged they give what peft gives without merging, or they are refused by name."""
+"""Adapters of all of peft's kinds: merged they give what peft gives without merging, or they are
+refused by name."""
 
 from __future__ import annotations
 
@@ -28,15 +29,20 @@ peft = pytest.importorskip("peft")
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 3, 4, 7, 9, 3, 5, 11, 3, 4, 8]])
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-LAYERS, TABLES = ["q_proj", "down_proj"], ["embed_tokens", "lm_head"]
+LAYERS = ["q_proj", "down_proj"]
+TABLES = ["embed_tokens", "lm_head"]
 
 
 def lora(**changes: Any) -> Any:
-    return peft.LoraConfig(**{"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 16, "target_modules": LAYERS, **changes})
+    return peft.LoraConfig(
+        **{"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 16, "target_modules": LAYERS, **changes}
+    )
 
 
 def other(name: str, **changes: Any) -> Any:
-    return getattr(peft, f"{name}Config")(**{"task_type": "CAUSAL_LM", "target_modules": LAYERS, **changes})
+    return getattr(peft, f"{name}Config")(
+        **{"task_type": "CAUSAL_LM", "target_modules": LAYERS, **changes}
+    )
 
 
 LORAS: dict[str, dict[str, Any]] = {
@@ -47,7 +53,10 @@ LORAS: dict[str, dict[str, Any]] = {
     "pissa": {"init_lora_weights": "pissa"},
     "ranks": {"rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 64}},
     "norm": {"modules_to_save": ["norm"]},
-    "parameters": {"target_modules": [], "target_parameters": ["q_proj.weight", "down_proj.weight"]},
+    "parameters": {
+        "target_modules": [],
+        "target_parameters": ["q_proj.weight", "down_proj.weight"],
+    },
     "head": {"target_modules": ["lm_head"]},
     "embeddings": {"target_modules": ["embed_tokens"]},
     "both": {"target_modules": TABLES},
@@ -109,8 +118,16 @@ def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
 
 
 def greedy(model: Any) -> list[int]:
-    asked = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": False}
-    return model.generate(input_ids=IDS, attention_mask=torch.ones_like(IDS), **asked)[0, IDS.shape[1] :].tolist()
+    asked = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "use_cache": False,
+    }
+    return model.generate(input_ids=IDS, attention_mask=torch.ones_like(IDS), **asked)[
+        0, IDS.shape[1] :
+    ].tolist()
 
 
 def assert_same(base: Path, folder: Path, tokens: int | None = None) -> tuple[Any, Any]:
@@ -120,7 +137,9 @@ def assert_same(base: Path, folder: Path, tokens: int | None = None) -> tuple[An
     expected = logits(unmerged(base, folder, tokens))
     plain = logits(AutoModelForCausalLM.from_pretrained(base))
     torch.testing.assert_close(logits(module), expected, rtol=0, atol=3e-5)
-    assert expected.shape != plain.shape or (expected - plain).abs().max() > 1e-2, "the adapter changes nothing"
+    assert expected.shape != plain.shape or (expected - plain).abs().max() > 1e-2, (
+        "the adapter changes nothing"
+    )
     is_tied = module.get_input_embeddings().weight is module.get_output_embeddings().weight
     for each in (config, module.config):
         assert (each.tie_word_embeddings, each.vocab_size) == (is_tied, expected.shape[-1])
@@ -132,21 +151,27 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, Path]:
     """A model whose output layer is tied to the embeddings, and one whose is not."""
     root = tmp_path_factory.mktemp("bases")
     return {
-        tied: save_checkpoint(root / str(tied), tiny_llama(96, tie_word_embeddings=tied), word_tokenizer(96))
+        tied: save_checkpoint(
+            root / str(tied), tiny_llama(96, tie_word_embeddings=tied), word_tokenizer(96)
+        )
         for tied in (False, True)
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", LORAS)
-def test_merged_is_unmerged(name: str, tied: bool, bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_merged_is_unmerged(
+    name: str, tied: bool, bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     """On tied models both tables had the sum of what each was to have."""
     assert_same(bases[tied], adapter(bases[tied], tmp_path / "adapter", lora(**LORAS[name])))
 
 
 @pytest.mark.parametrize("where", [LAYERS, ["lm_head"]])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_kinds_are_merged_too(name: str, where: list[str], bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_other_kinds_are_merged_too(
+    name: str, where: list[str], bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     changes = {"target_modules": where, **OTHERS[name]}
     if name == "IA3":
         changes["feedforward_modules"] = [part for part in where if part != "q_proj"]
@@ -154,21 +179,34 @@ def test_other_kinds_are_merged_too(name: str, where: list[str], bases: Mapping[
 
 
 @pytest.mark.parametrize("name", ["zamba2", "gemma3_text", "gpt2", "mixtral", "gemma3n_text"])
-def test_families_with_shared_layers_scaled_embeddings_and_experts(name: str, tmp_path: Path) -> None:
+def test_families_with_shared_layers_scaled_embeddings_and_experts(
+    name: str, tmp_path: Path
+) -> None:
     """Zamba 2's blocks share their weights; each has an adapter of its own."""
     made = own_cache_family(name, tie_word_embeddings=True) if name == "zamba2" else family(name)
     base = save_checkpoint(tmp_path / "base", made, word_tokenizer(97))
     settings = lora(target_modules="all-linear", r=2, lora_alpha=2)
     if name == "mixtral":
-        settings = lora(target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj"], r=2, lora_alpha=2)
+        settings = lora(
+            target_modules=[],
+            target_parameters=["experts.gate_up_proj", "experts.down_proj"],
+            r=2,
+            lora_alpha=2,
+        )
     folder = adapter(base, tmp_path / "adapter", settings)
-    module = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
+    module = load_module(
+        resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU
+    )
     expected = logits(unmerged(base, folder))
-    torch.testing.assert_close(logits(module) / expected.abs().max(), expected / expected.abs().max(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits(module) / expected.abs().max(), expected / expected.abs().max(), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_merged_is_refused_by_name(name: str, bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_merged_is_refused_by_name(
+    name: str, bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     settings, message = REFUSED[name]
     folder = adapter(bases[True], tmp_path / "adapter", settings)
     with pytest.raises(CapabilityError, match=message) as refused:
@@ -176,91 +214,155 @@ def test_what_cannot_be_merged_is_refused_by_name(name: str, bases: Mapping[bool
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_x_lora_is_refused_though_peft_would_merge_a_part_of_it(bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_x_lora_is_refused_though_peft_would_merge_a_part_of_it(
+    bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     folder = adapter(bases[True], tmp_path / "adapter", lora())
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "peft_type": "XLORA"}))
-    with pytest.raises(CapabilityError, match="is an adapter of kind XLORA, which cannot be merged into weights"):
+    with pytest.raises(
+        CapabilityError, match="is an adapter of kind XLORA, which cannot be merged into weights"
+    ):
         LLM(folder, drafter="none")
 
 
 @pytest.mark.parametrize("tokens", [101, 90])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    "name", ["plain", "both", "both by dora", "whole tables", "whole head", "tokens", "embeddings' parameter", "both, tied"]
+    "name",
+    [
+        "plain",
+        "both",
+        "both by dora",
+        "whole tables",
+        "whole head",
+        "tokens",
+        "embeddings' parameter",
+        "both, tied",
+    ],
 )
-def test_adapters_with_added_tokens(name: str, tied: bool, tokens: int, bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_adapters_with_added_tokens(
+    name: str, tied: bool, tokens: int, bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     """The base is given their rows, and loses those that training had cut off."""
-    assert_same(bases[tied], adapter(bases[tied], tmp_path / "adapter", lora(**LORAS[name]), tokens), tokens)
+    assert_same(
+        bases[tied], adapter(bases[tied], tmp_path / "adapter", lora(**LORAS[name]), tokens), tokens
+    )
 
 
 def test_rows_that_nobody_has_are_not_made_up(bases: Mapping[bool, Path], tmp_path: Path) -> None:
-    """peft saves no output layer where only the embeddings have an adapter; a tied model has it all the same."""
+    """peft saves no output layer where only the embeddings have an adapter; a tied model has it all
+    the same."""
     settings = lora(target_modules=["embed_tokens"])
     assert_same(bases[True], adapter(bases[True], tmp_path / "tied", settings, 101), 101)
     folder = adapter(bases[False], tmp_path / "untied", settings, 101)
-    with pytest.raises(CheckpointError, match=r"trained with 101 tokens, its base '.*' has 96, and it lacks 'lm_head' for"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"trained with 101 tokens, its base '.*' has 96, and it lacks 'lm_head' for",
+    ):
         LLM(folder, drafter="none")
 
 
 def test_tables_that_stay_the_same_stay_tied(bases: Mapping[bool, Path], tmp_path: Path) -> None:
-    settings = {"layers": lora(), "tokens": lora(trainable_token_indices=[3]), "head": lora(target_modules=["lm_head"])}
+    settings = {
+        "layers": lora(),
+        "tokens": lora(trainable_token_indices=[3]),
+        "head": lora(target_modules=["lm_head"]),
+    }
     for name, tied in (("layers", True), ("tokens", True), ("head", False)):
         module, _ = assert_same(bases[True], adapter(bases[True], tmp_path / name, settings[name]))
-        assert (module.get_input_embeddings().weight is module.get_output_embeddings().weight) == tied
+        assert (
+            module.get_input_embeddings().weight is module.get_output_embeddings().weight
+        ) == tied
 
 
 @pytest.mark.parametrize("name", ["head", "embeddings", "both", "whole embeddings"])
-def test_texts_on_the_native_runtime_and_of_drafts(name: str, bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_texts_on_the_native_runtime_and_of_drafts(
+    name: str, bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     """Catches whatever takes the output layer for the embeddings after merging."""
     folder = adapter(bases[True], tmp_path / "adapter", lora(**LORAS[name]))
     expected = greedy(unmerged(bases[True], folder))
     assert expected != greedy(AutoModelForCausalLM.from_pretrained(bases[True]))
     numbers: dict[str, Any] = {"dtype": "float32", "threads": 1}
-    ways = (("none", "native"), ("none", "native"), ("none", "eager"), ("early-exit", "auto"), ("quantised", "auto"))
+    ways = (
+        ("none", "native"),
+        ("none", "native"),
+        ("none", "eager"),
+        ("early-exit", "auto"),
+        ("quantised", "auto"),
+    )
     for drafter, runtime in ways:  # the second is a later start
         llm = LLM(folder, drafter=drafter, runtime=runtime, **numbers)
         assert llm.generate([IDS[0].tolist()], GREEDY)[0].token_ids == expected
-    drafted = LLM(folder, draft=folder, num_draft_tokens=3, **numbers).generate([IDS[0].tolist()], GREEDY)[0]
+    drafted = LLM(folder, draft=folder, num_draft_tokens=3, **numbers).generate(
+        [IDS[0].tolist()], GREEDY
+    )[0]
     assert drafted.token_ids == expected
     assert drafted.stats.accepted == drafted.stats.tested > 0
 
 
-def test_rounding_on_loading_takes_the_untied_model(bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_rounding_on_loading_takes_the_untied_model(
+    bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     folder = adapter(bases[True], tmp_path / "adapter", lora(target_modules=TABLES))
-    whole = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
+    whole = load_module(
+        resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU
+    )
     merged = save_checkpoint(tmp_path / "merged", whole, word_tokenizer(96))
-    texts = [LLM(name, drafter="none", quantise=8, threads=1).generate([IDS[0].tolist()], GREEDY)[0] for name in (folder, merged)]
+    texts = [
+        LLM(name, drafter="none", quantise=8, threads=1).generate([IDS[0].tolist()], GREEDY)[0]
+        for name in (folder, merged)
+    ]
     assert texts[0].token_ids == texts[1].token_ids
 
 
 def test_memory_of_a_table_that_is_untied(bases: Mapping[bool, Path], tmp_path: Path) -> None:
-    config, table = load_config(resolve(str(bases[True]))), 96 * 64 * 4
+    config = load_config(resolve(str(bases[True])))
+    table = 96 * 64 * 4
     base = model_memory(resolve(str(bases[True])), config, torch.float32).weights_bytes
     for name, untied in (("plain", 0), ("head", table), ("whole head", 0)):
         folder = adapter(bases[True], tmp_path / name, lora(**LORAS[name]))
         size = (folder / "adapter_model.safetensors").stat().st_size
-        assert model_memory(resolve(str(folder)), config, torch.float32).weights_bytes == base + size + untied
+        assert (
+            model_memory(resolve(str(folder)), config, torch.float32).weights_bytes
+            == base + size + untied
+        )
 
 
-def test_an_adapter_of_a_gguf_file_or_a_quantised_checkpoint(bases: Mapping[bool, Path], tmp_path: Path) -> None:
-    """The first was "no such folder", though the file was there; the second spoke of layers that nobody knows."""
+def test_an_adapter_of_a_gguf_file_or_a_quantised_checkpoint(
+    bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
+    """The first was "no such folder", though the file was there; the second spoke of layers that
+    nobody knows."""
     folder = adapter(bases[True], tmp_path / "adapter", lora())
     settings = json.loads((folder / "adapter_config.json").read_text())
 
     def named(base: str) -> Path:
-        (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": base}))
+        (folder / "adapter_config.json").write_text(
+            json.dumps({**settings, "base_model_name_or_path": base})
+        )
         return folder
 
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     (tmp_path / "gguf" / "unnamed").write_bytes(b"GGUF" + bytes(100))
-    for base in ("gguf/model.gguf", "gguf/unnamed", "gguf", "/elsewhere/model.gguf", "USER/REPO-GGUF", "USER/REPO:Q4_K_M"):
+    for base in (
+        "gguf/model.gguf",
+        "gguf/unnamed",
+        "gguf",
+        "/elsewhere/model.gguf",
+        "USER/REPO-GGUF",
+        "USER/REPO:Q4_K_M",
+    ):
         message = rf"is an adapter for '{base}', which is a GGUF file: weights that stay in blocks take no adapter\. Set base_"
         with pytest.raises(CapabilityError, match=message):
             LLM(named(base), drafter="none")
     quantised = test_load.checkpoint(tmp_path / "gptq", "gptq-4")[0]
-    with pytest.raises(CapabilityError, match=r"is an adapter for '.*gptq', which is quantised by gptq: weights that stay in"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"is an adapter for '.*gptq', which is quantised by gptq: weights that stay in",
+    ):
         LLM(named(str(quantised)), drafter="none")
 
 
@@ -269,15 +371,22 @@ def test_an_error_of_two_lines_says_both(bases: Mapping[bool, Path], tmp_path: P
     folder = adapter(bases[True], tmp_path / "adapter", lora())
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "r": 8}))
-    with pytest.raises(CheckpointError, match=r"state_dict for PeftModelForCausalLM: size mismatch for base_model\.model\."):
+    with pytest.raises(
+        CheckpointError,
+        match=r"state_dict for PeftModelForCausalLM: size mismatch for base_model\.model\.",
+    ):
         LLM(folder, drafter="none")
 
 
-def test_an_adapter_with_values_that_are_no_numbers(bases: Mapping[bool, Path], tmp_path: Path) -> None:
+def test_an_adapter_with_values_that_are_no_numbers(
+    bases: Mapping[bool, Path], tmp_path: Path
+) -> None:
     settings = lora(modules_to_save=["norm"])
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(bases[True]), settings)
     with torch.no_grad():
         model.base_model.model.model.norm.modules_to_save["default"].weight[3] = float("nan")
     model.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match=r"is damaged: '.*norm\.weight' has values that are no finite numbers"):
+    with pytest.raises(
+        CheckpointError, match=r"is damaged: '.*norm\.weight' has values that are no finite numbers"
+    ):
         LLM(tmp_path / "adapter", drafter="none")

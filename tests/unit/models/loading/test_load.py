@@ -1,4 +1,5 @@
-"""What cannot be loaded is reported in one line, at once: no such model and no network, a config that transformers refuses."""
+"""What cannot be loaded is reported in one line, at once: no such model and no network, a config
+that transformers refuses."""
 
 from __future__ import annotations
 
@@ -77,7 +78,10 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
     """What is wrong, not only that something is: the reason stands on the library's second line."""
     save_checkpoint(tmp_path, tiny_llama(257), None)
     config = json.loads((tmp_path / "config.json").read_text())
-    cases = [({**config, "hidden_size": "wide"}, "hidden_size"), ({**config, "num_attention_heads": 7}, "7")]
+    cases = [
+        ({**config, "hidden_size": "wide"}, "hidden_size"),
+        ({**config, "num_attention_heads": 7}, "7"),
+    ]
     for content, word in cases:
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(CheckpointError) as refused:
@@ -93,7 +97,8 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
     [
         (torch.bfloat16, "cpu", True, False, torch.bfloat16),
         (torch.bfloat16, "cpu", False, True, torch.bfloat16),
-        (torch.bfloat16, "cpu", False, False, torch.float32),  # torch would multiply number by number
+        # torch would multiply number by number
+        (torch.bfloat16, "cpu", False, False, torch.float32),
         (torch.bfloat16, "cuda", False, False, torch.bfloat16),
         (torch.float16, "cpu", True, True, torch.float32),
         (torch.float32, "cpu", False, False, torch.float32),
@@ -101,11 +106,17 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_auto_dtype_is_one_that_the_processor_is_fast_in(
-    monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, onednn: bool, kernels: bool, expected: torch.dtype
+    monkeypatch: pytest.MonkeyPatch,
+    own: torch.dtype | None,
+    device: str,
+    onednn: bool,
+    kernels: bool,
+    expected: torch.dtype,
 ) -> None:
     monkeypatch.setattr(load, "has_fast_bf16", lambda: onednn)
     monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512" if kernels else None)
-    config, on = LlamaConfig(dtype=own), torch.device(device)
+    config = LlamaConfig(dtype=own)
+    on = torch.device(device)
     assert load.resolve_dtype("auto", config, on) == expected
     assert load.resolve_dtype("bfloat16", config, on) == torch.bfloat16  # asked for is asked for
 
@@ -121,7 +132,9 @@ def test_a_template_of_the_processor_alone_is_taken(tmp_path: Path) -> None:
     """LLaVA's and SmolVLM's folders: chats were refused for want of a template."""
     byte_tokenizer().save_pretrained(tmp_path)
     assert load_tokenizer(resolve(str(tmp_path))).chat_template is None
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    (tmp_path / "chat_template.json").write_text(
+        json.dumps({"chat_template": "{{ messages[0].content }}"})
+    )
     assert load_tokenizer(resolve(str(tmp_path))).chat_template == "{{ messages[0].content }}"
 
 
@@ -132,11 +145,16 @@ def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) 
     assert load.resolve_dtype("auto", config, torch.device("cpu"), ours=False) == torch.float32
 
 
-def test_windows_of_two_sizes_are_left_to_transformers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_two_sizes_are_left_to_transformers_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Our passes would hide from the wider layer what only the narrower one must not see."""
 
     def with_windows(module: Any, count: int) -> list[AttentionCall]:
-        return [layer._replace(window=window) for layer, window in zip(find_layers(module, count), (8, 4), strict=True)]
+        return [
+            layer._replace(window=window)
+            for layer, window in zip(find_layers(module, count), (8, 4), strict=True)
+        ]
 
     monkeypatch.setattr(load, "find_layers", with_windows)
     lm = load.build_lm(tiny_llama(257), "tiny", torch.float32, torch.device("cpu"))

@@ -23,9 +23,14 @@ from outrider.models.loading.weight_files import safetensors_header
 from outrider.models.source import resolve
 
 LLAMA = LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
-    vocab_size=100, max_position_embeddings=512,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    vocab_size=100,
+    max_position_embeddings=512,
+)
 CPU = torch.device("cpu")
 
 
@@ -36,12 +41,20 @@ def write_model(folder: Path, numel: int = 1000) -> Path:
 
 
 def test_kv_counts_grouped_heads() -> None:
-    """3 layers x 2 KV heads x head size 8 x keys and values x 2 bytes; GPT-2 names its fields differently."""
+    """3 layers x 2 KV heads x head size 8 x keys and values x 2 bytes; GPT-2 names its fields
+    differently."""
     assert kv_bytes_per_token(LLAMA, torch.bfloat16) == 3 * 2 * 8 * 2 * 2
     kinds = ["conv", "full_attention", "conv"]
-    hybrid = Lfm2Config(num_hidden_layers=3, hidden_size=32, num_attention_heads=4, layer_types=kinds)
-    assert kv_bytes_per_token(hybrid, torch.float32) == 1 * 2 * 8 * 8 * 4, "convolutions keep no keys"
-    assert kv_bytes_per_token(GPT2Config(n_layer=2, n_embd=32, n_head=4), torch.float32) == 2 * 32 * 2 * 4
+    hybrid = Lfm2Config(
+        num_hidden_layers=3, hidden_size=32, num_attention_heads=4, layer_types=kinds
+    )
+    assert kv_bytes_per_token(hybrid, torch.float32) == 1 * 2 * 8 * 8 * 4, (
+        "convolutions keep no keys"
+    )
+    assert (
+        kv_bytes_per_token(GPT2Config(n_layer=2, n_embd=32, n_head=4), torch.float32)
+        == 2 * 32 * 2 * 4
+    )
 
 
 def test_weights_in_the_dtype_they_run_in(tmp_path: Path) -> None:
@@ -63,9 +76,12 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert folder_weights_bytes(tmp_path, torch.float32) == 120
     (tmp_path / "two.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks 1 of 2 weight files, first 'two\.safetensors'"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 1 of 2 weight files, first 'two\.safetensors'"
+    ):
         folder_weights_bytes(tmp_path, torch.float32)
-    save_file({"c": torch.zeros(30)}, tmp_path / "model.safetensors")  # saved anew as one: the index is left over
+    # saved anew as one: the index is left over
+    save_file({"c": torch.zeros(30)}, tmp_path / "model.safetensors")
     assert folder_weights_bytes(tmp_path, torch.float32) == 120
 
 
@@ -95,15 +111,23 @@ def test_weights_from_the_config_alone() -> None:
     """A hub model before its download; tied embeddings count once."""
     tied = LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True})
     embedding = 100 * 64 * 4
-    assert config_weights_bytes(LLAMA, torch.float32) - config_weights_bytes(tied, torch.float32) == embedding
+    assert (
+        config_weights_bytes(LLAMA, torch.float32) - config_weights_bytes(tied, torch.float32)
+        == embedding
+    )
 
 
 def estimate(tmp_path: Path, available: int, **options: object) -> MemoryReport:
     folders = [write_model(tmp_path / "t", 1 << 20), write_model(tmp_path / "d", 1 << 18)]
     sources = [resolve(str(folder)) for folder in folders]
     return estimate_memory(
-        sources, [LLAMA, LLAMA], dtype=torch.float32, device=CPU, available_bytes=available, **options
-    )  # fmt: skip
+        sources,
+        [LLAMA, LLAMA],
+        dtype=torch.float32,
+        device=CPU,
+        available_bytes=available,
+        **options,
+    )
 
 
 def test_a_report_calls_models_what_the_user_calls_them(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Checkpoints with Python code of their own: the option that runs it is named where it is needed, and nothing runs without it."""
+"""Checkpoints with Python code of their own: the option that runs it is named where it is needed,
+and nothing runs without it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ TOKENIZER = "from transformers import PreTrainedTokenizerFast\nclass MineTokeniz
 @pytest.fixture(autouse=True)
 def code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers copies the code that it runs to a folder of the user's."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
 
 
 def checkpoint(folder: Path, file: str, code: dict[str, str], **changes: Any) -> Path:
@@ -42,8 +45,13 @@ def runs(folder: Path, **options: Any) -> LLM:
 
 def test_a_model_that_only_its_own_code_knows(tmp_path: Path) -> None:
     """The library's sentence did not say what to do."""
-    names = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
-    own = "from .configuration_mine import MineConfig\n" + MODEL.replace("pass", "config_class = MineConfig")
+    names = {
+        "AutoConfig": "configuration_mine.MineConfig",
+        "AutoModelForCausalLM": "modeling_mine.MineForCausalLM",
+    }
+    own = "from .configuration_mine import MineConfig\n" + MODEL.replace(
+        "pass", "config_class = MineConfig"
+    )
     code = {"configuration_mine.py": CONFIG, "modeling_mine.py": own}
     folder = checkpoint(tmp_path / "own", "config.json", code, model_type="mine", auto_map=names)
     with pytest.raises(CheckpointError) as refused:
@@ -59,17 +67,25 @@ def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     """It was set to put files there that are there."""
     names = {"AutoTokenizer": [None, "tokenization_mine.MineTokenizer"]}
     folder = checkpoint(
-        tmp_path / "tokenizer", "tokenizer_config.json", {"tokenization_mine.py": TOKENIZER}, tokenizer_class="MineTokenizer",
+        tmp_path / "tokenizer",
+        "tokenizer_config.json",
+        {"tokenization_mine.py": TOKENIZER},
+        tokenizer_class="MineTokenizer",
         auto_map=names,
-    )  # fmt: skip
-    with pytest.raises(CheckpointError, match=r"the tokenizer of '.*' needs Python code of .* own \(tokenization_mine\.py\)"):
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"the tokenizer of '.*' needs Python code of .* own \(tokenization_mine\.py\)",
+    ):
         LLM(folder, **QUIET)
     runs(folder, trust_remote_code=True)
 
 
 def test_code_that_is_not_needed_is_left_out_and_that_is_reported(tmp_path: Path) -> None:
     names = {"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
-    folder = checkpoint(tmp_path / "both", "config.json", {"modeling_mine.py": MODEL}, auto_map=names)
+    folder = checkpoint(
+        tmp_path / "both", "config.json", {"modeling_mine.py": MODEL}, auto_map=names
+    )
     note = (
         f"'{folder}' brings code of its own (modeling_mine.MineForCausalLM), transformers' LlamaForCausalLM runs instead; "
         "trust_remote_code=true runs its own"

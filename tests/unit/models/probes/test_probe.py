@@ -1,4 +1,5 @@
-"""What looking at a model leaves behind when the model fails: nothing, or a later answer would be read in its place."""
+"""What looking at a model leaves behind when the model fails: nothing, or a later answer would be
+read in its place."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.helpers import tiny_llama
 
 
 def test_a_pass_that_fails_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's kernels that did not run were followed by wrong first answers: the probe's row was still in the cache."""
+    """A device's kernels that did not run were followed by wrong first answers: the probe's row was
+    still in the cache."""
     lm = build_lm(tiny_llama(50), "tiny", torch.float32, torch.device("cpu"))
     expected = probe_logits(lm)
 

@@ -1,4 +1,5 @@
-"""Rounding that moves a model's logits by more than the tolerance does not keep the model from our cache and runtime."""
+"""Rounding that moves a model's logits by more than the tolerance does not keep the model from our
+cache and runtime."""
 
 from __future__ import annotations
 
@@ -13,14 +14,20 @@ from outrider.errors import CapabilityError
 from outrider.models import attention
 from outrider.models.loading.load import build_lm
 from outrider.models.probes import probe
-from outrider.models.probes.probe import check_same_logits, is_rounding, probe_logits, rounding_noise
+from outrider.models.probes.probe import (
+    check_same_logits,
+    is_rounding,
+    probe_logits,
+    rounding_noise,
+)
 from outrider.models.stateful import check
 from outrider.models.stateful.lm import StateLM
 from outrider.models.stateful.run import OwnCacheRun
 from outrider.runtime.run import use_native_run
 from tests.contract.test_architectures import GROUPED
 
-BF16, CPU = torch.bfloat16, torch.device("cpu")
+BF16 = torch.bfloat16
+CPU = torch.device("cpu")
 NOISY = {**GROUPED, "num_hidden_layers": 16, "initializer_range": 0.3}
 
 
@@ -57,18 +64,28 @@ def test_the_way_that_moves_most_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert rounding_noise(_noisy(), BF16) < several
 
 
-def test_a_model_that_rounding_moves_runs_on_transformers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_rounding_moves_runs_on_transformers_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is fed whole texts there, and not read anew for each token."""
     shape = build_lm(_noisy(), "noisy", BF16, CPU).shape
     monkeypatch.setattr(check, "_why_no_pass_tells", lambda *args: None)
-    monkeypatch.setattr(check, "difference", lambda *args, **options: 1.5 * rounding_noise(_noisy(), BF16))
+    monkeypatch.setattr(
+        check, "difference", lambda *args, **options: 1.5 * rounding_noise(_noisy(), BF16)
+    )
     assert 1.5 * rounding_noise(_noisy(), BF16) > probe.tolerance(BF16)
     module = _llama(**NOISY)
     module.set_attn_implementation("eager")
-    check.check_own_cache(StateLM(OwnCacheRun(module), shape, BF16, CPU, name="noisy", why="it is tried"))
-    monkeypatch.setattr(check, "difference", lambda *args, **options: 2.5 * rounding_noise(_noisy(), BF16))
+    check.check_own_cache(
+        StateLM(OwnCacheRun(module), shape, BF16, CPU, name="noisy", why="it is tried")
+    )
+    monkeypatch.setattr(
+        check, "difference", lambda *args, **options: 2.5 * rounding_noise(_noisy(), BF16)
+    )
     with pytest.raises(CapabilityError, match=r"there its logits are .* off"):
-        check.check_own_cache(StateLM(OwnCacheRun(module), shape, BF16, CPU, name="noisy", why="it is tried"))
+        check.check_own_cache(
+            StateLM(OwnCacheRun(module), shape, BF16, CPU, name="noisy", why="it is tried")
+        )
 
 
 def test_a_module_is_left_as_it_was() -> None:

@@ -1,4 +1,5 @@
-"""The evidence behind `exact`: kernels that add in another order now and then must be found out, also in half precision."""
+"""The evidence behind `exact`: kernels that add in another order now and then must be found out,
+also in half precision."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class HalvedLinear(nn.Linear):
 
 
 def _in_fp32(x: Tensor, weight: Tensor, piece: int) -> Tensor:
-    """x W^T with fp32 sums over pieces of the inputs, token by token: the same for every number of tokens."""
+    """x W^T with fp32 sums over pieces of the inputs, token by token: the same for every number of
+    tokens."""
     total: Any = 0
     for start in range(0, weight.shape[1], piece):
         part = slice(start, start + piece)
@@ -78,8 +80,11 @@ def test_a_linear_layer_that_sums_otherwise_at_one_width(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, kind: AttentionKind) -> None:
-    """It sums over whole blocks of keys, where other branches lie between those of a path. Catches luck in half precision."""
+def test_torchs_attention_does_not_keep_the_bits_of_trees(
+    dtype: torch.dtype, kind: AttentionKind
+) -> None:
+    """It sums over whole blocks of keys, where other branches lie between those of a path. Catches
+    luck in half precision."""
     lm, _ = make_lm(dtype)
     assert not trees_keep_bits(kind, lm)
 
@@ -87,14 +92,19 @@ def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, ki
 def _over_reversed_keys(at_width: int, real: Attend) -> Attend:
     """Attention that walks the keys backwards in passes of one width."""
 
-    def attend(plan: PassPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def attend(
+        plan: PassPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
         real(plan, layer, query, key, value, **options)  # writes keys and values
-        num_keys, num_queries = plan.mask.shape[3], query.shape[2]
+        num_keys = plan.mask.shape[3]
+        num_queries = query.shape[2]
         keys = plan.keys[0][:1, :num_keys].transpose(1, 2)
         values = plan.values[0][:1, :num_keys].transpose(1, 2)
         order = list(range(num_keys))[:: -1 if num_queries == at_width else 1]
         groups = query.shape[1] // keys.shape[1]
-        keys, values = (t[:, :, order].repeat_interleave(groups, dim=1).float() for t in (keys, values))
+        keys, values = (
+            t[:, :, order].repeat_interleave(groups, dim=1).float() for t in (keys, values)
+        )
         mask = plan.mask[:, :, :num_queries, order].float()
         scores = mask
         for d in range(query.shape[3]):
@@ -109,7 +119,9 @@ def _over_reversed_keys(at_width: int, real: Attend) -> Attend:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_attention_that_sums_otherwise_at_one_width(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_sums_otherwise_at_one_width(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches samples whose sums do not depend on their order."""
     lm, _ = make_lm(dtype)
     monkeypatch.setattr(sum_order, "PREFIXES", (24,))
@@ -137,11 +149,13 @@ def test_what_samples_show_reaches_the_limits(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_experts_are_never_exact_by_luck(dtype: torch.dtype) -> None:
-    """An expert's sums depend on how many tokens it is given, which half precision hides in most passes: whole passes of this
-    model in float16 all agree."""
+    """An expert's sums depend on how many tokens it is given, which half precision hides in most
+    passes: whole passes of this model in float16 all agree."""
     attention.register()
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    module = make_module("Qwen3Moe", {**GROUPED, "hidden_size": 96, **experts, "initializer_range": 0.1}, dtype)
+    module = make_module(
+        "Qwen3Moe", {**GROUPED, "hidden_size": 96, **experts, "initializer_range": 0.1}, dtype
+    )
     lm = build_lm(module, "experts", dtype, CPU)
     block = module.model.layers[0].mlp
     hidden = torch.randn(1, 400, 96, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -171,11 +185,20 @@ def test_experts_that_are_called_otherwise_are_not_exact() -> None:
     assert find_pass_limits(lm, module).exact_rows
 
 
-def test_every_kind_of_attention_that_a_model_has_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches heads, caps and sinks that are taken from a config, which counts otherwise or does not name them."""
+def test_every_kind_of_attention_that_a_model_has_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches heads, caps and sinks that are taken from a config, which counts otherwise or does
+    not name them."""
     attention.register()
     module = make("mimo_v2_flash")
-    lm, sampled = build_lm(module, "mimo", torch.float32, CPU), []
-    monkeypatch.setattr(pass_limits, "attention_samples", lambda kind, lm, widths: sampled.append(kind) or iter(()))
+    lm = build_lm(module, "mimo", torch.float32, CPU)
+    sampled = []
+    monkeypatch.setattr(
+        pass_limits, "attention_samples", lambda kind, lm, widths: sampled.append(kind) or iter(())
+    )
     find_pass_limits(lm, module)
-    assert sampled == [AttentionKind(4, LayerShape(2, 16, 8), None), AttentionKind(4, LayerShape(4, 16, 8), None, has_sinks=True)]
+    assert sampled == [
+        AttentionKind(4, LayerShape(2, 16, 8), None),
+        AttentionKind(4, LayerShape(4, 16, 8), None, has_sinks=True),
+    ]

@@ -27,11 +27,21 @@ class Integers:
         return self.scales.float()[:, self.groups] * (self.codes - self.zeros[:, self.groups])
 
 
-def some(outputs: int, inputs: int, group: int, *, bits: int = 4, symmetric: bool = False, dtype: torch.dtype = torch.float16,
-         act_order: bool = False, seed: int = 0) -> Integers:  # fmt: skip
+def some(
+    outputs: int,
+    inputs: int,
+    group: int,
+    *,
+    bits: int = 4,
+    symmetric: bool = False,
+    dtype: torch.dtype = torch.float16,
+    act_order: bool = False,
+    seed: int = 0,
+) -> Integers:
     """Random integers with scales that this type holds."""
     generator = torch.Generator().manual_seed(seed)
-    count, limit = inputs // group, 1 << bits
+    count = inputs // group
+    limit = 1 << bits
     codes = torch.randint(0, limit, (outputs, inputs), generator=generator)
     zeros = torch.randint(1, limit, (outputs, count), generator=generator)
     zeros = torch.full_like(zeros, limit // 2) if symmetric else zeros
@@ -58,8 +68,9 @@ def gptq(own: Integers, *, less: int = 1) -> dict[str, Tensor]:
     return {
         "qweight": words(own.codes, own.bits).t().contiguous(),
         "qzeros": words((own.zeros - less).t(), own.bits),
-        "scales": own.scales.t().contiguous(), "g_idx": own.groups.to(torch.int32),
-    }  # fmt: skip
+        "scales": own.scales.t().contiguous(),
+        "g_idx": own.groups.to(torch.int32),
+    }
 
 
 def auto_round(own: Integers) -> dict[str, Tensor]:
@@ -69,17 +80,19 @@ def auto_round(own: Integers) -> dict[str, Tensor]:
 
 def awq(own: Integers) -> dict[str, Tensor]:
     return {
-        "qweight": words(own.codes.t(), 4, AWQ_ORDER), "qzeros": words(own.zeros.t(), 4, AWQ_ORDER),
+        "qweight": words(own.codes.t(), 4, AWQ_ORDER),
+        "qzeros": words(own.zeros.t(), 4, AWQ_ORDER),
         "scales": own.scales.t().contiguous(),
-    }  # fmt: skip
+    }
 
 
 def packed(own: Integers) -> dict[str, Tensor]:
     """compressed-tensors: signed numbers raised by half their range are those that `own` has."""
     found = {
-        "weight_packed": words(own.codes, own.bits), "weight_scale": own.scales,
+        "weight_packed": words(own.codes, own.bits),
+        "weight_scale": own.scales,
         "weight_shape": torch.tensor(own.codes.shape),
-    }  # fmt: skip
+    }
     if (own.zeros != 1 << own.bits - 1).any():
         found["weight_zero_point"] = words(own.zeros.t(), own.bits).t().contiguous()
     return found
@@ -92,13 +105,17 @@ def integers(own: Integers) -> dict[str, Tensor]:
 def compressed(layout: str, bits: int) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group"}
     return {
-        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
+    }
 
 
 IN_4_AND_8 = compressed("pack-quantized", 4)
-IN_4_AND_8["config_groups"] |= {"group_1": {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8, "type": "int"}}}
+IN_4_AND_8["config_groups"] |= {
+    "group_1": {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8, "type": "int"}}
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Checkpoints with quantised weights: the memory line says what loading them takes, and they run in the dtype asked for."""
+"""Checkpoints with quantised weights: the memory line says what loading them takes, and they run in
+the dtype asked for."""
 
 from __future__ import annotations
 
@@ -42,12 +43,28 @@ def channels(weight: Tensor) -> dict[str, Tensor]:
 
 def compressed(layout: str, bits: int, kind: str, **more: Any) -> dict[str, Any]:
     """What compressed-tensors writes into config.json."""
-    weights = {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, "strategy": "channel", **more}
-    inputs = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True, "strategy": "token"} if bits == 8 else None
+    weights = {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "channel",
+        **more,
+    }
+    inputs = (
+        {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True, "strategy": "token"}
+        if bits == 8
+        else None
+    )
     return {
-        "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+        },
+    }
 
 
 WIDE = {"dequantize": True}  # else they stay as they are (`quantised/`)
@@ -80,8 +97,11 @@ def held(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", WIDENED)
-def test_what_is_widened_on_load_is_weighed_so(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Catches a line that counts 8 bits for a weight that takes 16 or 32, and one dtype in half of the layers."""
+def test_what_is_widened_on_load_is_weighed_so(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Catches a line that counts 8 bits for a weight that takes 16 or 32, and one dtype in half of
+    the layers."""
     folder = str(quantised(tmp_path, name))
     memory = model_memory(resolve(str(folder)), load_config(resolve(str(folder))), dtype)
     module = load_module(resolve(str(folder)), load_config(resolve(str(folder))), dtype, CPU)
@@ -93,8 +113,8 @@ def test_what_is_widened_on_load_is_weighed_so(name: str, dtype: torch.dtype, tm
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", WIDENED)
 def test_widened_checkpoints_run(name: str, dtype: str, tmp_path: Path) -> None:
-    """With --dtype float32 half of an fp8 model stayed bf16, and its first product failed; compressed-tensors rounded each
-    layer's input, in transformers' passes but not in ours."""
+    """With --dtype float32 half of an fp8 model stayed bf16, and its first product failed;
+    compressed-tensors rounded each layer's input, in transformers' passes but not in ours."""
     llm = LLM(quantised(tmp_path, name), drafter="none", dtype=dtype, runtime="eager")
     assert llm.generate([[3, 4, 5]], SamplingParams(max_tokens=4))[0].stats.steps
 
@@ -102,34 +122,49 @@ def test_widened_checkpoints_run(name: str, dtype: str, tmp_path: Path) -> None:
 @pytest.fixture(params=[4, 8])
 def bnb(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     pytest.importorskip("bitsandbytes")
-    plain = save_checkpoint(tmp_path / "plain", tiny_llama(96, hidden_size=256, intermediate_size=512).bfloat16(), None)
+    plain = save_checkpoint(
+        tmp_path / "plain", tiny_llama(96, hidden_size=256, intermediate_size=512).bfloat16(), None
+    )
     bits = BitsAndBytesConfig(load_in_4bit=request.param == 4, load_in_8bit=request.param == 8)
-    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=bits, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=bits, dtype=torch.bfloat16
+    )
     return save_checkpoint(tmp_path / "quantised", model, word_tokenizer(96))
 
 
 def test_what_stays_quantised_is_not_packed_a_second_time(bnb: Path) -> None:
     memory = model_memory(resolve(str(bnb)), load_config(resolve(str(bnb))), torch.bfloat16)
     module = load_module(resolve(str(bnb)), load_config(resolve(str(bnb))), torch.bfloat16, CPU)
-    codes = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_floating_point())
+    codes = sum(
+        parameter.nbytes for parameter in module.parameters() if not parameter.is_floating_point()
+    )
     assert memory.quantised_bytes == pytest.approx(codes, rel=0.1)  # and, in 4 bits, the scales
-    assert memory.held_bytes(PACKED_COPIES) == pytest.approx(codes + 2 * (held(module) - codes), rel=0.1)
+    assert memory.held_bytes(PACKED_COPIES) == pytest.approx(
+        codes + 2 * (held(module) - codes), rel=0.1
+    )
 
 
 def test_a_dtype_that_quantised_layers_do_not_have(bnb: Path) -> None:
     """It was ignored, or ended in a traceback of the library."""
-    with pytest.raises(CapabilityError, match=r"is quantised \(bitsandbytes\) and runs in bfloat16, not in float32"):
+    with pytest.raises(
+        CapabilityError, match=r"is quantised \(bitsandbytes\) and runs in bfloat16, not in float32"
+    ):
         LLM(bnb, drafter="none", dtype="float32", runtime="eager")
 
 
 def header(folder: Path, **tensors: Tensor) -> Path:
     folder.mkdir(exist_ok=True)
-    save_file({key.replace("__", "."): tensor for key, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {key.replace("__", "."): tensor for key, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
     return folder
 
 
 def config_with(tmp_path: Path, **changes: Any) -> Any:
-    model = tiny_llama(96, **{key: value for key, value in changes.items() if key != "quantization_config"})
+    model = tiny_llama(
+        96, **{key: value for key, value in changes.items() if key != "quantization_config"}
+    )
     config = model.config
     if "quantization_config" in changes:
         config.quantization_config = changes["quantization_config"]
@@ -138,10 +173,13 @@ def config_with(tmp_path: Path, **changes: Any) -> Any:
 
 def test_packed_integers_keep_their_size(tmp_path: Path) -> None:
     """GPTQ and AWQ: eight weights in an int32, and no plain copy of them is ever made."""
-    codes, scales = torch.zeros(100, dtype=torch.int32), torch.zeros(10, dtype=torch.float16)
+    codes = torch.zeros(100, dtype=torch.int32)
+    scales = torch.zeros(10, dtype=torch.float16)
     folder = header(tmp_path / "m", a__qweight=codes, a__scales=scales)
     for method in ("gptq", "awq"):
-        config = config_with(tmp_path, quantization_config={"quant_method": method, "bits": 4, "group_size": 128})
+        config = config_with(
+            tmp_path, quantization_config={"quant_method": method, "bits": 4, "group_size": 128}
+        )
         memory = model_memory(resolve(str(folder)), config, torch.bfloat16)
         assert (memory.weights_bytes, memory.quantised_bytes) == (420, 400)
 
@@ -149,16 +187,28 @@ def test_packed_integers_keep_their_size(tmp_path: Path) -> None:
 def test_mxfp4_that_is_widened(tmp_path: Path) -> None:
     """gpt-oss: two weights in a byte become 16 bits each where the config wants them plain."""
     blocks = torch.zeros(2, 4, 2, 16, dtype=torch.uint8)
-    folder = header(tmp_path / "m", up_blocks=blocks, up_scales=torch.zeros(2, 4, 2, dtype=torch.uint8))
+    folder = header(
+        tmp_path / "m", up_blocks=blocks, up_scales=torch.zeros(2, 4, 2, dtype=torch.uint8)
+    )
     config = config_with(tmp_path, quantization_config={"quant_method": "mxfp4", **WIDE})
-    assert model_memory(resolve(str(folder)), config, torch.bfloat16).weights_bytes == 2 * blocks.numel() * 2
+    assert (
+        model_memory(resolve(str(folder)), config, torch.bfloat16).weights_bytes
+        == 2 * blocks.numel() * 2
+    )
 
 
 def test_tied_embeddings_that_are_stored_twice_are_held_once(tmp_path: Path) -> None:
-    folder = header(tmp_path / "m", lm_head__weight=torch.zeros(96, 64), model__embed_tokens__weight=torch.zeros(96, 64))
+    folder = header(
+        tmp_path / "m",
+        lm_head__weight=torch.zeros(96, 64),
+        model__embed_tokens__weight=torch.zeros(96, 64),
+    )
     for tied, copies in ((True, 1), (False, 2)):
         config = config_with(tmp_path, tie_word_embeddings=tied)
-        assert model_memory(resolve(str(folder)), config, torch.float32).weights_bytes == copies * 96 * 64 * 4
+        assert (
+            model_memory(resolve(str(folder)), config, torch.float32).weights_bytes
+            == copies * 96 * 64 * 4
+        )
 
 
 def test_pickled_weights_in_another_dtype(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`--quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how large, what is refused."""
+"""`--quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how
+large, what is refused."""
 
 from __future__ import annotations
 
@@ -47,12 +48,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path) 
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     tokenizer = byte_tokenizer()
-    model = tiny_llama(len(tokenizer), sharpness=4.0, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
+    model = tiny_llama(
+        len(tokenizer),
+        sharpness=4.0,
+        hidden_size=128,
+        intermediate_size=256,
+        tie_word_embeddings=True,
+    )
     return save_checkpoint(tmp_path / "model", model.bfloat16(), tokenizer)
 
 
 def by_definition(weight: Tensor, bits: int) -> Tensor:
-    """Weights (out, in) rounded as Q4_1 and Q8_0 are, in fp64 but for the factors, number by number in the simplest way."""
+    """Weights (out, in) rounded as Q4_1 and Q8_0 are, in fp64 but for the factors, number by number
+    in the simplest way."""
     blocks = weight.double().view(len(weight), -1, 32)
     if bits == 4:
         low = blocks.amin(2, keepdim=True)
@@ -67,7 +75,9 @@ def rounded(form: Form, weight: Tensor) -> Tensor:
     parts = rounded_parts(weight, form)
     steps = parts.codes.view(len(weight), -1, 32).double() - form.middle
     values = steps * parts.scales.double()[..., None]
-    return (values if parts.zeros is None else values + parts.zeros.double()[..., None]).view(weight.shape)
+    return (values if parts.zeros is None else values + parts.zeros.double()[..., None]).view(
+        weight.shape
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -75,7 +85,8 @@ def test_weights_are_rounded_as_the_formats_define_it(bits: int) -> None:
     """Catches a wrong group, middle or factor: equal but where a number lies between two codes."""
     torch.manual_seed(1)
     weight = torch.randn(64, 96) / 16
-    found, expected = rounded(FORMS[bits], weight), by_definition(weight, bits)
+    found = rounded(FORMS[bits], weight)
+    expected = by_definition(weight, bits)
     assert (found - expected).abs().mean() < 1e-5
     step = (weight.amax() - weight.amin()) / (15 if bits == 4 else 127)
     assert 0 < (found - weight).abs().max() <= 0.55 * step
@@ -91,9 +102,16 @@ def test_blocks_of_one_number_keep_it(bits: int, value: float) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_are_those_of_the_dequantised_model(bits: int, tied: bool, library_path: Path) -> None:
-    """Where weights are widened for each use; on the native runtime those of the same model with activations in 8 bits, too."""
-    module: Any = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=tied).eval().requires_grad_(False)
+def test_logits_are_those_of_the_dequantised_model(
+    bits: int, tied: bool, library_path: Path
+) -> None:
+    """Where weights are widened for each use; on the native runtime those of the same model with
+    activations in 8 bits, too."""
+    module: Any = (
+        tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=tied)
+        .eval()
+        .requires_grad_(False)
+    )
     plain = copy.deepcopy(module)
     plain.lm_head.weight = nn.Parameter(plain.lm_head.weight.clone())
     done = quantise_linears(module, bits, "it")
@@ -106,7 +124,9 @@ def test_logits_are_those_of_the_dequantised_model(bits: int, tied: bool, librar
             expected = rounded(layer.form, before).float()
             torch.testing.assert_close(layer.weight, expected, rtol=1e-6, atol=1e-7)
             assert not torch.equal(expected, before)
-            plain.get_submodule(name).weight.data = values_of(layer.panels, layer.form, layer.outputs)
+            plain.get_submodule(name).weight.data = values_of(
+                layer.panels, layer.form, layer.outputs
+            )
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         torch.testing.assert_close(module(tokens).logits, plain(tokens).logits, rtol=0, atol=1e-5)
@@ -118,7 +138,8 @@ def test_logits_are_those_of_the_dequantised_model(bits: int, tied: bool, librar
     lm.run = NativeRun(lm, module, lower(module), library_path)
     worst = differences(every_pass(lm), expected_passes)
     assert min(worst.values()) < 1e-6, worst
-    assert max(worst.values()) < 0.03, worst  # an activation on the edge between two codes is a step of 8 bits
+    # an activation on the edge between two codes is a step of 8 bits
+    assert max(worst.values()) < 0.03, worst
 
 
 def _inputs_in_bytes(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -129,23 +150,36 @@ def _inputs_in_bytes(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("runtime", ["native", "eager"])
 def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: str) -> None:
-    """Bits independent of a pass's width, on the model that was rounded; every result says which one that is."""
+    """Bits independent of a pass's width, on the model that was rounded; every result says which
+    one that is."""
     with LLM(folder, drafter="none", runtime=runtime, threads=1, quantise=bits) as plain:
-        assert (plain.config["runtime"], plain.config["quantise"], plain.config["exact"]) == (runtime, bits, True)
+        assert (plain.config["runtime"], plain.config["quantise"], plain.config["exact"]) == (
+            runtime,
+            bits,
+            True,
+        )
         assert plain.config["dtype"] == "bfloat16"
         (note,) = [note for note in plain.notes if "--quantise" in note]
         assert f"rounded to {bits} bits" in note
         assert "another model than the checkpoint" in note
         assert "passes are in bfloat16, and activations rounded to 8 bits" in note
         expected = [out.token_ids for out in plain.generate([[3, 4, 5, 3, 4], [9, 8]], PARAMS)]
-    for options in ({"drafter": "ngram"}, {"drafter": "draft-model", "draft": folder}, {"drafter": "quantised"}):
+    for options in (
+        {"drafter": "ngram"},
+        {"drafter": "draft-model", "draft": folder},
+        {"drafter": "quantised"},
+    ):
         with LLM(folder, runtime=runtime, threads=1, quantise=bits, **options) as drafted:  # type: ignore[arg-type]
-            assert [out.token_ids for out in drafted.generate([[3, 4, 5, 3, 4], [9, 8]], PARAMS)] == expected, options
+            assert [
+                out.token_ids for out in drafted.generate([[3, 4, 5, 3, 4], [9, 8]], PARAMS)
+            ] == expected, options
 
 
 def test_the_draft_stays_as_it_is(folder: Path) -> None:
     """Named by the target's own folder, too."""
-    with LLM(folder, drafter="draft-model", draft=folder, runtime="eager", threads=1, quantise=4) as llm:
+    with LLM(
+        folder, drafter="draft-model", draft=folder, runtime="eager", threads=1, quantise=4
+    ) as llm:
         draft = llm._built.draft
         assert draft is not None
         tokens = torch.arange(3, 20)[None]
@@ -156,7 +190,9 @@ def test_the_draft_stays_as_it_is(folder: Path) -> None:
             lm.kv.add_row()
             with torch.inference_mode():
                 outcomes.append(lm.forward(tokens).logits.float())
-    plain: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
+    plain: Any = load_module(
+        resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU
+    )
     with torch.inference_mode():
         expected = plain(tokens).logits.float()
     errors = [(found - expected).norm() / expected.norm() for found in outcomes]
@@ -175,23 +211,38 @@ def test_memory_is_that_of_the_blocks(folder: Path, bits: int) -> None:
     held = blocks + sum(parameter.nbytes for parameter in module.parameters())
     rounding = rounded_bytes(config, torch.bfloat16, bits)
     source = resolve(str(folder))
-    memory = estimate_memory([source], [config], dtype=torch.bfloat16, device=CPU, packed=True, rounding=rounding).target
-    assert (memory.weights_bytes, memory.quantised_bytes, memory.loading_bytes) == (held, blocks, before + blocks)
+    memory = estimate_memory(
+        [source], [config], dtype=torch.bfloat16, device=CPU, packed=True, rounding=rounding
+    ).target
+    assert (memory.weights_bytes, memory.quantised_bytes, memory.loading_bytes) == (
+        held,
+        blocks,
+        before + blocks,
+    )
     assert memory.held_bytes(1.0) == before + blocks
-    plain = estimate_memory([resolve(str(folder))], [config], dtype=torch.bfloat16, device=CPU, packed=True).target
+    plain = estimate_memory(
+        [resolve(str(folder))], [config], dtype=torch.bfloat16, device=CPU, packed=True
+    ).target
     assert (plain.weights_bytes, plain.quantised_bytes, plain.loading_bytes) == (before, 0, 0)
 
 
 def test_layers_that_no_block_holds_stay_and_are_counted(tmp_path: Path) -> None:
     """Inputs that are no multiple of 32; the rest is rounded, GPT-2's transposed layers among it."""
-    model: Any = tiny_llama(96, hidden_size=128, intermediate_size=240, tie_word_embeddings=False).requires_grad_(False)
+    model: Any = tiny_llama(
+        96, hidden_size=128, intermediate_size=240, tie_word_embeddings=False
+    ).requires_grad_(False)
     done = quantise_linears(model, 4, "it")
     layers = len(model.model.layers)
     assert (done.layers, done.left) == (6 * layers + 1, layers)
     assert type(model.model.layers[0].mlp.down_proj) is nn.Linear
     assert f"{layers} layers stay as they are" in done.note("it")
-    gpt2: Any = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=64, n_layer=1, n_head=2)).eval().requires_grad_(False)
-    tokens, before = torch.arange(3, 40)[None], copy.deepcopy(gpt2)
+    gpt2: Any = (
+        GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=64, n_layer=1, n_head=2))
+        .eval()
+        .requires_grad_(False)
+    )
+    tokens = torch.arange(3, 40)[None]
+    before = copy.deepcopy(gpt2)
     assert quantise_linears(gpt2, 8, "it").left == 0
     with torch.inference_mode():
         torch.testing.assert_close(gpt2(tokens).logits, before(tokens).logits, rtol=0, atol=0.02)
@@ -200,13 +251,22 @@ def test_layers_that_no_block_holds_stay_and_are_counted(tmp_path: Path) -> None
 
 
 def test_it_is_another_model_wherever_models_are_compared(folder: Path) -> None:
-    """Replicas that differ in it are not mixed, and what one start found is not taken over by another's."""
+    """Replicas that differ in it are not mixed, and what one start found is not taken over by
+    another's."""
     found: list[Built] = []
     for bits in (None, 4, 8):
         with LLM(folder, drafter="none", threads=1, quantise=bits) as llm:
             found.append(llm._built)
             assert describe_target(llm._built, "it", None).quantise == bits  # type: ignore[arg-type]
-    assert len({checked.key_of(resolve(str(folder)), None, torch.bfloat16, bits) for bits in (None, 4, 8)}) == 3
+    assert (
+        len(
+            {
+                checked.key_of(resolve(str(folder)), None, torch.bfloat16, bits)
+                for bits in (None, 4, 8)
+            }
+        )
+        == 3
+    )
     parts = choose_parts("none", {}, "auto", {}, None, lossy=False)
     costs = [json.dumps(facts_of(built.options, built.target, None, parts)) for built in found]
     assert len(set(costs)) == 3
@@ -218,13 +278,24 @@ def test_other_numbers_of_bits_are_refused(bits: Any) -> None:
         Options(target="it", quantise=bits)
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (["--quantise", "5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
-    (["--quantise", "4"], "is quantised already (gptq). Leave --quantise out"),
-])  # fmt: skip
-def test_refusals_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--quantise", "5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
+        (["--quantise", "4"], "is quantised already (gptq). Leave --quantise out"),
+    ],
+)
+def test_refusals_are_one_line(
+    more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = json.loads((folder / "config.json").read_text())
-    content["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    content["quantization_config"] = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "desc_act": False,
+        "sym": True,
+    }
     (folder / "config.json").write_text(json.dumps(content))
     capsys.readouterr()
     assert run(["generate", str(folder), "the cat", *more]) == 2
@@ -233,11 +304,20 @@ def test_refusals_are_one_line(more: list[str], message: str, folder: Path, caps
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"dtype": "float32"}, "multiplies in bfloat16, and --dtype float32 was asked for. Leave one out"),
-    ({"device": "cuda"}, "no CUDA device|rounds weights for the CPU's kernels"),
-    ({"runtime": "eager"}, "needs the native kernels, which do not serve here: no library. Leave it out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"dtype": "float32"},
+            "multiplies in bfloat16, and --dtype float32 was asked for. Leave one out",
+        ),
+        ({"device": "cuda"}, "no CUDA device|rounds weights for the CPU's kernels"),
+        (
+            {"runtime": "eager"},
+            "needs the native kernels, which do not serve here: no library. Leave it out",
+        ),
+    ],
+)
 def test_where_no_kernel_serves_it_is_refused(
     options: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,13 +329,21 @@ def test_where_no_kernel_serves_it_is_refused(
 
 def test_another_device_is_refused(folder: Path) -> None:
     target = ToLoad(resolve(str(folder)), "it", quantise=4)
-    loader = ModelLoader(Options(str(folder), quantise=4), Needs(), torch.device("cuda:0"), print, [target])
-    with pytest.raises(CapabilityError, match=r"the device here is cuda:0\. Leave it out, or use --device cpu"):
+    loader = ModelLoader(
+        Options(str(folder), quantise=4), Needs(), torch.device("cuda:0"), print, [target]
+    )
+    with pytest.raises(
+        CapabilityError, match=r"the device here is cuda:0\. Leave it out, or use --device cpu"
+    ):
         loader.weigh()
 
 
 def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    file = write_model(tmp_path / "m.gguf", tiny_llama(VOCABULARY_SIZE, hidden_size=64, intermediate_size=96), "llama")
+    file = write_model(
+        tmp_path / "m.gguf",
+        tiny_llama(VOCABULARY_SIZE, hidden_size=64, intermediate_size=96),
+        "llama",
+    )
     with pytest.raises(CapabilityError, match=r"is quantised already \(GGUF\)"):
         LLM(file, drafter="none", quantise=8)
 
@@ -266,7 +354,9 @@ def test_services_that_have_no_target_refuse_it(capsys: pytest.CaptureFixture[st
     assert "a draft service has none: leave it out" in capsys.readouterr().err
 
 
-def test_training_refuses_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_refuses_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "answers.jsonl").write_text("{}")
     out = ["--out", str(tmp_path / "head"), "--responses", f"{tmp_path / 'answers.jsonl'}"]
     assert run(["train", "medusa", "--target", str(folder), *out, "--quantise", "4"]) == 2

@@ -1,4 +1,5 @@
-"""Translation between tokenizers: what a token says, the committed text in draft tokens, and the way back."""
+"""Translation between tokenizers: what a token says, the committed text in draft tokens, and the
+way back."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from outrider.models.tokens.token_text import TokenText
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.subword import byte_level_bpe, sentencepiece_bpe
 
-TEXT = "the quick brown fox — naïve 😀 dogs\n    return number\n\nshe sells  sea shells, to be or not to be " * 4
+TEXT = (
+    "the quick brown fox — naïve 😀 dogs\n    return number\n\nshe sells  sea shells, to be or not to be "
+    * 4
+)
 MAKERS: dict[str, Callable[[], Any]] = {
     "bytes": byte_tokenizer,
     "small bpe": lambda: byte_level_bpe(290, end="<eos>"),
@@ -26,7 +30,8 @@ every_pair = pytest.mark.parametrize(("target", "draft"), PAIRS)
 
 
 def pair_of(target: str, draft: str) -> TokenizerPair:
-    left, right = MAKERS[target](), MAKERS[draft]()
+    left = MAKERS[target]()
+    right = MAKERS[draft]()
     return TokenizerPair(left, right, len(left), len(right))
 
 
@@ -38,10 +43,13 @@ def context_of(pair: TokenizerPair, tokens: list[int]) -> DraftContext:
 
 @every_pair
 def test_the_draft_reads_the_committed_text(target: str, draft: str) -> None:
-    """Catches lost or doubled spaces and characters where chunks meet, and tokens no tokenizer would make of the text."""
-    pair, tokenizer = pair_of(target, draft), MAKERS[draft]()
+    """Catches lost or doubled spaces and characters where chunks meet, and tokens no tokenizer
+    would make of the text."""
+    pair = pair_of(target, draft)
+    tokenizer = MAKERS[draft]()
     tokens = MAKERS[target]()(TEXT)["input_ids"]
-    context, expected = context_of(pair, tokens), tokenizer(TEXT)["input_ids"]
+    context = context_of(pair, tokens)
+    expected = tokenizer(TEXT)["input_ids"]
     assert len(tokens) > 2 * MAX_CHUNK
     assert context.covered == len(tokens)
     assert pair.draft.text(context.tokens) == tokenizer.decode(expected)
@@ -50,29 +58,39 @@ def test_the_draft_reads_the_committed_text(target: str, draft: str) -> None:
 
 @every_pair
 def test_translation_does_not_depend_on_the_steps(target: str, draft: str) -> None:
-    """Catches a chunk that is closed early or late when its tokens come a few at a time: commit must be total.
+    """Catches a chunk that is closed early or late when its tokens come a few at a time: commit
+    must be total.
 
     Broken bytes and special tokens included.
     """
-    pair, rng = pair_of(target, draft), np.random.default_rng(0)
+    pair = pair_of(target, draft)
+    rng = np.random.default_rng(0)
     noise = rng.integers(0, len(MAKERS[target]()), 150).tolist()
     tokens = MAKERS[target]()(TEXT)["input_ids"][:150] + noise
-    grown, at = DraftContext(pair), 0
+    grown = DraftContext(pair)
+    at = 0
     while at < len(tokens):
         at = min(len(tokens), at + int(rng.integers(1, 6)))
         grown.update(tokens[:at])
         fresh = context_of(pair, tokens[:at])
-        assert (grown.tokens, grown.covered, grown.segment) == (fresh.tokens, fresh.covered, fresh.segment)
+        assert (grown.tokens, grown.covered, grown.segment) == (
+            fresh.tokens,
+            fresh.covered,
+            fresh.segment,
+        )
         assert grown.is_complete or draft != "bytes"
 
 
 @every_pair
 def test_what_the_draft_says_comes_back_as_the_targets_tokens(target: str, draft: str) -> None:
-    """Catches a continuation shifted by a token, a doubled space, or words the target would never split like that.
+    """Catches a continuation shifted by a token, a doubled space, or words the target would never
+    split like that.
 
-    The text is cut after each of its target tokens, in the middle of words and characters; the draft says the rest.
+    The text is cut after each of its target tokens, in the middle of words and characters; the
+    draft says the rest.
     """
-    pair, tokenizer = pair_of(target, draft), MAKERS[draft]()
+    pair = pair_of(target, draft)
+    tokenizer = MAKERS[draft]()
     text = "the brown naïve dogs — 😀 number\n    return if she sells"
     tokens = MAKERS[target]()(text)["input_ids"]
     offered = 0
@@ -89,9 +107,11 @@ def test_what_the_draft_says_comes_back_as_the_targets_tokens(target: str, draft
 
 
 def test_a_split_word_is_continued_as_it_stands() -> None:
-    """Catches no proposal at all (or a doubled word) where the committed tokens are not those the tokenizer would choose."""
+    """Catches no proposal at all (or a doubled word) where the committed tokens are not those the
+    tokenizer would choose."""
     pair = pair_of("large bpe", "small bpe")
-    target, draft = MAKERS["large bpe"](), MAKERS["small bpe"]()
+    target = MAKERS["large bpe"]()
+    draft = MAKERS["small bpe"]()
     tokens = [*target("she ")["input_ids"], *target("s")["input_ids"]]
     context = context_of(pair, tokens)
     found = pair.continuation(tokens, context, draft("ells sea")["input_ids"])
@@ -99,11 +119,14 @@ def test_a_split_word_is_continued_as_it_stands() -> None:
 
 
 def test_an_unfinished_character_waits_for_its_bytes() -> None:
-    """Catches U+FFFD fed to the draft as if it were text, and drafts that repeat the bytes already there."""
-    target, draft = byte_tokenizer(), sentencepiece_bpe(360)
+    """Catches U+FFFD fed to the draft as if it were text, and drafts that repeat the bytes already
+    there."""
+    target = byte_tokenizer()
+    draft = sentencepiece_bpe(360)
     smile = target("😀")["input_ids"]
     pair = TokenizerPair(target, draft, 257, len(draft))
-    pair.to_draft = {token: own for token, own in pair.to_draft.items() if token not in smile}  # a draft without bytes
+    # a draft without bytes
+    pair.to_draft = {token: own for token, own in pair.to_draft.items() if token not in smile}
     tokens = target("she ")["input_ids"] + smile[:2]
     context = context_of(pair, tokens)
     assert context.covered == len(tokens) - 2
@@ -115,15 +138,27 @@ def test_an_unfinished_character_waits_for_its_bytes() -> None:
 
 
 def test_special_tokens_become_the_drafts_own() -> None:
-    """Catches an end token read aloud as text, a doubled begin token, and chat marks glued to the words beside them."""
-    target, draft = sentencepiece_bpe(360), byte_level_bpe(400, end="<eos>")
+    """Catches an end token read aloud as text, a doubled begin token, and chat marks glued to the
+    words beside them."""
+    target = sentencepiece_bpe(360)
+    draft = byte_level_bpe(400, end="<eos>")
     target.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
     pair = TokenizerPair(target, draft, len(target), len(draft))
-    mark, end = target.convert_tokens_to_ids("<|user|>"), target.eos_token_id
+    mark = target.convert_tokens_to_ids("<|user|>")
+    end = target.eos_token_id
     words = target("she sells", add_special_tokens=False)["input_ids"]
     ids = draft("she sells")["input_ids"]
-    assert context_of(pair, [target.bos_token_id, mark, *words, end, *words]).tokens == [*ids, 0, *ids]
-    assert pair.continuation(words, context_of(pair, words), [*draft(" sea")["input_ids"], 0, *ids])[-1] == end
+    assert context_of(pair, [target.bos_token_id, mark, *words, end, *words]).tokens == [
+        *ids,
+        0,
+        *ids,
+    ]
+    assert (
+        pair.continuation(words, context_of(pair, words), [*draft(" sea")["input_ids"], 0, *ids])[
+            -1
+        ]
+        == end
+    )
     back = TokenizerPair(draft, target, len(draft), len(target))
     assert context_of(back, ids).tokens == [target.bos_token_id, *words]
     same = TokenizerPair(target, target, len(target), len(target))
@@ -131,20 +166,29 @@ def test_special_tokens_become_the_drafts_own() -> None:
 
 
 def test_shared_tokens_say_the_same() -> None:
-    """Catches a code for bytes read wrongly: the maps would then pair tokens of different text, one with several, or few."""
+    """Catches a code for bytes read wrongly: the maps would then pair tokens of different text, one
+    with several, or few."""
     for target, draft in PAIRS:
         pair = pair_of(target, draft)
         assert len(set(pair.to_target.values())) == len(pair.to_target)
         assert {theirs: ours for ours, theirs in pair.to_draft.items()} == pair.to_target
         roles = pair.draft.specials
-        same = [(a, b) for a, b in pair.to_target.items() if a not in roles and target != "sentencepiece" != draft]
+        same = [
+            (a, b)
+            for a, b in pair.to_target.items()
+            if a not in roles and target != "sentencepiece" != draft
+        ]
         assert all(pair.draft.text([a]) == pair.target.text([b]) for a, b in same)
         assert len(pair.to_target) > 256  # every byte
     equal = pair_of("large bpe", "large bpe")
     assert equal.coverage == 1
     assert all(ours == theirs for ours, theirs in equal.to_target.items())
     line_end = byte_tokenizer()("\n")["input_ids"][0]
-    assert TokenText(sentencepiece_bpe(360)).keys[3 + 0x0A] == b"\n" == TokenText(byte_tokenizer()).keys[line_end]
+    assert (
+        TokenText(sentencepiece_bpe(360)).keys[3 + 0x0A]
+        == b"\n"
+        == TokenText(byte_tokenizer()).keys[line_end]
+    )
 
 
 def test_ids_beyond_a_models_vocabulary_are_not_shared() -> None:
@@ -156,7 +200,8 @@ def test_ids_beyond_a_models_vocabulary_are_not_shared() -> None:
 
 def test_words_without_spaces_of_their_own() -> None:
     """Catches words glued together: this tokenizer implies the space between its tokens."""
-    words, letters = word_tokenizer(9), byte_tokenizer()
+    words = word_tokenizer(9)
+    letters = byte_tokenizer()
     pair = TokenizerPair(words, letters, 9, 257)
     tokens = [1, 2, 3] * 40
     text = " ".join(["w1 w2 w3"] * 40)

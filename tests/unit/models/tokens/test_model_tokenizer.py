@@ -39,19 +39,34 @@ def test_conversations_are_written_without_transformers() -> None:
 def test_encoding_and_decoding() -> None:
     kept, real = pair()
     ids = real("Zwölf\n 🙂")["input_ids"]
-    assert kept("Zwölf\n 🙂")["input_ids"] == kept("Zwölf\n 🙂", add_special_tokens=False, verbose=False)["input_ids"] == ids
-    assert kept.decode(ids, clean_up_tokenization_spaces=False) == real.decode(ids) == kept.decode(ids)
+    assert (
+        kept("Zwölf\n 🙂")["input_ids"]
+        == kept("Zwölf\n 🙂", add_special_tokens=False, verbose=False)["input_ids"]
+        == ids
+    )
+    assert (
+        kept.decode(ids, clean_up_tokenization_spaces=False) == real.decode(ids) == kept.decode(ids)
+    )
     assert kept.whole is real
     with pytest.raises(ValueError, match="spaces are kept"):
         kept.decode(ids, clean_up_tokenization_spaces=True)
     added = {token: entry.content for token, entry in real.added_tokens_decoder.items()}
     assert {token: entry.content for token, entry in kept.added_tokens_decoder.items()} == added
-    assert (kept.get_vocab(), len(kept), kept.eos_token_id) == (real.get_vocab(), len(real), real.eos_token_id)
+    assert (kept.get_vocab(), len(kept), kept.eos_token_id) == (
+        real.get_vocab(),
+        len(real),
+        real.eos_token_id,
+    )
     assert copy.deepcopy(kept)("abc") == kept("abc")
-    ours, theirs = token_bytes(kept), token_bytes(real)
+    ours = token_bytes(kept)
+    theirs = token_bytes(real)
     assert ours is not None
     assert theirs is not None
-    assert (ours.shape, ours.special_ids, ours.is_joined) == (theirs.shape, theirs.special_ids, theirs.is_joined)
+    assert (ours.shape, ours.special_ids, ours.is_joined) == (
+        theirs.shape,
+        theirs.special_ids,
+        theirs.is_joined,
+    )
 
 
 def test_a_class_with_code_of_its_own_is_not_kept() -> None:

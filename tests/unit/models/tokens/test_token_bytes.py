@@ -12,7 +12,18 @@ from transformers import AutoTokenizer
 from outrider.models.tokens.bytes_text import UNFINISHED
 from outrider.models.tokens.token_bytes import decoder_shape, show_bytes, token_bytes, token_name
 from tests.helpers import byte_tokenizer, word_tokenizer
-from tests.published_tokenizers import ALL, JOINED, PythonBytes, bert, gemma, gpt_2, llama_2, phi_3, t5, words
+from tests.published_tokenizers import (
+    ALL,
+    JOINED,
+    PythonBytes,
+    bert,
+    gemma,
+    gpt_2,
+    llama_2,
+    phi_3,
+    t5,
+    words,
+)
 
 CASES = [
     (llama_2, "▁there", b" there"), (llama_2, "<0xF0>", b"\xf0"), (llama_2, "x<0x41>", b"x<0x41>"), (llama_2, "</s>", b"</s>"),
@@ -34,9 +45,11 @@ def test_bytes_inside_a_text(make: Any, token: str, expected: bytes) -> None:
 
 @pytest.mark.parametrize("name", JOINED)
 def test_every_token_adds_its_bytes(name: str) -> None:
-    """Catches a token of some rare kind: the tokenizer's own decoder, behind a token that is no byte, must say the same."""
+    """Catches a token of some rare kind: the tokenizer's own decoder, behind a token that is no
+    byte, must say the same."""
     tokenizer = JOINED[name]()
-    known, anchor = token_bytes(tokenizer), tokenizer.eos_token_id
+    known = token_bytes(tokenizer)
+    anchor = tokenizer.eos_token_id
     assert known is not None
     for token in range(len(tokenizer)):
         whole = tokenizer.decode([anchor, token], skip_special_tokens=False)
@@ -49,7 +62,10 @@ def test_every_token_adds_its_bytes(name: str) -> None:
 
 def test_names_are_for_people() -> None:
     tokenizer = llama_2()
-    names = [token_name(tokenizer, token) for token in tokenizer.convert_tokens_to_ids(["▁there", "<0xF0>", "</s>"])]
+    names = [
+        token_name(tokenizer, token)
+        for token in tokenizer.convert_tokens_to_ids(["▁there", "<0xF0>", "</s>"])
+    ]
     assert names == [" there", "bytes:\\xf0", "</s>"]
     assert token_name(tokenizer, 9999) == "#9999"
     assert token_name(bert(), bert().eos_token_id) == "</s>"
@@ -76,12 +92,14 @@ def test_a_tokenizers_bytes_are_read_once() -> None:
 @pytest.mark.parametrize(
     "decoder",
     [
-        decoders.CTC(), decoders.BPEDecoder(), decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
+        decoders.CTC(),
+        decoders.BPEDecoder(),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
         decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
         decoders.Sequence([decoders.Replace("x", "Ġ"), decoders.ByteLevel()]),
     ],
-)  # fmt: skip
+)
 def test_decoders_that_look_at_neighbours_are_not_read_token_by_token(decoder: Any) -> None:
     """Catches a decoder that is read half: its text would differ from the tokenizer's own."""
     tokenizer = ALL["gemma"]()
@@ -92,7 +110,13 @@ def test_decoders_that_look_at_neighbours_are_not_read_token_by_token(decoder: A
 
 
 def test_nested_sequences_are_read() -> None:
-    nested = {"type": "Sequence", "decoders": [{"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}, {"type": "Fuse"}]}
+    nested = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+            {"type": "Fuse"},
+        ],
+    }
     shape = decoder_shape(nested)
     assert shape is not None
     assert shape.has_byte_fallback

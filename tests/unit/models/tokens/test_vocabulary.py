@@ -18,7 +18,8 @@ def test_equal_tokenizers_pass() -> None:
 def test_the_first_difference_is_named() -> None:
     """Catches a message from which nobody learns what differs."""
     with pytest.raises(
-        CapabilityError, match=r"8 against 9 tokens, first difference at id 8 \(no such id against 'w8'\)"
+        CapabilityError,
+        match=r"8 against 9 tokens, first difference at id 8 \(no such id against 'w8'\)",
     ):
         check_same_vocabulary(word_tokenizer(9), word_tokenizer(8), "target", "draft")
 
@@ -34,7 +35,8 @@ def test_widths() -> None:
 
 
 def test_ids_a_narrower_draft_lacks_can_be_all_that_may_be_emitted() -> None:
-    """Catches a request that fails because all that is allowed lies outside the draft's table: a distribution there must be."""
+    """Catches a request that fails because all that is allowed lies outside the draft's table: a
+    distribution there must be."""
     only = torch.tensor([float("-inf")] * 5 + [0.0, 0.0])
     for temperature in (1e-4, 1.0):
         probs = (fit_width(torch.randn(1, 5), 7) / temperature + only).softmax(dim=-1)

@@ -1,8 +1,8 @@
 """Triton as far as our kernels use it, run by torch on the CPU, one program after the other.
 
-What it shows without a GPU: that kernels compute what they should; that no program reads what it wrote without a barrier in
-between, nor what another program of the same launch writes. What it cannot show: that Triton compiles them, their bits on a
-device, and any speed (`test_on_device.py`).
+What it shows without a GPU: that kernels compute what they should; that no program reads what it
+wrote without a barrier in between, nor what another program of the same launch writes. What it
+cannot show: that Triton compiles them, their bits on a device, and any speed (`test_on_device.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ NEEDS_TRITON = ("kernels", "state_kernels", "work", "products", "recurrent", "st
 
 @dataclass
 class Memory:
-    """One storage during a launch: which program wrote each number, and whether a barrier has passed since."""
+    """One storage during a launch: which program wrote each number, and whether a barrier has
+    passed since."""
 
     numbers: Tensor
     owner: Tensor
@@ -38,7 +39,8 @@ class Launch:
     current: Launch
 
     def __init__(self) -> None:
-        self.program, self.number = (0, 0, 0), 0
+        self.program = (0, 0, 0)
+        self.number = 0
         self.memories: dict[tuple[int, torch.dtype], Memory] = {}
 
     def memory(self, tensor: Tensor) -> Memory:
@@ -46,7 +48,9 @@ class Launch:
         if key not in self.memories:
             count = tensor.untyped_storage().nbytes() // tensor.itemsize
             numbers = torch.as_strided(tensor, (count,), (1,), 0)
-            self.memories[key] = Memory(numbers, torch.full((count,), -1), torch.zeros(count, dtype=torch.bool))
+            self.memories[key] = Memory(
+                numbers, torch.full((count,), -1), torch.zeros(count, dtype=torch.bool)
+            )
         return self.memories[key]
 
 
@@ -75,7 +79,10 @@ class Kernel:
         def launch(*args: Any, num_warps: int = 4, num_stages: int = 3, **named: Any) -> None:
             assert num_warps & (num_warps - 1) == 0, num_warps
             Launch.current = own = Launch()
-            given = [Pointer(own.memory(one), one.storage_offset()) if isinstance(one, Tensor) else one for one in args]
+            given = [
+                Pointer(own.memory(one), one.storage_offset()) if isinstance(one, Tensor) else one
+                for one in args
+            ]
             for own.number, own.program in enumerate(product(*(range(size) for size in grid))):
                 for memory in own.memories.values():
                     memory.is_fresh.zero_()
@@ -93,13 +100,20 @@ def load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Tensor:
     if mask is not None:
         at, mask = torch.broadcast_tensors(at, mask)
         at = torch.where(mask, at, 0)
-    number, memory = Launch.current.number, pointer.memory
+    number = Launch.current.number
+    memory = pointer.memory
     read = at if mask is None else at[mask]
     owner = memory.owner[read]
-    assert ((owner == -1) | (owner == number)).all(), "a program reads what another one of the same launch wrote"
-    assert not (memory.is_fresh[read] & (owner == number)).any(), "a program reads what it wrote without a barrier"
+    assert ((owner == -1) | (owner == number)).all(), (
+        "a program reads what another one of the same launch wrote"
+    )
+    assert not (memory.is_fresh[read] & (owner == number)).any(), (
+        "a program reads what it wrote without a barrier"
+    )
     found = memory.numbers[at]
-    return found if mask is None else torch.where(mask, found, torch.tensor(other, dtype=found.dtype))
+    return (
+        found if mask is None else torch.where(mask, found, torch.tensor(other, dtype=found.dtype))
+    )
 
 
 def store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
@@ -107,8 +121,11 @@ def store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
     at, value = torch.broadcast_tensors(torch.as_tensor(pointer.at), value)
     if mask is not None:
         at, value, mask = torch.broadcast_tensors(at, value, mask)
-        at, value = at[mask], value[mask]
-    assert ((memory.owner[at] == -1) | (memory.owner[at] == Launch.current.number)).all(), "two programs write to one address"
+        at = at[mask]
+        value = value[mask]
+    assert ((memory.owner[at] == -1) | (memory.owner[at] == Launch.current.number)).all(), (
+        "two programs write to one address"
+    )
     memory.numbers[at] = value.to(memory.numbers.dtype)
     memory.owner[at] = Launch.current.number
     memory.is_fresh[at] = True
@@ -129,7 +146,9 @@ def _arange(begin: int, end: int) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor, total: Tensor | None = None, input_precision: str = "") -> Tensor:
-    assert min(*a.shape, *b.shape) >= 16, f"tensor cores take no {tuple(a.shape)} x {tuple(b.shape)}"
+    assert min(*a.shape, *b.shape) >= 16, (
+        f"tensor cores take no {tuple(a.shape)} x {tuple(b.shape)}"
+    )
     found = a.float() @ b.float()
     return found if total is None else total + found
 
@@ -149,13 +168,19 @@ LANGUAGE: dict[str, Any] = {
 
 @contextmanager
 def fake_triton() -> Iterator[None]:
-    """Our modules that need Triton are imported with this one, and forgotten afterwards. Others never see it."""
-    language, triton = ModuleType("triton.language"), ModuleType("triton")
+    """Our modules that need Triton are imported with this one, and forgotten afterwards. Others
+    never see it."""
+    language = ModuleType("triton.language")
+    triton = ModuleType("triton")
     language.__dict__.update(LANGUAGE)
     triton.__dict__.update(
-        language=language, jit=jit, cdiv=lambda a, b: -(-a // b), next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
-    )  # fmt: skip
-    fakes, ours = {"triton": triton, "triton.language": language}, [OURS + name for name in NEEDS_TRITON]
+        language=language,
+        jit=jit,
+        cdiv=lambda a, b: -(-a // b),
+        next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
+    )
+    fakes = {"triton": triton, "triton.language": language}
+    ours = [OURS + name for name in NEEDS_TRITON]
     real = {name: sys.modules.pop(name) for name in fakes if name in sys.modules}
     before = {name: sys.modules.pop(name) for name in ours if name in sys.modules}
     sys.modules.update(fakes)

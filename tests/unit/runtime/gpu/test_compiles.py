@@ -1,4 +1,5 @@
-"""Our kernels through Triton's own compiler, for devices that are not there: to machine code, never launched."""
+"""Our kernels through Triton's own compiler, for devices that are not there: to machine code, never
+launched."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_compile(family: str, compiled: Counter[str]) -> None:
-    """Catches what the torch stand-in of `test_programs.py` forgives: a name, a type or a shape that Triton refuses."""
+    """Catches what the torch stand-in of `test_programs.py` forgives: a name, a type or a shape
+    that Triton refuses."""
     from outrider.runtime.gpu.run import DeviceRun
 
     module = make(family, torch.bfloat16)
@@ -71,10 +73,15 @@ def test_kernels_compile(family: str, compiled: Counter[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_kernels_of_states_compile(family: str, compiled: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_states_compile(
+    family: str, compiled: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from outrider.runtime.gpu.run import device_states
 
-    monkeypatch.setattr("outrider.runtime.own_states.check_same_logits", lambda *args, **kwargs: None)  # nothing was launched
+    # nothing was launched
+    monkeypatch.setattr(
+        "outrider.runtime.own_states.check_same_logits", lambda *args, **kwargs: None
+    )
     module = hybrid(family, torch.bfloat16)
     lm = device_states(build_lm(module, family, torch.bfloat16, CPU), module)  # type: ignore[arg-type]
     every_pass(lm)

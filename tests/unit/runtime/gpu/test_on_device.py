@@ -1,4 +1,5 @@
-"""Our kernels on a real CUDA device: what Triton makes of them computes what the module does, with bits of each token's own."""
+"""Our kernels on a real CUDA device: what Triton makes of them computes what the module does, with
+bits of each token's own."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ from tests.contract.own_cache_families import make as hybrid
 from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "phi3", "cohere2")
-HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "minimax")  # one of each kind of state
+# one of each kind of state
+HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "minimax")
 CUDA = torch.device("cuda", 0)
 
 
@@ -36,7 +41,8 @@ def test_kernels_compute_what_the_module_does(family: str) -> None:
 @pytest.mark.parametrize("family", HYBRIDS)
 @torch.inference_mode()
 def test_states_are_what_the_module_has(family: str) -> None:
-    """Rejections at every depth and trees, each pass recorded and replayed; every logit beside transformers' over the text."""
+    """Rejections at every depth and trees, each pass recorded and replayed; every logit beside
+    transformers' over the text."""
     module = hybrid(family, torch.bfloat16).to(CUDA)
     lm = device_states(build_lm(module, family, torch.bfloat16, CUDA), module)  # type: ignore[arg-type]
     assert isinstance(lm.run, DeviceRun)
@@ -44,15 +50,22 @@ def test_states_are_what_the_module_has(family: str) -> None:
     lm.run = GraphedPass(lm.run)
 
     def check(logits: torch.Tensor, text: list[int]) -> None:
-        theirs = module(input_ids=torch.tensor([text], device=CUDA), use_cache=False).logits[0, -len(logits) :]
+        theirs = module(input_ids=torch.tensor([text], device=CUDA), use_cache=False).logits[
+            0, -len(logits) :
+        ]
         assert (logits - theirs).abs().max() <= 0.1 * theirs.abs().max()
 
     texts = [random_text(VOCAB, length, seed=length) for length in (3, 20)]
-    parents, paths = torch.tensor([[-1, -1, 0, 2, 1], [-1, 0, 1, 1, -1]], device=CUDA), ([0, 1, 3, 4], [0, 1, 2, 4])
+    parents = torch.tensor([[-1, -1, 0, 2, 1], [-1, 0, 1, 1, -1]], device=CUDA)
+    paths = ([0, 1, 3, 4], [0, 1, 2, 4])
     begin(lm, *texts)
     for step in range(16):
-        drafts = [[text[-1], *random_text(VOCAB, 5, seed=10 * step + row)] for row, text in enumerate(texts)]
-        in_tree, kept = step % 2 == 0, 1 + step // 2 % 4
+        drafts = [
+            [text[-1], *random_text(VOCAB, 5, seed=10 * step + row)]
+            for row, text in enumerate(texts)
+        ]
+        in_tree = step % 2 == 0
+        kept = 1 + step // 2 % 4
         logits = lm.forward(torch.tensor(drafts, device=CUDA), parents if in_tree else None).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             path = paths[row] if in_tree else [0, 1, 2, 3, 4, 5]
@@ -93,11 +106,20 @@ def _large_enough() -> LM:
     """A model whose attention has several parts and whose rows share programs."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,
-        vocab_size=4096, max_position_embeddings=4096,
-    )  # fmt: skip
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=4096,
+        max_position_embeddings=4096,
+    )
     with CUDA:
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+        module = (
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            .eval()
+            .requires_grad_(False)
+        )
     lm = build_lm(module, "large enough", torch.bfloat16, CUDA)
     own = use_device_run(lm, module)
     lm.limits = own.find_limits(lm, 128)
