@@ -85,7 +85,7 @@ def new_row(
 
 
 def resume(row: Row, committed: Sequence[int], vocab_size: int) -> None:
-    """Bring a new row to where it stands behind output tokens that were emitted elsewhere: text,
+    """Bring a new row to where it stands after output tokens that were emitted elsewhere: text,
     stop strings, grammar, limits.
 
     Raises RequestError for tokens that this row could not have emitted.

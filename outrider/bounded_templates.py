@@ -41,7 +41,7 @@ class TemplateBoundError(TemplateError):
 
 
 class _Spent(threading.local):
-    """What the rendering in this thread has taken so far."""
+    """The work done so far by the rendering in this thread."""
 
     depth = 0
     steps = 0
@@ -88,7 +88,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(made, SHARE_JOINED) if operator == "+" else made
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """What stands for the method `format` of a text."""
+        """The replacement of the string method `format`."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -116,7 +116,7 @@ class _Counting(NodeTransformer):
     """Puts a count into each loop and macro, and a check around what makes texts and lists."""
 
     def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:
-        """What takes the place of a node of this kind; none: only what is in it changes."""
+        """The replacement of a node of this kind; None: only its children change."""
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
             return self._counted
         if isinstance(node, nodes.Concat):
@@ -193,7 +193,7 @@ _HELPERS = (step, joined, checked)
 
 
 def _written(value: Any) -> Any:
-    """What `{{ value }}` writes."""
+    """The output of `{{ value }}`."""
     if isinstance(value, str):
         step(len(value))
     return value

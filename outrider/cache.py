@@ -109,8 +109,8 @@ def keeping(what: str) -> Iterator[None]:
 
 
 def kept_json(path: Path, read: Callable[[Any], Any] = lambda content: content) -> Any:
-    """What `read` makes of what `keep_json` wrote to this file; None where there is none, or a
-    damaged one."""
+    """The content that `keep_json` wrote to this file, as `read` makes it; None where there is
+    none, or a damaged one."""
     try:
         refuse_unsafe(path)
         digest, text = regular_bytes(path).decode("utf-8").rstrip("\n").split("\n")

@@ -30,8 +30,8 @@ PLAIN = "none"  # the drafter of plain decoding
 
 @dataclass(frozen=True)
 class Configuration:
-    """What `LLM` takes as drafter, num_draft_tokens, drafter_options, verifier and
-    verifier_options."""
+    """The arguments of `LLM` that choose drafting: drafter, num_draft_tokens, drafter_options,
+    verifier and verifier_options."""
 
     drafter: str = PLAIN
     num_draft_tokens: int | str | None = None
@@ -114,8 +114,8 @@ class Configuration:
         return " ".join(words)
 
     def parts(self, *, lossy: bool = False) -> Parts:
-        """What it means. Raises ConfigError for unknown names or values, CapabilityError where
-        parts do not fit."""
+        """The configuration that the text means. Raises ConfigError for unknown names or values,
+        CapabilityError where parts do not fit."""
         return choose_parts(
             self.drafter,
             self.drafter_options,

@@ -48,7 +48,7 @@ class Decoder:
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
-        index = self.target.kv.add_row()  # first: a draft on the target's keys joins behind it
+        index = self.target.kv.add_row()  # first: a draft on the target's keys joins after it
         try:
             self.drafter.join(self.rows, row)
         except BaseException:

@@ -143,7 +143,7 @@ def near_path(path: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first. A line that only announces the next one ("Validation error for
+    """The first line of an error. A line that only announces the next one ("Validation error for
     field 'x':") takes it along."""
     if ADVICE in str(error):  # torch's, to read any pickle, which runs the code in it
         return CODE_INSIDE

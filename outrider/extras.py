@@ -1,5 +1,5 @@
-"""What the base installation leaves out, by the extra that brings it, and the error where it is
-missing.
+"""Packages that the base installation leaves out, by the extra that brings them, and the error
+where one is missing.
 
 Whatever needs an extra asks here before it starts: a command before it loads a model, a package of
 Python when it is imported.

@@ -1,4 +1,4 @@
-"""What vLLM, SGLang, transformers and llama.cpp call things: a name that nobody here knows gets
+"""The names that vLLM, SGLang, transformers and llama.cpp use: an unknown name is answered with
 ours, or the nearest one."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What takes seconds to import, and many starts never need: imported when something of it is used.
+"""Modules that take seconds to import, and that many starts never need: imported when something of
+them is used.
 
 from outrider.lazy import transformers
 transformers.AutoConfig

@@ -190,7 +190,7 @@ class LLM:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know about how this runs, one line each."""
+        """Notes for the user on how this runs, one line each."""
         return [*self._built.notes, *self.sampling_defaults.notes]
 
     @property
@@ -210,12 +210,12 @@ class LLM:
 
     @property
     def drafter_summary(self) -> list[str]:
-        """What a person should know of how drafting went, one line each."""
+        """Notes for the user on how drafting went, one line each."""
         return self._decoder.drafter.summary
 
     @property
     def drafter_counters(self) -> dict[str, float]:
-        """What the drafter counts besides drafts: of a draft service hits, waits, misses and
+        """The drafter's counters besides drafts: of a draft service hits, waits, misses and
         troubles."""
         return self._decoder.drafter.counters
 
@@ -230,7 +230,7 @@ class LLM:
         self.close()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What calls without `sampling_params` use. Give keywords to change some:
+        """The defaults of calls without `sampling_params`. Give keywords to change some:
         `llm.sampling_defaults.params(seed=1)`."""
         return self.sampling_defaults.params()
 

@@ -71,7 +71,7 @@ class ToLoad:
 
 @dataclass
 class _Reading:
-    """What is read of a model before its weights are."""
+    """The parts of a model that are read before its weights."""
 
     config: Any  # transformers'
     card: ModelCard
@@ -345,7 +345,7 @@ class ModelLoader:
         )
 
     def _kept(self, model: ToLoad) -> kept.Start | None:
-        """What an earlier start kept of a model that is loaded in this way."""
+        """The record that an earlier start kept of a model that is loaded in this way."""
         if model not in self._starts:
             self._starts[model] = kept.find(self._key(model))
         return self._starts[model]

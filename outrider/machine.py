@@ -1,5 +1,4 @@
-"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor`
-and for results.
+"""Facts about this machine that matter for speed: for `outrider doctor` and for results.
 
 Every "no" comes with its reason and a remedy. Nothing here loads a model or changes a setting.
 """
@@ -94,7 +93,7 @@ def compiler() -> str | None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What a result says about the machine it was made on; no host name, no paths."""
+    """The facts about the machine that a result records; no host name, no paths."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
@@ -142,7 +141,7 @@ def folder_size(folder: Path) -> dict[str, Any]:
 
 
 def unavailable() -> list[dict[str, str]]:
-    """What does not work here, why, and what would help."""
+    """Features that do not work here, why, and what would help."""
     found = []
 
     def say(what: str, why: str, remedy: str) -> None:

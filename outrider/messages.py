@@ -219,7 +219,8 @@ def _call(call: Any, *, as_text: bool) -> Any:
 
 
 def _function_of(call: Any) -> Mapping[str, Any] | None:
-    """What a call calls, with "arguments"; None for what is no call of a function."""
+    """The function that a call names, with "arguments"; None for an entry that calls no
+    function."""
     function = call.get("function") if isinstance(call, Mapping) else None
     return {"arguments": None, **function} if isinstance(function, Mapping) else None
 

@@ -1,4 +1,4 @@
-"""What a decoder is asked to be (`Options`), and what it needs of the models that are loaded for it
+"""The options of a decoder (`Options`), and its needs of the models that are loaded for it
 (`Needs`)."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one decoder, or several that share models, ask of them."""
+    """The needs of one decoder, or of several that share models."""
 
     draft: bool = False  # a draft model
     module: bool = False  # the target's own weights, beside its packed ones

@@ -1,4 +1,4 @@
-"""What a generation hands back: whole completions, or chunks while it runs."""
+"""The results of a generation: whole completions, or chunks while it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Completion:
 
 @dataclass
 class StreamChunk:
-    """What one step added. The last chunk carries the completion."""
+    """The output of one step. The last chunk carries the completion."""
 
     text: str
     token_ids: list[int]

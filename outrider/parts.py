@@ -21,7 +21,7 @@ from outrider.verifiers.base import Verifier
 
 @dataclass(frozen=True)
 class Parts:
-    """What `choose_parts` found. `make_drafter` and `make_verifier` turn it into objects."""
+    """The choice of `choose_parts`. `make_drafter` and `make_verifier` turn it into objects."""
 
     drafter_name: str  # as registered
     drafter: type[Drafter]

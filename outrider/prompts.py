@@ -68,8 +68,8 @@ def read_prompts(given: Any, tokenizer: Any = None) -> list[ReadPrompt]:
 
 
 def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
-    """What each of `count` answers is expected to be: one prediction for all, or one each, None
-    where nothing is expected.
+    """The prediction for each of `count` answers: one for all, or one each, None where nothing is
+    expected.
 
     Raises RequestError for what is no prediction, ConfigError where there are more or fewer.
     """
@@ -174,7 +174,7 @@ class _Reader:
         return rows[0]
 
     def _encoded(self, fields: Mapping[str, Any], called: str) -> tuple[list[ReadPrompt], bool]:
-        """What a tokenizer returned: ids without what the mask hides."""
+        """The ids that a tokenizer returned, without those that the mask hides."""
         rows, is_one = _rows(fields["input_ids"], f"input_ids of {called}")
         if "attention_mask" not in fields:
             return self._batch(rows), is_one

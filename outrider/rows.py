@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class PerRow(list[T]):
-    """What somebody keeps for each row of a batch, in its order."""
+    """State that a part keeps for each row of a batch, in its order."""
 
     def swap_remove(self, index: int) -> T:
         """The row at `index` leaves; the last row takes its place."""
@@ -44,7 +44,7 @@ class PerRow(list[T]):
 
 
 class RowVerifier(Protocol):
-    """What a row knows of the rule it is verified by (outrider/verifiers/base.py)."""
+    """A verification rule as rows use it (outrider/verifiers/base.py)."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
@@ -93,7 +93,7 @@ class Row:
     origins: list[str] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
-    # before, inside or behind its thoughts; None: they have no marks that are tokens
+    # before, inside or after its thoughts; None: they have no marks that are tokens
     thinking_state: ThinkingState | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ AnyRow = TypeVar("AnyRow", bound=Row, contravariant=True)
 
 
 class Stepper(Protocol[AnyRow]):
-    """What rows join, step in and leave: `Decoder`, or the replay of a log."""
+    """The loop that rows join, step in and leave: `Decoder`, or the replay of a log."""
 
     rows: Rows
 

@@ -1,11 +1,10 @@
-"""What one generation did, as counters and seconds that add up; every ratio is derived when it is
-read.
+"""Counters and seconds of one generation, which add up; every ratio is derived when it is read.
 
 Definitions (docs/glossary.md): tau = emitted / steps, the bonus or correction token included, so
 plain decoding is 1.0; alpha = accepted / tested, where a draft token is tested when the verifier
 got as far as deciding on it; draft_utilisation = accepted / drafted (what vLLM prints as acceptance
 rate). The first step's tokens are what the time to first token pays for, one or several; the tokens
-behind them are decoded: tpot = decode_s / (emitted - first_tokens).
+after them are decoded: tpot = decode_s / (emitted - first_tokens).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a step of decoding is to those who take part in it without drafting or verifying: its facts,
-its clock, and two roles.
+"""A step of decoding for those who neither draft nor verify in it: its facts, its clock, and two
+roles.
 
     control     chooses how much every row drafts, and learns from the facts
     observer    sees the facts of every step: recorders, reports, timers

@@ -206,7 +206,7 @@ def _compiled(template: str) -> Template:
 
 
 def _environment() -> BoundedEnvironment:
-    """What transformers gives templates."""
+    """The variables that transformers gives templates."""
     environment = BoundedEnvironment(
         {"tojson": _to_json},
         trim_blocks=True,
@@ -228,7 +228,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012  jinja2's
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """What lies between the tag and its end."""
+        """The content between the tag and its end."""
         line = next(parser.stream).lineno
         return nodes.Scope(
             parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line

@@ -44,7 +44,7 @@ class Detokenizer:
         self.num_characters = 0  # of whole characters released so far
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token would add to the text here, in bytes; empty for a token that the text does
+        """The bytes that the token would add to the text here; empty for a token that the text does
         not show."""
         return self._text.bytes_of(token)
 
@@ -57,7 +57,7 @@ class Detokenizer:
         return self._counted(self._text.push(token))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character."""
+        """The rest at the end: U+FFFD for an unfinished character."""
         return self._counted(self._text.flush())
 
     def _counted(self, text: str) -> str:

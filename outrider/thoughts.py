@@ -42,7 +42,7 @@ class Thoughts:
         )
 
     def end(self) -> list[Part]:
-        """What was held back, once no more will come."""
+        """The text that was held back, once no more will come."""
         held = self._held
         self._held = ""
         return [("thought" if self.phase == "thinking" else "answer", held)] if held else []
@@ -150,7 +150,7 @@ class StopsBehindThoughts(StopStrings):
         return shown + super().flush()
 
     def _shown(self, parts: Sequence[Part]) -> str:
-        """What may be shown. Thoughts end what could have become a stop string."""
+        """The text that may be shown. Thoughts end what could have become a stop string."""
         return "".join(
             StopStrings.push(self, text) if kind == "answer" else StopStrings.flush(self) + text
             for kind, text in parts

@@ -21,8 +21,8 @@ from torch import Tensor
 
 @dataclass
 class Draft:
-    """What a drafter proposes for each row. Rows may be shorter than N: `lengths` says how many
-    nodes count."""
+    """A drafter's proposal for each row. Rows may be shorter than N: `lengths` says how many nodes
+    count."""
 
     tokens: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, valid nodes of each row; the rest is padding
@@ -117,7 +117,7 @@ class Draft:
 
 @lru_cache(maxsize=64)
 def _nothing(num_rows: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Tokens and lengths of empty drafts. Made once: the first tensor operation behind a pass costs
+    """Tokens and lengths of empty drafts. Made once: the first tensor operation after a pass costs
     30 us, whichever it is."""
     lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)
     return lengths[:, None][:, :0], lengths
@@ -131,8 +131,8 @@ def _children(parents: list[int], length: int) -> list[list[int]]:
 
 
 class Verdict:
-    """What the verifier keeps of a draft, and the one token it adds (correction after a rejection,
-    else bonus).
+    """The part of a draft that the verifier keeps, and the one token it adds (correction after a
+    rejection, else bonus).
 
     Reached as tensors or on the host; the other form is made when somebody asks for it, which in a
     greedy step nobody does.

@@ -77,9 +77,9 @@ class AutoLength:
         return self._asked
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
-        """What is asked for where `ready` can be drafted of it: nothing in rows whose texts are not
-        read yet, and nothing at all for a drafter with so many of them that drafting for the others
-        does not pay."""
+        """The lengths asked for where only `ready` rows can be drafted for: nothing in rows whose
+        texts are not read yet, and nothing at all for a drafter with too many of them for drafting
+        the others to pay."""
         for name, indices in self._rows.items():
             asking = [
                 index for index in indices if self._asked[index] and not rows[index].draft_fixed

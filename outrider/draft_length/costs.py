@@ -7,7 +7,7 @@ that each node costs about the same; and that neighbouring sizes differ little f
 errs upwards: a time far too long counts as a time a little too long. How much two times of one size
 differ says how noisy the clock is: beside busy processes each time counts for less.
 
-Behind longer texts a pass reads more of the cache, and each further node looks at all of it. So two
+After longer texts a pass reads more of the cache, and each further node looks at all of it. So two
 more numbers are learned: how all sizes grow with the logarithm of the texts' tokens, and how much
 more each node does.
 
@@ -87,7 +87,7 @@ class LengthCosts:
     def observe(
         self, size: int, seconds: float, now: int = 0, count: int = 1, context: float = 0.0
     ) -> None:
-        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) behind texts of `context`
+        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) after texts of `context`
         tokens in all, or the median of `count` alike. `now`: steps so far."""
         if size > self._max_nodes:
             return
@@ -129,7 +129,7 @@ class LengthCosts:
             self._offered.add(asked, [1.0] * min(width, asked))
 
     def unsettle(self) -> None:
-        """What is known is from another hour, in which the machine may have been faster and nodes
+        """Trust known costs less: in another hour the machine may have been faster and nodes
         cheaper."""
         self._spread = self._spread + ELSEWHERE * self._prior
 

@@ -59,7 +59,7 @@ class ObservedStep(NamedTuple):
 
 @dataclass
 class Crowd:
-    """What is known of steps of one number of rows, and what comes next in them."""
+    """The measurements of steps with one number of rows, and the next length to try."""
 
     costs: LengthCosts
     settled: int  # the length believed best
@@ -114,7 +114,7 @@ class Goodput:
         self._waiting.append(step)
 
     def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
-        """What steps took by nodes drafted, in another hour."""
+        """Step times by nodes drafted, from another hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
             costs.observe(size, value, count=FILE_COUNT)
@@ -148,8 +148,8 @@ class Goodput:
         return (1 + kept * num_ready / num_asked) / (1 + kept) * rates[size] >= rates[0]
 
     def summary(self) -> dict[str, Any]:
-        """What was measured and chosen, and by how much the best fixed length is predicted to beat
-        the mix (regret)."""
+        """The measured costs and chosen lengths, and by how much the best fixed length is predicted
+        to beat the mix (regret)."""
         self._learn()
         total: Counter[int] = sum((crowd.chosen for crowd in self._crowds.values()), Counter())
         known = [

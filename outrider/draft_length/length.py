@@ -80,7 +80,7 @@ class DraftLength:
 
     @property
     def asked(self) -> int | str:
-        """What `parse` takes for it: a number where it is one."""
+        """The value that `parse` makes of it: a number where it is one."""
         return self.max_nodes if not (self.is_auto or self.by_rows) else str(self)
 
     def __str__(self) -> str:

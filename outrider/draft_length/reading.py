@@ -1,5 +1,5 @@
-"""What it costs that a draft model reads every prompt it is to continue; without drafts nobody
-would.
+"""The cost of a draft model's reading of each prompt that it continues; without drafts nobody would
+read it twice.
 
 No step's own price has that, so it is put on the emitted tokens: (tokens to read per token emitted,
 over the latest texts) x (seconds to read a token). Both factors are the same whether drafting pays

@@ -122,20 +122,19 @@ class Phase(NamedTuple):
 
     @classmethod
     def at(cls, length: int, *, thinks: bool) -> Phase:
-        """Behind so many tokens."""
+        """After so many tokens."""
         return cls(thinks, (length // LONG).bit_length())
 
 
 class ByPhase(Generic[T]):
-    """What is known of each phase, kept apart."""
+    """The survival estimates of each phase, kept apart."""
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
         self._known: dict[Phase, T] = {}
 
     def of(self, phase: Phase) -> T:
-        """What is known of a phase: at first as much as of the nearest length of text that was
-        seen."""
+        """The estimate of a phase: at first that of the nearest length of text that was seen."""
         if phase not in self._known:
             seen = [other for other in self._known if other.thinks == phase.thinks]
             nearest = min(

@@ -1,4 +1,4 @@
-"""What a drafter is: five verbs, called by `decode.step`, never by each other.
+"""The interface of a drafter: five verbs, called by `decode.step`, never by each other.
 
     start(row)                  a new row joins at the end of the batch
     read(index, start, hidden)  a chunk of its prompt was fed to the target; only for drafters that want `signals`
@@ -54,7 +54,7 @@ UNHEARD = frozenset(
 
 @dataclass(frozen=True)
 class DraftSetup:
-    """What a drafter may need when it is built."""
+    """The inputs for building a drafter."""
 
     target: LoadedModel
     draft: LoadedModel | None  # the model given with --draft
@@ -96,18 +96,18 @@ class Drafter(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know about how this one drafts, one line each."""
+        """Notes for the user on how this drafter works, one line each."""
         return []
 
     @property
     def counters(self) -> dict[str, float]:
-        """What it counts besides drafts, for /metrics: name -> a number that only grows;
-        'NAME/REASON' for one of several reasons. From any thread."""
+        """Counters besides drafts, for /metrics: name -> a number that only grows; 'NAME/REASON'
+        for one of several reasons. From any thread."""
         return {}
 
     @property
     def summary(self) -> list[str]:
-        """What a person should know when an answer is done, one line each."""
+        """Notes for the user when an answer is done, one line each."""
         return []
 
     @property
@@ -130,14 +130,14 @@ class Drafter(ABC):
     @property
     def model(self) -> LM | None:
         """The model whose distribution this drafter guesses from, in the target's token ids: given
-        the text so far, its logits under the row's sampling options are the distribution behind the
+        the text so far, its logits under the row's sampling options are the distribution after the
         next guess. None where there is no such model (`lab/explain`)."""
         return None
 
     @classmethod
     def requirements(cls, settings: Any) -> Requirements:
-        """What it requires under these settings, its default draft length among it. Raises what
-        building with them would raise without a model."""
+        """The requirements under these settings, the default draft length among them. Raises the
+        errors that building with them would raise without a model."""
         heads = ((cls, settings.head),) if cls.requires.head and settings.head else ()
         return replace(cls.requires, heads=heads, trees=cls.shape == "tree")
 
@@ -148,7 +148,7 @@ class Drafter(ABC):
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
-        """What this head (a folder) takes in memory, from its files' headers. Raises
+        """The memory that this head (a folder) takes, from its files' headers. Raises
         CheckpointError when it does not fit the target; asked before any weight of the target is
         read. Bytes are 0 where a drafter cannot tell."""
         return ModelMemory(head, 0, 0)
@@ -186,7 +186,7 @@ class Drafter(ABC):
         """The target was fed positions start .. start + T of the row at `index`; `hidden` has (T,
         H) for each of `signals`.
 
-        Chunks come in order, before the row's first `propose`. They may begin behind position 0:
+        Chunks come in order, before the row's first `propose`. They may begin after position 0:
         where keys and values came from a store, no pass was made and there is nothing to read.
         """
 

@@ -27,7 +27,7 @@ ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 
 @dataclass
 class _Average:
-    """What all rows of one phase keep."""
+    """The shared estimates of all rows in one phase."""
 
     depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
     all: FadingMean = field(default_factory=lambda: FadingMean(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))

@@ -98,7 +98,7 @@ def likeliest_scores(
 
 def raced(rows: Rows, probs: Tensor, depths: Tensor) -> Tensor:
     """The distributions (B, M, V) with those of racing rows as the target's own noise ranks their
-    tokens; `depths` (B, M or 1): of the nodes behind which they are."""
+    tokens; `depths` (B, M or 1): of the nodes after which they are."""
     racing = torch.tensor(rows.racing_rows, dtype=torch.int64, device=probs.device)
     scores = probs.to(torch.float64, copy=True)
     noise = rows.rng.select(rows.racing_rows).gumbel(

@@ -49,7 +49,7 @@ CLOCK_MEMORY = 0.1  # weight of the newest measurement
 
 @dataclass(frozen=True)
 class _Offer:
-    """What one part adds to the draft of one row."""
+    """One part's contribution to the draft of one row."""
 
     part: Part
     number: int  # of the row
@@ -109,8 +109,8 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def requirements(cls, settings: CompositeSettings) -> Requirements:
-        """What all parts together require. Asked before any model is read: the moment to refuse
-        parts that do not fit."""
+        """The requirements of all parts together. Asked before any model is read: the moment to
+        refuse parts that do not fit."""
         each = {
             name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()
         }
@@ -273,7 +273,7 @@ class CompositeDrafter(Drafter):
         return lambda path, known: self._learn(offers, path, known)
 
     def _offers(self, index: int) -> list[_Offer]:
-        """What each part adds to one row's draft: nodes that no earlier part has as well."""
+        """Each part's contribution to one row's draft: nodes that no earlier part has as well."""
         assert self._merged is not None
         levels = self._merged.draft.levels[index]
         number = self._numbers[index]

@@ -1,4 +1,4 @@
-"""What all drafters that grow trees from distributions share: beginning a tree per row, a level,
+"""The base of all drafters that grow trees from distributions: beginning a tree per row, a level,
 and grown trees as one draft."""
 
 from __future__ import annotations

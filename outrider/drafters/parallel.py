@@ -32,15 +32,15 @@ from outrider.types import Draft
 
 
 class Guesses(Protocol):
-    """What a head has to say about the next `num_levels` tokens of B rows."""
+    """A head's predictions for the next `num_levels` tokens of B rows."""
 
     num_levels: int
 
     def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
-        """(B, M, V): of the token behind each of `parents` (B, M), tokens of the level above (level
+        """(B, M, V): of the token after each of `parents` (B, M), tokens of the level above (level
         0: the pending token).
 
-        `origins` (B, M): behind which of the last level's parents each of them stands. Levels are
+        `origins` (B, M): after which of the last level's parents each of them stands. Levels are
         asked for in order.
         """
 
@@ -53,7 +53,7 @@ class Stop(Protocol):
     needs_probs: bool  # False: it looks at no distributions and is given logits instead
 
     def before(self, node: int, probs: Tensor, previous: Tensor) -> None:
-        """Token `node` would be drawn from `probs` (B, V), behind token `previous` (B,)."""
+        """Token `node` would be drawn from `probs` (B, V), after token `previous` (B,)."""
 
     def after(self, probs: Tensor, token: Tensor) -> None:
         """It was, and is `token` (B,)."""
@@ -186,7 +186,7 @@ def _token_before(pending: int, growth: Growth, output: int) -> int:
 
 
 def _output_before(growth: Growth, output: int) -> int:
-    """The output that a node stands behind; of the pending token, and of outputs this row does not
+    """The output that a node stands after; of the pending token, and of outputs this row does not
     have, 0."""
     return growth.parents[output - 1] + 1 if 1 <= output <= len(growth.tokens) else 0
 

@@ -76,7 +76,7 @@ def _bites(row: Row, chain: list[int], placed: bool) -> bool:
 
 
 def draws_of(rows: Rows, num_tokens: int) -> Draws:
-    """What the next `num_tokens` tokens of each row are picked with."""
+    """The inputs for picking the next `num_tokens` tokens of each row."""
     sampled = rows.sampling.sampled_rows
     device = rows.device
     draws = no_draws(num_tokens, rows.vocab_size, device)
@@ -147,7 +147,7 @@ class Loop(Protocol):
     def draft(
         self, rows: Rows, pending: Sequence[list[int]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens (B, n), n at least `num_tokens`, behind rows whose caches lack `pending`, and then
+        """Tokens (B, n), n at least `num_tokens`, after rows whose caches lack `pending`, and then
         hold all but the last token.
 
         With them distributions (R, n + 1, V) of the rows that draw, the last ones 0. None, and

@@ -45,7 +45,8 @@ def laws_checked() -> Iterator[None]:
 
 
 def proposed(drafter: Drafter, rows: Rows, gamma: list[int]) -> Draft:
-    """What a drafter proposes. Raises DraftError, which names the drafter, for what is no draft."""
+    """The drafter's proposal, checked. Raises DraftError, which names the drafter, for one that is
+    no draft."""
     draft = drafter.propose(rows, gamma)
     fault = _shape_fault(draft, len(gamma), rows.vocab_size) or _node_fault(
         draft, gamma, rows.vocab_size
@@ -61,7 +62,7 @@ def proposed(drafter: Drafter, rows: Rows, gamma: list[int]) -> Draft:
 
 
 def _shape_fault(draft: Draft, num_rows: int, vocab_size: int) -> str | None:
-    """What is wrong with the shapes of its tensors; None: nothing."""
+    """The fault in the shapes of its tensors; None: there is none."""
     tokens = draft.tokens
     num_nodes = draft.tokens.shape[-1]
     if tokens.shape != (num_rows, num_nodes) or tokens.dtype != torch.int64:
@@ -78,7 +79,7 @@ def _shape_fault(draft: Draft, num_rows: int, vocab_size: int) -> str | None:
 
 
 def _node_fault(draft: Draft, gamma: list[int], vocab_size: int) -> str | None:
-    """What is wrong with its nodes; None: nothing. On the host, where a step needs them anyway, and
+    """The fault in its nodes; None: there is none. On the host, where a step needs them anyway, and
     without a loop in Python."""
     (tokens, lengths) = draft.lists
     size = draft.num_nodes
@@ -111,7 +112,7 @@ def _node_fault(draft: Draft, gamma: list[int], vocab_size: int) -> str | None:
 
 
 def law_fault(draft: Draft) -> str | None:
-    """What is wrong with the distributions that its nodes were drawn from; None: nothing."""
+    """The fault in the distributions that its nodes were drawn from; None: there is none."""
     is_drawn = draft.is_sampled() & (
         torch.arange(draft.num_nodes, device=draft.tokens.device) < draft.lengths[:, None]
     )

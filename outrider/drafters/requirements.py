@@ -1,5 +1,5 @@
-"""What a drafter requires of models and of a step: its class states it for given settings, before
-any model is read."""
+"""A drafter's requirements of models and of a step: its class states them for given settings,
+before any model is read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DraftsWithHead(Protocol):
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one drafter requires under given settings (`Drafter.requirements`), or whatever they are
+    """The requirements of one drafter under given settings (`Drafter.requirements`), or under any
     (`Drafter.requires`)."""
 
     draft: bool = False  # --draft must name a model

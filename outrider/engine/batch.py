@@ -24,7 +24,7 @@ log = logging.getLogger("outrider.engine")
 
 @dataclass
 class Stepped:
-    """What a step did."""
+    """The outcome of a step."""
 
     requests: list[ActiveRequest]
     taken: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Batch:
 
     @property
     def control(self) -> Control:
-        """What chooses lengths."""
+        """The control that chooses lengths."""
         return self._draft_prefill.control
 
     @property

@@ -27,8 +27,8 @@ class DraftPrefill:
         self.fed: list[int] = []  # rows that the latest step read some of
 
     def choose(self, rows: Rows) -> list[int]:
-        """What the control asks for, after one more piece of what is missing has been read; 0 where
-        more of it is."""
+        """The lengths that the control asks for, after one more piece of the missing text has been
+        read; 0 where more of it is missing."""
         asked = self.control.choose(rows)
         unread = self._drafter.unread(rows)
         began = time.perf_counter()

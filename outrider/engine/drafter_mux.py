@@ -137,7 +137,7 @@ class DrafterMux(Drafter):
             drafter.close()
 
     def _own(self, gamma: list[int], name: str) -> list[int]:
-        """What is asked of one drafter."""
+        """The drafting asked of one drafter."""
         return [g if owner == name else 0 for g, owner in zip(gamma, self._owners, strict=True)]
 
     def _asked(self) -> dict[str, Drafter]:

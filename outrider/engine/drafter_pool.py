@@ -70,8 +70,8 @@ class DrafterPool:
         return dict(self._parts)
 
     def caches(self, drafter: Drafter) -> list[KVCache]:
-        """What takes memory for texts: caches of target, draft model, heads and whatever else
-        drafters keep of a text."""
+        """All that takes memory for texts: caches of target, draft model, heads, and further state
+        that drafters keep of a text."""
         models = (self._models.target, self._models.draft)
         caches = [*(model.lm.kv for model in models if model is not None), *drafter.caches]
         return list(
@@ -132,8 +132,8 @@ class DrafterPool:
         return exact and verifier.lossless and (request.params.is_greedy or verifier.coupled)
 
     def instruct(self, row: Row, request: Request, context: int) -> None:
-        """What the row is to know of how it is drafted for. Raises ConfigError for more draft
-        tokens than its drafter was built for, RequestError for a prediction that cannot come true.
+        """Tell the row how it is drafted for. Raises ConfigError for more draft tokens than its
+        drafter was built for, RequestError for a prediction that cannot come true.
         """
         row.drafter = self._drafter_of(request)
         row.draft_bound, row.draft_fixed = self._bound_of(request)

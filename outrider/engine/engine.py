@@ -103,7 +103,8 @@ class Engine:
 
     @property
     def drafters(self) -> list[str]:
-        """What `Speculation.drafter` may name; the first is used where a request names none."""
+        """Names that `Speculation.drafter` may hold; the first is used where a request names
+        none."""
         return self._drafter_pool.names
 
     @property
@@ -335,9 +336,9 @@ def make_engine(
 def _check_drafters(
     options: Options, parts: Mapping[str, Parts], allow_lossy: Sequence[str]
 ) -> None:
-    """What can be refused before any model is read. `parts`: the server's own drafter first. Raises
-    ConfigError for a drafter that lacks what only the first one can be given, CapabilityError where
-    the verifier that was asked for does not take all."""
+    """Refuse, before any model is read, settings that cannot work. `parts`: the server's own
+    drafter first. Raises ConfigError for a drafter that lacks an option only the first one can be
+    given, CapabilityError where the verifier that was asked for does not take all."""
     for name in allow_lossy:
         lossy_verifier(name)
     (first, main), *others = parts.items()

@@ -1,5 +1,5 @@
-"""What other threads and the engine's thread share: active requests, commands, admission and the
-heartbeat.
+"""The state that other threads and the engine's thread share: active requests, commands, admission
+and the heartbeat.
 
 Other threads put commands here; the engine's takes them between two turns, and is the only one that
 changes anything else. All of it is under one lock.
@@ -100,7 +100,8 @@ class Mailbox:
             self.lock.notify_all()
 
     def receive(self, *, wait: bool) -> deque[Command]:
-        """What came in since the last time. `wait`: sleep until there is something, or the end."""
+        """The commands that came in since the last call. `wait`: sleep until there is one, or the
+        end."""
         with self.lock:
             if wait:
                 self.heartbeat.rest()

@@ -9,7 +9,7 @@ Pages hold whole chunks of prompts only, unless this model's keys have the same 
 is cut into passes (`reads_any_way`, measured): then they may also hold what decoding wrote, in
 small pages.
 
-A text may have an answer's beginning behind its prompt: of a request that goes on elsewhere, or
+A text may have an answer's beginning after its prompt: of a request that goes on elsewhere, or
 that lost its keys. That part is read as decoding would have, in passes no wider than those whose
 bits were compared, so that the text goes on as it would have.
 """
@@ -125,13 +125,13 @@ class Prefiller:
         return active if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
 
     def take(self, active: ActiveRequest) -> Any:
-        """What the cache holds of a prompt that is read (`KVCache.pack`)."""
+        """The cache entries of a prompt that is read (`KVCache.pack`)."""
         packed = self.lm.kv.pack(self._lanes.index(active))
         self.drop(active)
         return packed
 
     def _save(self, active: ActiveRequest, row: int) -> None:
-        """What was read of a prompt so far stays known in the pool, whatever becomes of the
+        """Keep the part of a prompt that was read so far in the pool, whatever becomes of the
         request."""
         self._pool.save(
             active.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(active))

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine, what comes back while it runs, and what an operator decides.
+"""Requests as callers make them, the events that come back, and the settings of an operator.
 
     Request         prompt tokens, sampling, speculation, priority    -> Engine.submit(request, listener)
     Update          what one step added to the answer                 <- listener(update), from the engine's thread
@@ -12,7 +12,7 @@ happens.
 
 A request may begin in the middle of its answer: `committed` are output tokens that another engine
 emitted for the same prompt, parameters and seed. Text, stop strings, grammar, penalties and limits
-go on as if this engine had emitted them, and updates start behind them; `stats` count this engine's
+go on as if this engine had emitted them, and updates start after them; `stats` count this engine's
 part alone.
 """
 
@@ -91,7 +91,7 @@ class Request:
     # from submission; then it finishes as "timeout" with what there is
     timeout_s: float | None = None
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: none wanted
-    # output tokens emitted elsewhere; the answer goes on behind them
+    # output tokens emitted elsewhere; the answer goes on after them
     committed: list[int] = field(default_factory=list)
 
     @property
@@ -133,7 +133,7 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What one step added. The last one carries `finish`, and may add nothing."""
+    """The output of one step. The last one carries `finish`, and may add nothing."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Update:
     # once, with the first update; None for the first token
     prompt_logprobs: list[dict[int, float] | None] | None = None
     finish: Finish | None = None
-    drafted: int = 0  # draft tokens that the steps behind `token_ids` submitted
+    drafted: int = 0  # draft tokens that the steps after `token_ids` submitted
 
     @classmethod
     def joined(cls, updates: Sequence[Update]) -> Update:

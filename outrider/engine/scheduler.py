@@ -31,12 +31,12 @@ from outrider.models.loading.memory import available_memory
 
 # positions: of one request, while its prompt is read and while it is answered
 MIN_POSITIONS = 2 * BLOCK
-# positions a step may write behind a row's committed ones: pending token, draft, padding
+# positions a step may write after a row's committed ones: pending token, draft, padding
 MARGIN = 64
 
 
 class Queued(Protocol):
-    """What the queue must know of its members."""
+    """The facts about a waiting request that the queue needs."""
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What steps take by number of rows and draft length: the sweep that times them, and the file that
+"""Step times by number of rows and draft length: the sweep that measures them, and the file that
 keeps them.
 
 A sweep is a `Control` that asks for another length every step, round and round, so a slow moment of
@@ -83,7 +83,8 @@ class StepTimes:
 
     @classmethod
     def load(cls, facts: dict[str, Any]) -> StepTimes:
-        """What an earlier start has kept; empty where nothing was, or nothing that fits."""
+        """The times that an earlier start has kept; empty where nothing was, or nothing that
+        fits."""
 
         def read(content: Any) -> dict[int, dict[int, float]]:
             if content["version"] != VERSION or content["facts"] != facts:
@@ -103,7 +104,7 @@ class StepTimes:
         return cls(facts, kept_json(_path(facts), read) or {})
 
     def add(self, rows: int, seconds: dict[int, float]) -> None:
-        """What was timed just now, kept for the next start."""
+        """Keep the times just measured for the next start."""
         if seconds:
             self.seconds[rows] = seconds
             if self.is_kept:

@@ -1,5 +1,5 @@
-"""What steps cost by number of rows and draft length, measured before the first request and kept
-from one start to the next.
+"""Step costs by number of rows and draft length, measured before the first request and kept from
+one start to the next.
 
 So a load-aware control knows from its first step what many rows cost, and need not find out at a
 user's expense. For other numbers of rows the control begins with the nearest one's (`Goodput`), and

@@ -54,12 +54,12 @@ class Compiled:
         return self._make()
 
     def refusal(self, matcher: Any) -> RequestError:
-        """What to raise for a matcher that is broken."""
+        """The error to raise for a matcher that is broken."""
         why = matcher.get_error().splitlines()[0]
         return self.refusal_of(why)
 
     def refusal_of(self, why: str) -> RequestError:
-        """What to raise for a matcher that broke, in llguidance's words or ours."""
+        """The error to raise for a matcher that broke, in llguidance's words or ours."""
         if why == "NoExtensionBias":  # llguidance's word for a text in which no token fits
             return RequestError(
                 f"{self._name} asks for a text that the tokens of this model cannot spell: use "

@@ -47,7 +47,7 @@ class Matcher:
         self._grammar = grammar
         self._matcher: Any = grammar.copy()
         self._eos = eos_token_ids
-        # behind an end, or a mistake: whatever
+        # after an end, or a mistake: whatever
         self._free = torch.ones(vocab_size, dtype=torch.bool)
         self._ended = False  # the end token was emitted
         self._emitted: list[int] = []  # committed tokens but the end
@@ -125,7 +125,7 @@ class Matcher:
         return False
 
     def _unbroken(self, ask: Callable[[Given], Found], given: Given) -> Found:
-        """What `ask` finds with a matcher that does not break meanwhile."""
+        """The answer of `ask`, from a matcher that does not break meanwhile."""
         if self._failure is None:
             found = ask(given)
             if not self._matcher.is_error():

@@ -1,5 +1,5 @@
-"""What a grammar can be given as. A `Spec` is plain data: made without the library, checked when it
-meets a vocabulary."""
+"""Grammars as a caller may give them. A `Spec` is plain data: made without the library, checked
+when it meets a vocabulary."""
 
 from __future__ import annotations
 

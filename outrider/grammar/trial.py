@@ -80,7 +80,7 @@ class Trial:
         return process
 
     def _answer(self, process: subprocess.Popen[str], line: str) -> str:
-        """What it says to one line; "" from a process that ends."""
+        """The process's answer to one line; "" from a process that ends."""
         assert process.stdin is not None
         assert process.stdout is not None
         alarm = threading.Timer(PATIENCE * COMPILE_S, process.kill)

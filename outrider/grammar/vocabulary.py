@@ -49,7 +49,7 @@ def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[
 
 @dataclass(frozen=True)
 class _Bytes:
-    """What `TokenizerWrapper` reads."""
+    """The attributes that `TokenizerWrapper` reads."""
 
     tokens: list[bytes]
     special_token_ids: list[int]

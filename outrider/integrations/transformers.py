@@ -92,7 +92,7 @@ def speculative(
     verifier_options: dict[str, Any] | None = None,
     lossy: bool = False,
 ) -> Speculative:
-    """What to give to `model.generate(custom_generate=...)`. Keep it: probes and a named draft are
+    """The object for `model.generate(custom_generate=...)`. Keep it: probes and a named draft are
     reused.
 
     `draft` is a loaded model (borrowed as the target is), a local folder or a hub id; also the
@@ -252,7 +252,7 @@ class Speculative:
 
 @dataclass(frozen=True)
 class _ProbedModule:
-    """What the probes found, and the look of the module they found it on."""
+    """The probes' results, and the state of the module that they are about."""
 
     seen: tuple[torch.dtype, torch.device, int]
     shape: LMShape
@@ -490,14 +490,14 @@ def _device(module: nn.Module, role: str) -> torch.device:
 
 
 def _pad_token(config: GenerationConfig, stop_tokens: frozenset[int]) -> int:
-    """What follows a finished row: transformers prepared it, an end token when the model names
+    """The token after a finished row: transformers prepared it, an end token when the model names
     none."""
     prepared = getattr(config, "_pad_token_tensor", config.pad_token_id)
     return min(stop_tokens, default=0) if prepared is None else int(prepared)
 
 
 def _padded(input_ids: Tensor, rows: Sequence[Row], pad: int) -> Tensor:
-    """input_ids (B, T) and every row's output behind it, right-padded to the longest."""
+    """input_ids (B, T) and every row's output after it, right-padded to the longest."""
     width = max(len(row.output) for row in rows)
     outputs = [row.output + [pad] * (width - len(row.output)) for row in rows]
     return torch.cat([input_ids, torch.tensor(outputs).to(input_ids)], dim=1)

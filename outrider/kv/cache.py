@@ -1,7 +1,7 @@
 """Keys and values of every layer, for a batch of rows of different lengths.
 
 One pair of tensors per layer, (slots, capacity, KV heads, head size). Row b of the batch lives in
-slot b; its first `lengths[b]` positions are committed, everything behind them is scratch that the
+slot b; its first `lengths[b]` positions are committed, everything after them is scratch that the
 next pass overwrites:
 
     slot b   [ committed: 0 .. lengths[b] )[ the pass being scored: pending token, draft nodes )[ unused .. capacity )
@@ -10,7 +10,7 @@ So forgetting a rejected draft is free, and keeping a chain is an addition; only
 is moved. Rows leave by swap-remove: the last row moves into the hole, exactly as in every other
 per-row state (`Rows`, drafters), so that indices agree everywhere. Capacity grows by doubling in
 multiples of `BLOCK`, the key block of the attention kernel: with whole blocks only, a query's
-arithmetic does not depend on how much room lies behind it.
+arithmetic does not depend on how much room lies after it.
 
 Layers with a window read the last positions alone. Their slots are short and hold a row from its
 base on, a whole block:
@@ -37,7 +37,7 @@ from torch import Tensor
 from outrider.huge_pages import CHUNK, zeros_on_huge_pages
 
 BLOCK = 512  # positions; torch's CPU flash attention walks the keys in blocks of this size
-# positions behind the committed ones that a short slot always has: a chunk of a prompt
+# positions after the committed ones that a short slot always has: a chunk of a prompt
 CHUNK_ROOM = 256
 KEPT_BACK = 64  # committed tokens that can be taken back where windows have passed on
 
@@ -199,7 +199,7 @@ class KVCache:
     def slide(
         self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int
     ) -> None:
-        """Forget what windows no longer reach from what is `committed`, where a pass behind
+        """Forget what windows no longer reach from what is `committed`, where a pass after
         `lengths` needs the room."""
         if self.window is None:
             return
@@ -380,7 +380,7 @@ class KVCache:
             base = self.bases[row]
             first = self.firsts[row]
             assert base % BLOCK == 0 <= base <= first <= length, (
-                f"row {row}: holds {first} .. {length} behind base {base}"
+                f"row {row}: holds {first} .. {length} after base {base}"
             )
             assert self.window is None or length - base <= self.window_capacity, (
                 f"row {row}: {length - base} positions are held"
@@ -456,7 +456,7 @@ class KVCache:
         self.keys, self.values = stores[: len(self.layers)], stores[len(self.layers) :]
 
     def _few(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
-        """The first of these shapes, and on a CPU those behind it that share a block of huge pages."""
+        """The first of these shapes, and on a CPU those after it that share a block of huge pages."""
         if self.device.type != "cpu":
             return shapes[:1]
         ends = accumulate(prod(shape) * self.dtype.itemsize for shape in shapes)

@@ -131,7 +131,7 @@ class PagePool:
         """Forget everything: after numbers that are none, nobody knows which page has them."""
         self._root = _Page(None, (), -1, is_whole=True)
         self._free = list(range(self.num_pages))[::-1]
-        # least recently used first; a page stands behind its children
+        # least recently used first; a page stands after its children
         self._order: OrderedDict[_Page, None] = OrderedDict()
 
     def check_integrity(self) -> None:
@@ -164,7 +164,7 @@ class PagePool:
             )
 
     def _usable(self, tokens: Sequence[int]) -> list[_Page]:
-        """The longest known beginning that a text can go on behind."""
+        """The longest known beginning that a text can go on after."""
         path = self._match(tokens)
         count = whole = 0  # pages of the beginning, and those that end it without a gap
         for number, page in enumerate(path, start=1):

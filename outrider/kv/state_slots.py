@@ -1,7 +1,7 @@
 """Running states beside keys and values: recurrent layers and short convolutions on our own cache,
 rolled back without a copy.
 
-    slot b of an operation   states    [ base ][ tip ]    two buffers: behind the first `base` tokens, and behind the first `tip`
+    slot b of an operation   states    [ base ][ tip ]    two buffers: after the first `base` tokens, and after the first `tip`
                              records   what each token of base .. tip gave the state, position p at p % (records of a slot)
 
 A pass begins at the row's committed length. Where that is `tip`, nothing was rejected: the tip
@@ -35,7 +35,7 @@ NUM_RECORDS = 40  # of a slot, at first
 
 @dataclass(frozen=True)
 class StateShape:
-    """What one operation keeps of a row: `size` fp32 numbers, and `record_bytes` for each token
+    """The state of a row for one operation: `size` fp32 numbers, and `record_bytes` for each token
     that may be taken back."""
 
     size: int
@@ -44,7 +44,7 @@ class StateShape:
 
 @dataclass(frozen=True)
 class Move:
-    """What a pass does to the states of one row, as the executor reads it (`native/recurrent.h`)."""
+    """The move of one row's states in a pass, as the executor reads it (`native/recurrent.h`)."""
 
     base: int  # the buffer that is brought forward
     begin: int  # from the first so many tokens,
@@ -272,8 +272,8 @@ class StateSlots(KVCache):
         self._make_records(max(self.lengths[row] - self._lines[row].base for row in rows) + width)
 
     def _moves(self, first_row: int, starts: Sequence[int], width: int) -> np.ndarray:
-        """What a pass that begins at these lengths does to the rows from `first_row` on (B, 6); it
-        is taken for done."""
+        """The moves of the rows from `first_row` on (B, 6) in a pass that begins at these lengths;
+        it is taken for done."""
         moves = np.empty((len(starts), 6), dtype=np.int64)
         for index, start in enumerate(starts):
             row = first_row + index
@@ -316,7 +316,7 @@ class StateSlots(KVCache):
         for store, records in zip(self.records, packed.records, strict=True):
             store[row, slots.to(self.device)] = records
         # one token more than is committed, so that nobody takes the other buffer for the state
-        # behind the last one
+        # after the last one
         self._lines[row] = _Line(packed.base, packed.reached + (recorded > 0), 0)
 
     def read(self, row: int, start: int, end: int) -> list[Tensor]:
@@ -349,7 +349,7 @@ class StateSlots(KVCache):
             assert line.base <= length <= max(line.tip, line.base), (
                 f"row {row}: length {length}, its states {line}"
             )
-            assert line.holds(length), f"row {row}: no state behind {length} tokens, {line}"
+            assert line.holds(length), f"row {row}: no state after {length} tokens, {line}"
         for shape, states, records in zip(self.shapes, self.states, self.records, strict=True):
             assert states.shape == (self.num_slots, 2, shape.size), (
                 f"states are {tuple(states.shape)}"
@@ -397,7 +397,8 @@ class StateSlots(KVCache):
 
 
 def _moved(line: _Line, start: int, width: int, num_records: int) -> tuple[_Line, Move]:
-    """What a pass that begins at `start` does to a row's states, and what they have seen behind it."""
+    """The move of a row's states in a pass that begins at `start`, and the tokens they have seen
+    after it."""
     base = line.base
     which = line.which
     if start != line.tip:

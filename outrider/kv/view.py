@@ -4,7 +4,7 @@ target's keys and values.
     row b of the target   [ committed: 0 .. parent.lengths[b] )[ scratch: the next pass overwrites it )
     the same row here     [ the same                           )[ draft tokens so far )
 
-A view owns no memory. It reads what the target committed and writes behind that, where the target's
+A view owns no memory. It reads what the target committed and writes after that, where the target's
 next pass, which feeds the pending token and the whole draft, writes again before it reads. So a
 draft leaves nothing behind, and the view never changes the target's own lengths.
 """
@@ -63,7 +63,7 @@ class BorrowedCache(KVCache):
 
 
 class KVView(BorrowedCache):
-    """A draft's view of the target's cache: it reads the target's keys and writes behind them.
+    """A draft's view of the target's cache: it reads the target's keys and writes after them.
 
     Rows join and leave after the parent's, which moves the contents.
     """

@@ -4,7 +4,7 @@ on our cache.
 The model calls `attention` where it would call SDPA or flash attention, while it follows a plan
 (pass_plan.py). We write the new keys and values into the cache at the indices the plan names, and
 attend from the pass's queries to whole blocks of the cache under one additive mask that says which
-positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
+positions each query may see (committed prefix, tree ancestors, itself). Positions after a row's
 end are masked, and a masked position contributes exactly nothing, so rows of different lengths
 share a pass.
 
@@ -96,8 +96,8 @@ def attend(
     # (B, T, count) places in its slot that each token sees, if the mask shows them; None: all
     chosen: Tensor | None = None,
 ) -> Tensor:
-    """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values
-    are in it from now on."""
+    """Attend from the pass's queries to one layer's cache, (B, T, heads, Dv), after storing the
+    pass's keys and values in it."""
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
     indices = plan.indices if sliding_window is None or plan.short is None else plan.short.indices
     keys = _write(plan.keys[layer], indices, key)

@@ -30,7 +30,7 @@ WIDTH = 2  # tokens of the first pass: up to two catch up
 
 
 class DraftLoopProgram(nn.Module):
-    """What is recorded. Also runs as it is, for the equality test."""
+    """The loop that is recorded. It also runs as plain Python, for the equality test."""
 
     def __init__(self, lm: LM, module: nn.Module, num_tokens: int, vocab_size: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class DraftLoop:
     def __call__(
         self, pending: Sequence[list[int]], draws: Draws, num_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """Draft behind rows whose caches lack `pending` (1 or 2 tokens each); their caches then
+        """Draft after rows whose caches lack `pending` (1 or 2 tokens each); their caches then
         hold all but the last.
 
         Tokens (B, n) and distributions (R, n + 1, V), n = `num_tokens`, a `length`.
@@ -163,7 +163,7 @@ class DraftLoop:
         return [*calls, size] if wanted else calls
 
     def _state(self, pending: Sequence[list[int]]) -> Tensor:
-        """What the first program begins with."""
+        """The inputs of the first program."""
         lines = zip(pending, self.lm.kv.lengths, self.lm.kv.bases, strict=True)
         return torch.tensor(
             [[p[0], p[-1], len(p) - 1, start, base] for p, start, base in lines],

@@ -45,7 +45,8 @@ def use_graphs(
 
 
 def _first(error: BaseException) -> BaseException:
-    """What broke a recording: torch raises once more when it ends a broken one, with less to say."""
+    """The error that broke a recording: torch raises a second, vaguer one when it ends a broken
+    recording."""
     while error.__context__ is not None:
         error = error.__context__
     return error

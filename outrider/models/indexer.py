@@ -5,7 +5,7 @@ best `index_topk` of them.
     the position's key * scale)
 
 Weights and queries are of the token that looks. The indexer has one key for all its heads, which
-the cache keeps as one more layer, behind those of the model. transformers' code makes queries, keys
+the cache keeps as one more layer, after those of the model. transformers' code makes queries, keys
 and weights. Where it goes on to score, it is handed an object that stands for the scores and writes
 down what they are made of; a function of ours then chooses. Of equal scores the lowest position
 stands first: torch's `topk`, which transformers asks, promises no order there.
@@ -33,7 +33,7 @@ KEPT_LAYER = "DynamicIndexedLayer"
 
 @dataclass(frozen=True)
 class Scores:
-    """What the scores of one indexer in one pass are made of."""
+    """The inputs of one indexer's scores in one pass."""
 
     query: Tensor  # (B, T, heads, size) of the key's type
     key: Tensor  # (B, T, size), of the pass's tokens
@@ -69,7 +69,7 @@ def number_indexers(module: nn.Module, number: int) -> None:
 
 
 def indexer_layers(module: nn.Module) -> tuple[LayerShape, ...]:
-    """What the cache keeps of the indexers that ask us, in order."""
+    """The cache's entries for the indexers that ask us, in order."""
     return tuple(LayerShape(1, part.head_dim, 0, is_indexer=True) for part in _asking(module))
 
 
@@ -123,7 +123,7 @@ class _Written:
         return written
 
     def scores(self, count: int) -> Scores:
-        """What was written down. Raises TypeError for scores of another making."""
+        """The inputs that were recorded. Raises TypeError for scores of another kind."""
         query, last, weights = self._steps if len(self._steps) == 3 else (None, None, None)
         if (
             self._key is None

@@ -60,7 +60,7 @@ class LatentProduct(nn.Module):
 
     # (B, T, heads, rank) -> (B, T, heads, value size)
     def from_latent(self, found: Tensor) -> Tensor:
-        """What each head gets of values, from what it got of latents."""
+        """The values that each head gets, from the latents it attended to."""
         return _by_head(found, self._weights()[:, self.key_size :].transpose(1, 2))
 
     def _weights(self) -> Tensor:

@@ -1,6 +1,6 @@
 """Positions, cache slots and visibility of the tokens of one pass.
 
-A pass feeds every row the same number of tokens T, written behind its committed prefix. In a chain
+A pass feeds every row the same number of tokens T, written after its committed prefix. In a chain
 token t follows token t-1. In a tree `parents` says which token it follows: its position is the
 prefix length plus its depth, and it sees the prefix, its ancestors and itself, whatever order the
 nodes are stored in.

@@ -1,6 +1,6 @@
 """A causal language model on our own cache: what both the target and a draft model are.
 
-`LM.forward` runs one pass of T tokens per row behind each row's committed prefix and returns
+`LM.forward` runs one pass of T tokens per row after each row's committed prefix and returns
 logits; it commits nothing. The caller then commits what it keeps (`kv.keep`, `kv.advance`). Feeding
 a row up to its last token is `catch_up`: it feeds `tokens[kv.length:]`, so a fresh prompt, a fully
 accepted draft and a row that moved here from elsewhere are one case. The last token of a row is
@@ -41,7 +41,7 @@ Reader = Callable[[int, int, dict[int, Tensor]], None]
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What one pass gives."""
+    """The result of one pass."""
 
     logits: Tensor  # (B, T, V), or (B, K, V) for the K columns that were asked for
     hidden: dict[int, Tensor] = field(default_factory=dict)  # (B, T, H) by each key of `capture`
@@ -81,7 +81,7 @@ class PassLimits:
 
 @dataclass(frozen=True)
 class LMShape:
-    """What the rest of the system must know about the model."""
+    """The facts about the model that the rest of the system needs."""
 
     vocab_size: int  # width of the logits
     context_length: int
@@ -92,7 +92,7 @@ class LMShape:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model; behind them `layers` has those that hold keys of indexers."""
+        """Layers of the model; after them `layers` has those that hold keys of indexers."""
         return sum(not layer.is_indexer for layer in self.layers)
 
 

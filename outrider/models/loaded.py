@@ -52,7 +52,7 @@ class LoadedModel:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The name of the model in messages."""
         return self.called or self.name
 
     def twin(self) -> LoadedModel:

@@ -19,7 +19,7 @@ from outrider.sampling.draft_filters import above_floor
 
 
 class Draws(NamedTuple):
-    """What n tokens of each row are picked with: S of B rows are sampled; of these R draw from
+    """The inputs for picking n tokens of each row: S of B rows are sampled; of these R draw from
     their distributions, C race with keyed noise (`gumbel`), and F filter. `drawn`, `racing` and
     `filtered` say which of the S.
     """

@@ -31,7 +31,7 @@ def plan_pass(
     window: int | None = None,
     last_position: int,
 ) -> tuple[PassPlan, Tensor]:
-    """The plan and position ids (B, T) of a pass with `width` tokens a row, behind what the cache
+    """The plan and position ids (B, T) of a pass with `width` tokens a row, after what the cache
     holds.
 
     Rows are first_row .. first_row + num_rows.
@@ -49,7 +49,7 @@ def plan_pass(
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
-    # Padding tokens may stand behind the last position the model knows; what they compute is never
+    # Padding tokens may stand after the last position the model knows; what they compute is never
     # read.
     positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity

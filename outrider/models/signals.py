@@ -56,7 +56,7 @@ def check_capture(layers: Sequence[int], num_layers: int, what: str) -> None:
         raise ConfigError(
             f"{what} wants the hidden states of layer {wrong[0]}, but the target has layers "
             f"0..{num_layers - 1} "
-            f"({num_layers}: behind the last, -1: behind the final norm). It was made for another "
+            f"({num_layers}: after the last, -1: after the final norm). It was made for another "
             "target."
         )
 

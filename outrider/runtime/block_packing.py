@@ -43,7 +43,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
-    """What `by_torch` makes."""
+    """The packed panels that `by_torch` makes."""
     tensors, order = stored
     if len({(tensor.kind, tensor.shape[-1], tensor.shape[:-2]) for tensor in tensors}) > 1:
         raise CheckpointError(

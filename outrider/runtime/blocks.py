@@ -1,4 +1,4 @@
-"""What is known of a tensor of a recorded pass while it is lowered."""
+"""Known facts about a tensor of a recorded pass while it is lowered."""
 
 from __future__ import annotations
 

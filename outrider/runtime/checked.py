@@ -1,4 +1,4 @@
-"""What loading found out about a model on the native runtime, kept in a small file for the next
+"""Results of the checks at load of a model on the native runtime, kept in a small file for the next
 start.
 
 A model whose files, machine or software are others is another one. What files do not tell apart (a
@@ -66,7 +66,7 @@ def key_of(
 
 
 def find(key: str | None) -> Checked | None:
-    """What an earlier start kept under this key."""
+    """The results that an earlier start kept under this key."""
     if key is None:
         return None
     return kept_json(_path(key), _read)

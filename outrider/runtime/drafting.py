@@ -42,7 +42,7 @@ def noise_tables(rows: Rows, num_positions: int) -> list[Tensor | None]:
 
 
 class Picks(NamedTuple):
-    """What the next n tokens of each row are picked with."""
+    """The inputs for picking the next n tokens of each row."""
 
     options: Tensor  # (B, 4) fp64: temperature (0: the likeliest token), top-k, top-p, min-p
     uniforms: np.ndarray  # (B, n) fp64, of rows that draw
@@ -79,7 +79,7 @@ class Picks(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """What is drafted, of what a program has logits for."""
+    """The draft, from the positions for which a program has logits."""
 
     size: int  # of tokens and distributions
     # (V,) int64: where a token's logit stands, -1: nowhere; None: at its own index
@@ -99,7 +99,7 @@ class Vocabulary(NamedTuple):
 
 
 class ChainRequest(NamedTuple):
-    """What a batch is to be drafted, as the library reads it, and where it puts what it finds."""
+    """A batch's drafting request as the library reads it, and the place of its results."""
 
     struct: DraftingStruct
     tokens: Tensor  # (B, n)
@@ -206,8 +206,8 @@ def chains_behind(
     num_tokens: int,
     vocabulary: Vocabulary,
 ) -> tuple[Tensor, Tensor] | None:
-    """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing:
-    what was fed, all but the last token drafted, lies behind what the caches hold. None, too, for
+    """`draft_chains` after rows whose caches lack `pending`, one token at least. Commits nothing:
+    what was fed, all but the last token drafted, lies after what the caches hold. None, too, for
     chains that a running state could not be taken back from."""
     kv = lm.kv
     last = lm.shape.context_length - 1
@@ -236,7 +236,7 @@ class ChainLoop:
     def draft(
         self, rows: Rows, pending: Sequence[list[int]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Draft behind rows whose caches lack `pending`; their caches then hold all but the last
+        """Draft after rows whose caches lack `pending`; their caches then hold all but the last
         token.
 
         See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token

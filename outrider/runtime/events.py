@@ -46,7 +46,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs inside is not written down."""
+        """A context in which nothing is recorded."""
         before = self.is_paused
         self.is_paused = True
         try:

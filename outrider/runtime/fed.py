@@ -68,7 +68,7 @@ class FedRun:
     def __call__(
         self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What is carried (B, T, H), and logits (B, K, Vd), fp32."""
+        """The carried features (B, T, H) and the logits (B, K, Vd), fp32."""
         tables = self.bound.rotary.up_to(int(positions.max()))
         logits, (carried,) = self.bound.executor.run(
             tokens, positions, plan, columns, (CARRIED,), tables, (features.contiguous(),)
@@ -87,7 +87,7 @@ class FedChains:
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens and distributions as of `draft_chains`, behind rows whose caches lack these pairs:
+        """Tokens and distributions as of `draft_chains`, after rows whose caches lack these pairs:
         tokens, and the target's hidden states (k, F) beside them. Commits nothing: the pairs are in
         the caches' scratch."""
         lm = self._lm
@@ -118,7 +118,7 @@ class FedTrees:
     def grow(
         self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
     ) -> GrownTrees | None:
-        """See `grow_trees`: behind rows whose caches lack these tokens, beside which are the
+        """See `grow_trees`: after rows whose caches lack these tokens, beside which are the
         features that the head was given."""
         lm = self._lm
         features = _side_by_side(self._lm.given)
@@ -131,7 +131,7 @@ class FedTrees:
 
 
 def _side_by_side(features: Sequence[Tensor]) -> Tensor:
-    """(B, T, H) of each row's (k, H), zero behind."""
+    """(B, T, H) of each row's (k, H), zero after."""
     if len(features) == 1:
         return features[0][None]
     return nn.utils.rnn.pad_sequence(list(features), batch_first=True)

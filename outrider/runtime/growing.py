@@ -41,7 +41,7 @@ class GrownTrees(NamedTuple):
     lengths: Tensor  # (B,) int64
     tokens: Tensor  # (B, N) int64
     parents: Tensor  # (B, N) int64, -1: the pending token
-    # (B, N): which of the tokens that the model was fed behind the first pass a node is; -1: none
+    # (B, N): which of the tokens that the model was fed after the first pass a node is; -1: none
     fed: list[list[int]]
 
 
@@ -123,7 +123,7 @@ class ModelTrees:
     def grow(
         self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
     ) -> GrownTrees | None:
-        """See `grow_trees`: behind rows whose caches lack these tokens."""
+        """See `grow_trees`: after rows whose caches lack these tokens."""
         lm = self._lm
         kv = self._lm.kv
         last = self._lm.shape.context_length - 1

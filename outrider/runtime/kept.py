@@ -51,7 +51,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
 
 @dataclass(frozen=True)
 class Start:
-    """What is kept of a model on the native runtime."""
+    """The stored record of a model on the native runtime."""
 
     card: ModelCard
     # name of the file with its record; None: transformers' own, which is loaded anew
@@ -67,7 +67,7 @@ class Start:
 
 
 class Found(NamedTuple):
-    """What loading found out about a model, besides its program and where its weights lie."""
+    """The facts found at load, besides the program and the place of the weights."""
 
     card: ModelCard
     tokenizer: Any
@@ -112,7 +112,7 @@ def key_of(source: ModelSource, *options: object) -> Key | None:
 
 
 def find(key: Key | None) -> Start | None:
-    """What an earlier start kept under this key."""
+    """The record that an earlier start kept under this key."""
     return None if key is None else kept_json(_path(key), _start)
 
 

@@ -91,7 +91,7 @@ def use_kernels(module: nn.Module, path: Path, num_threads: int | None = None) -
 
 
 def layer_kernels(device: torch.device, dtype: torch.dtype) -> Kernels | None:
-    """What puts layers on the library; None where it does not serve."""
+    """A function that puts layers on the library; None where the library does not serve."""
     if device.type != "cpu" or dtype != torch.bfloat16 or library.why_missing() is not None:
         return None
     return partial(

@@ -1,5 +1,5 @@
-"""What a loaded model shows of its passes on the executor: that a row's bits are its own, whatever
-is beside it.
+"""Measure the passes of a loaded model on the executor: a row's bits must not depend on the other
+rows.
 
 The kernels keep one order of sums for every output by construction, which the tests show on many
 shapes, with samples that another order could not pass (`tests/unit/runtime`). What is checked at
@@ -19,7 +19,7 @@ CHAIN = 6  # tokens of a pass
 CUT = 2  # where the chain is cut into two passes
 # The chain's tokens 0 .. 5 as columns of a tree, with another branch among them
 TREE_PATH = [0, 1, 3, 4, 6, 8]
-TREE_PARENTS = [-1, -1, 0, 2, 1, 3, 4, 5]  # of the nodes behind the pending token
+TREE_PARENTS = [-1, -1, 0, 2, 1, 3, 4, 5]  # of the nodes after the pending token
 
 
 @torch.inference_mode()

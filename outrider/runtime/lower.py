@@ -95,7 +95,8 @@ class _Events(Lowering):
         self._ops.append(Op(Code.SIGNAL, (self.flat(block),), None, layer=index))
 
     def _split_head(self) -> None:
-        """What makes logits of what the output head reads goes to the rows that are asked for."""
+        """The selection of rows moves before the products that make logits, so that only the asked
+        rows are computed."""
         assert self._recording.logits is not None
         entrance = self.flat(self.block(self._recording.signals[AFTER_NORM]))
         logits = self.flat(self.block(self._recording.logits))
@@ -181,8 +182,8 @@ class _Events(Lowering):
                 self._sharing.setdefault(_memory(output), {})[id(output)] = output
 
     def _by_rule(self, rule: Rule, event: Event) -> Sequence[Known]:
-        """What a rule makes of a call. Models call torch in more forms than any rule knows: those
-        it fails on are not lowered."""
+        """Lower a call by its rule. Models call torch in more forms than any rule knows: those a
+        rule fails on are not lowered."""
         try:
             return rule(self, event)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""What is known of the tensors of a recorded pass, and the operations that make them: what the
-rules of lowering work on."""
+"""The state that the rules of lowering share: known facts about recorded tensors, and the
+operations that make them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _has_bits(left: Tensor, right: Tensor) -> bool:
 
 
 class Lowering:
-    """What is known of the tensors of a recording so far, and the operations that make them. Rules
+    """Known facts about the tensors of a recording so far, and the operations that make them. Rules
     are called with it."""
 
     def __init__(self, module: Any, recording: Recording, reach: int = 0) -> None:
@@ -70,7 +70,7 @@ class Lowering:
             self._known[id(tensor)] = Block(("B", "T", ""), dense(given, (size,)))
 
     def find(self, tensor: Tensor) -> Known:
-        """What is known of a tensor; one that no event made is a constant."""
+        """The facts about a tensor; one that no event made is a constant."""
         known = self._known.get(id(tensor))
         return known if known is not None else self._constant(tensor)
 

@@ -24,7 +24,7 @@ from outrider.runtime.run import Executor, bind
 
 
 class MedusaRun:
-    """What the heads make of features: the `run` of `MedusaHeads`."""
+    """Run the heads on features: the `run` of `MedusaHeads`."""
 
     def __init__(self, heads: MedusaHeads, path: Path) -> None:
         """The heads are bound to their target, all linear layers plain. Raises NotLoweredError

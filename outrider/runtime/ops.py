@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 class Code(IntEnum):
-    """What an operation does. The native executor numbers them the same way (`native/program.h`)."""
+    """The kind of an operation. The native executor numbers them the same way
+    (`native/program.h`)."""
 
     LINEAR = 0
     EMBED = 1
@@ -46,7 +47,7 @@ class Code(IntEnum):
     # out, in)
     EXPERTS = 6
     # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU
-    # behind it
+    # after it
     CONVOLUTION = 7
     # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries'
     # norms, 0: none.

@@ -38,7 +38,7 @@ class Positional:
 
 
 def followed(event: Event, known: dict[int, Positional]) -> Positional | None:
-    """What an operation makes of such numbers and single constants; None where it may mix
+    """The result of an operation on such numbers and single constants; None where it may mix
     positions."""
     arguments = [
         argument

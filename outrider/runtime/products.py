@@ -32,7 +32,7 @@ def multiplied(
     *,
     transposed: bool,
 ) -> Block:
-    """A matrix product over the last dimension. `dtypes`: of the numbers before and behind it."""
+    """A matrix product over the last dimension. `dtypes`: of the numbers before and after it."""
     names = low.name(weight), low.name(bias)
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
     if block.axes[-1:] != ("",) or block.own.sizes != (inputs,):
@@ -94,7 +94,7 @@ def plain_linear(low: Lowering, event: Event) -> list[Known]:
 
 
 def bmm(low: Lowering, event: Event) -> list[Known]:
-    """One weight for all rows, behind or before numbers of tokens that are rows or columns; or
+    """One weight for all rows, after or before numbers of tokens that are rows or columns; or
     small matrices of each token."""
     weight = low.spread(event.args[0])
     x = event.args[1]

@@ -53,7 +53,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What is read of an attention module."""
+    """The attributes that are read of an attention module."""
 
     layer_idx: int
 
@@ -194,8 +194,8 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
 def record_part(
     module: nn.Module, num_ids: int, inputs: Sequence[tuple[int, torch.dtype]], forward: Part
 ) -> Recording:
-    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes
-    and types for each token.
+    """Record a part of a model in a pass: token ids below `num_ids`, and inputs of these sizes and
+    types for each token.
 
     `forward` calls it with ids, positions, inputs, and what stands for its cache.
     """

@@ -151,8 +151,8 @@ def _scan(
 def _decaying_sums(
     recorder: Recorder, query: Tensor, key: Tensor, value: Tensor, decay: Tensor
 ) -> Tensor:
-    """What queries read in states that decay and take in keys times values: a delta rule that
-    corrects nothing."""
+    """Linear attention with decay: queries read states that take in keys times values; a delta rule
+    that corrects nothing."""
     with recorder.paused():
         out = value.clone()
     recorder.events.append(

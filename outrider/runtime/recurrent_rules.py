@@ -28,7 +28,7 @@ def convolution(low: Lowering, event: Event) -> list[Known]:
     if block.axes != ("B", "", "T") or block.own.sizes != (channels,) or width > MAX_WIDTH:
         raise NotLoweredError("a convolution of an unusual shape")
     if activation not in (None, *SILU):
-        raise NotLoweredError(f"a convolution with '{activation}' behind it")
+        raise NotLoweredError(f"a convolution with '{activation}' after it")
     made = low.value((channels,), out.dtype)
     state = low.state(
         StateShape((width - 1) * channels, channels * low.dtype(low.flat(block).value).itemsize)

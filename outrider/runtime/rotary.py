@@ -70,7 +70,7 @@ class Rotary:
 
 
 def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a rotary module returns, as real numbers (B, T, size): of complex ones cosine and sine
+    """The result of a rotary module as real numbers (B, T, size): cosine and sine of complex ones
     side by side."""
     outputs = out if isinstance(out, tuple) else (out,)
     return tuple(

@@ -91,7 +91,7 @@ def store(low: Lowering, event: Event) -> list[Known]:
 
 
 def _by_heads(low: Lowering, event: Event) -> list[Block]:
-    """What attention is given, head by head."""
+    """The inputs of attention, head by head."""
     blocks = [low.block(tensor) for tensor in event.args]
     if any(block.axes != ("B", "", "T", "") for block in blocks):
         raise NotLoweredError("attention over another order of dimensions")
@@ -99,7 +99,7 @@ def _by_heads(low: Lowering, event: Event) -> list[Block]:
 
 
 def choice(low: Lowering, event: Event) -> list[Known]:
-    """What an indexer chooses of positions, for each token; its keys are put into the cache."""
+    """The positions that an indexer chooses for each token; its keys are put into the cache."""
     query, key, weights = (low.block(tensor) for tensor in event.args)
     if [block.axes for block in (query, key, weights)] != [
         ("B", "T", "", ""),

@@ -39,7 +39,7 @@ Memory = Tensor | np.ndarray  # contiguous
 
 
 class FirstPass(NamedTuple):
-    """What the pass that catches up is fed, of rows that may end at different columns."""
+    """The tokens of the pass that catches up, of rows that may end at different columns."""
 
     ids: Tensor  # (B, T)
     positions: np.ndarray  # (B, T) int64
@@ -141,7 +141,7 @@ class Executor:
         states: StatePass | None = None,
         bases: Tensor | None = None,
     ) -> bool:
-        """Make the chains that `drafting` says, behind this first pass. `carried` (B, T, H) is room
+        """Make the chains that `drafting` says, after this first pass. `carried` (B, T, H) is room
         for what it hands on; `states` has the moves of all passes, `bases` are as in `ShortSlots`.
         False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
@@ -177,7 +177,7 @@ class Executor:
         largest: tuple[int, int],
         bases: Tensor | None = None,
     ) -> bool:
-        """Grow the trees that `growing` says, behind this first pass, as `draft` makes chains.
+        """Grow the trees that `growing` says, after this first pass, as `draft` makes chains.
         `largest`: tokens and columns of a row in the largest pass, for which `carried` has room."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
@@ -431,7 +431,7 @@ class KeptAddresses:
 
 def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Depths (B, T), and paths (B, T, T): the tokens on the way to each token, itself last; what
-    lies behind is never read."""
+    lies after is never read."""
     depths = (seen.sum(axis=2) - 1).astype(np.int32)
     # ancestors stand before their descendants
     paths = np.argsort(~seen, axis=2, kind="stable").astype(np.int32)

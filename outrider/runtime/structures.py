@@ -1,4 +1,4 @@
-"""What the executor reads: `native/program.h` in ctypes, field by field."""
+"""The executor's structures in ctypes, field by field as in `native/program.h`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens behind outputs of a pass, by the native library where there is one, else by
+"""The likeliest tokens after outputs of a pass, by the native library where there is one, else by
 torch.
 
 For drafters that remember or branch on them. torch's `topk` walks a vocabulary number by number and
@@ -36,7 +36,7 @@ class TopTokens:
         self._kernels = kernels
 
     def tokens(self, scores: Tensor, outputs: Sequence[int], count: int) -> np.ndarray:
-        """The `count` likeliest tokens (n, k) behind rows `outputs` of scores (..., V), read as (M,
+        """The `count` likeliest tokens (n, k) after rows `outputs` of scores (..., V), read as (M,
         V)."""
         if not self._reads(scores):
             found: np.ndarray = (

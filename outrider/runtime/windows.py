@@ -1,4 +1,4 @@
-"""What the cache keeps of layers with windows, by the program that reads it."""
+"""Which positions the cache keeps of layers with windows, by the program that reads it."""
 
 from __future__ import annotations
 

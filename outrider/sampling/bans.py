@@ -43,17 +43,17 @@ class Bans:
         self._free[list(self._never)] = False
         self._num_emitted = 0
         self._tail = Tail()
-        # draft paths behind which nothing was allowed
+        # draft paths after which nothing was allowed
         self._dead_ends: set[tuple[int, ...]] = set()
         self._since: list[int] = []  # committed since they were asked about
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """The answer ends even if it is short where nothing else could follow, like behind a
+        """The answer ends even if it is short where nothing else could follow, like after a
         complete grammar.
 
         Raises RequestError where words, grammar and the allowed tokens leave no token for the
         committed text to go on with. A draft path that leads there may still be accepted: then
-        `commit` raises for the token behind it.
+        `commit` raises for the token after it.
         """
         if self._since:
             self._dead_ends = set()

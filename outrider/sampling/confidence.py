@@ -6,11 +6,11 @@
                under the threshold; that token stays in the draft
     acceptance after SpecDec++, Huang et al. 2405.19715: a trained head (models/heads/acceptance.py)
     estimates from the law how
-               likely a token drawn from it is accepted, and behind the draw how likely this token
+               likely a token drawn from it is accepted, and after the draw how likely this token
                is; drafting stops BEFORE a draw where the drawn tokens' estimates times that of the
                next one are under the threshold
 
-Every rule also ends a draft behind a token that ends the row's text: nothing behind it can be used.
+Every rule also ends a draft after a token that ends the row's text: nothing after it can be used.
 
 All keep the output's law: whether a token is drawn depends on the laws and the tokens before it,
 never on its own value (non-anticipation). Dropping the unlikely token itself would bias the output
@@ -81,7 +81,7 @@ class StopRule:
         ends: Sequence[Collection[int]] = (),
     ) -> None:
         """`predict`: the trained head, for the rule that has one; it also reads `pending` (B,)
-        int64, the tokens that the drafts go behind. `ends`: per row, the tokens that end its text.
+        int64, the tokens that the drafts go after. `ends`: per row, the tokens that end its text.
         """
         assert predict is None or pending is not None, "a trained head reads the token before"
         self._settings = settings

@@ -153,7 +153,7 @@ def greedy_choice(
     """The tokens on which `distribution` puts its point masses when all rows are greedy: same
     scores, same refusals, no law. M a row."""
     scores = adjusted_scores(logits, sampling, history, draft)
-    # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
+    # right after a pass, which drove code out of the caches: no torch but for 16-bit floats
     if scores.device.type == "cpu":
         known = _readable(scores)
         best = known.argmax(axis=-1).tolist()

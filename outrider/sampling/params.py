@@ -61,7 +61,7 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
     n: int = 1  # answers to one prompt; number i of them uses seed + i
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
-    # where thoughts stand: stop strings and grammars are about the answer behind them
+    # where thoughts stand: stop strings and grammars are about the answer after them
     thinking: ThinkingMarks | None = None
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ OFFSETS = 16
 # fewer positions than that.
 KEPT_BYTES = 1 << 24
 MIN_KEPT = 16
-MIN_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
+MIN_UNIFORM = 2.0**-54  # after noise: finite, so that a token of zero mass never wins
 
 
 class Purpose(IntEnum):
@@ -150,7 +150,7 @@ class KeyedStreams:
         return torch.from_numpy(self.uniforms(Purpose.DRAFT, start.tolist(), num))
 
     def noise(self, positions: list[list[int]], vocab_size: int) -> list[Tensor]:
-        """What `gumbel` gives, each position's (V,) by itself, row by row."""
+        """The noise of `gumbel`, each position's (V,) by itself, row by row."""
         lines = zip(self._rows, positions, strict=True)
         return [noise for row, line in lines for noise in row.noise(line, vocab_size)]
 

@@ -67,7 +67,7 @@ class StructuredOutputsParams:
         return next(name for name in self.as_dict() if name in KINDS)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is given, as plain JSON."""
+        """The specification as plain JSON."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return {
             name: value

@@ -115,7 +115,7 @@ class ThinkingState:
 
 
 class BehindThoughts:
-    """A `Constraint` that lets thoughts pass and holds the answer behind them to the row's grammar,
+    """A `Constraint` that lets thoughts pass and holds the answer after them to the row's grammar,
     where it has one."""
 
     def __init__(self, vocab_size: int, thinking: ThinkingMarks, inner: Constraint | None) -> None:

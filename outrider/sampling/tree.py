@@ -23,7 +23,7 @@ from outrider.types import Draft
 
 
 class Residuals:
-    """What each output may still say while siblings are rejected one after another, for all rows at
+    """The mass left to each output while siblings are rejected one after another, for all rows at
     once.
 
     `weights[b, 1 + n]` is a * p: the law after node n (output 0: after the pending token), less the

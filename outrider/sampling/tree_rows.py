@@ -83,8 +83,8 @@ Judge = Callable[[RowResiduals], dict[int, float]]  # -> the coin of every node
 
 
 def row_by_row(target_probs: Tensor, draft: Draft, judge: Judge) -> tuple[Tensor, Tensor]:
-    """What `multi_round` and `traverse` return, from `judge` on every row: coins (B, N) and weights
-    (B, N+1, V)."""
+    """The results of `multi_round` and `traverse`, from `judge` on every row: coins (B, N) and
+    weights (B, N+1, V)."""
     weights = target_probs.clone()
     keep = torch.zeros_like(weights[:, 1:, 0])
     for row in range(draft.num_rows):

@@ -4,10 +4,10 @@ tokens it is written.
     spelling = Spelling([b"<s>", b" app", b"les", b" applesauce", ...])     # one per vocabulary: the bytes of every token
     words = BadWords(spelling, ["apples"])                                  # one per request
     words.anywhere                                                          # tokens that hold a word by themselves: never allowed
-    words.completing(Tail().then(b" app"))                                  # tokens that complete one behind this text: b"les"
+    words.completing(Tail().then(b" app"))                                  # tokens that complete one after this text: b"les"
 
 A word is matched as bytes, so " app" + "les", " a" + "pples" and single bytes are all found. It
-counts where it begins at the beginning of a token or behind another kind of letter, and ends at the
+counts where it begins at the beginning of a token or after another kind of letter, and ends at the
 end of a token or before another kind: with "ass" banned a model cannot write "ass", " ass" or
 "(ass)", but " class" and " assume" as tokens of their own stay other words. Letters without case
 (Chinese, Arabic) have no such edges: there a word counts wherever it stands.
@@ -70,8 +70,8 @@ class Spelling:
         return self._recalled(self._completing, rest)
 
     def _recalled(self, search: Callable[[bytes], list[int]], text: bytes) -> list[int]:
-        """What a search found, then or now: requests of one client name the same words again and
-        again."""
+        """The result of a search, now or earlier: requests of one client name the same words again
+        and again."""
         key = (search.__name__, text)
         found = self._known.get(key)
         if found is None:
@@ -146,7 +146,7 @@ class BadWords:
         return tail
 
     def completing(self, tail: Tail) -> set[int]:
-        """Tokens that would complete a word behind this text, beside those that hold one by
+        """Tokens that would complete a word after this text, beside those that hold one by
         themselves."""
         found: set[int] = set()
         for length in self._lengths:

@@ -133,7 +133,7 @@ class AcceptanceRecipe:
 
     @torch.no_grad()
     def _judged(self, loss: Tensor, seen: Counted, batch: FeatureBatch) -> LossReport:
-        """What drafts that stop by the head would bring on these texts, sampled ones and greedy
+        """The effect on these texts of drafts that stop by the head, sampled ones and greedy
         ones."""
         longest = int(batch.mask.sum(dim=1).max())
         fixed = self._settings.fixed
@@ -170,7 +170,7 @@ class AcceptanceRecipe:
         self, seen: Counted, batch: FeatureBatch, *, greedy: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The head's estimates (B, T), of the first token of a draft and of later ones: before the
-        draw, then behind it."""
+        draw, then after it."""
         flag = torch.full_like(seen.draft_positions.first, greedy)
 
         def estimates(drawn: Tensor | None, is_first: bool) -> Tensor:
@@ -185,7 +185,7 @@ class AcceptanceRecipe:
 
     def examples(self, seen: Counted, first: Tensor) -> tuple[Tensor, Tensor]:
         """(logits (4 N,), labels (4 N,)): each position to a sampled row, then to a greedy one,
-        before the draw, then behind it. `first`: (N,) bool."""
+        before the draw, then after it. `first`: (N,) bool."""
         cases: list[tuple[bool, Tensor | None, Tensor]] = [
             (False, None, seen.sampled),
             (True, None, seen.agree),

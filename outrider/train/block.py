@@ -43,7 +43,7 @@ class Anchors(NamedTuple):
 
 
 class BlockStates(NamedTuple):
-    """What the head makes of blocks whose text is known."""
+    """Run the head on blocks whose text is known."""
 
     states: Tensor  # (B, A, guesses, H)
     before: Tensor  # (B, A, guesses) int64: the token before each guess

@@ -1,4 +1,4 @@
-"""What a block head looks like: the recipe's settings, and the sizes they mean for a target."""
+"""The recipe's settings of a block head, and the sizes they mean for a target."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def new_config(
 
 
 def _key(layer: int, num_layers: int) -> int:
-    """A layer's output is what enters the next one; behind the last stands the final norm."""
+    """A layer's output is what enters the next one; after the last stands the final norm."""
     return layer + 1 if layer + 1 < num_layers else -1
 
 

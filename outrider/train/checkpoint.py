@@ -1,5 +1,4 @@
-"""What a training run leaves on disk so that it can go on: weights, optimizer, place in the data,
-curve.
+"""Checkpoints from which a training run continues: weights, optimizer, place in the data, curve.
 
 Written to a scratch file and renamed: a kill in the middle leaves the previous checkpoint. No
 random state is saved, because the loop seeds every batch from (seed, step); see loop.py.
@@ -24,8 +23,8 @@ LITTLE = 1 << 16  # bytes that a full disk may have left
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
-    """What training changes: parameters with gradients. Frozen parts come from where they came
-    from."""
+    """The parameters that training changes: those with gradients. Frozen parts come from where they
+    came from."""
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
 
 

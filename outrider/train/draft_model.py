@@ -31,7 +31,7 @@ OWNER = "kind 'draft-model'"
 
 @dataclass(frozen=True)
 class DraftModelTraining:
-    """What is trained, from where, on what."""
+    """The model to train, its origin and its data."""
 
     loss: str = setting(
         "kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"

@@ -146,7 +146,7 @@ def final_norm(target: Any) -> nn.Module:
             if made is not None and _close(made, head_sees) and _close(output(made), logits):
                 return part
     raise CapabilityError(
-        f"{OWNER}: the logits of {target.config.model_type} are not its output head behind a "
+        f"{OWNER}: the logits of {target.config.model_type} are not its output head after a "
         "final norm of the last layer; "
         "train another kind of drafter for it"
     )

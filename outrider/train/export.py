@@ -52,7 +52,7 @@ LAYOUTS = ("raw", "speculators", "medusa", "vllm", "transformers")
 
 @dataclass(frozen=True)
 class Target:
-    """What heads are exported and checked against."""
+    """The sizes that heads are exported for and checked against."""
 
     name: str  # a folder or a hub id
     module: Any
@@ -253,8 +253,8 @@ def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
 
 
 def obstacles(head: nn.Module) -> list[str]:
-    """What vLLM would not read of a head, or read otherwise, one line each; empty: nothing known
-    (vLLM 0.32)."""
+    """The parts of a head that vLLM would not read, or read otherwise, one line each; empty: none
+    known (vLLM 0.32)."""
     if isinstance(head, EagleHead):
         return _of_eagle(head.config)
     if isinstance(head, BlockHead):
@@ -270,7 +270,7 @@ def _of_eagle(config: EagleConfig) -> list[str]:
         found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
     if config.attention_bias != config.output_bias and config.kind == "eagle3":
         found.append(
-            "its attention has biases in front and none behind, where vLLM's EAGLE-3 has both or "
+            "its attention has biases in front and none after, where vLLM's EAGLE-3 has both or "
             "neither"
         )
     if config.logit_scale != 1.0 and config.kind == "eagle":

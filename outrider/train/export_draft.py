@@ -32,7 +32,7 @@ def export_draft(source: Path, out: Path, target: str, tokenizer: Any) -> None:
 
 
 def check_draft(source: Path, out: Path, target: Any) -> list[str]:
-    """What was found, a line each. Raises CheckpointError when the copy computes something else."""
+    """The findings, a line each. Raises CheckpointError when the copy computes something else."""
     models = [_load(source), _load(out)]
     tokens = torch.arange(NUM_PROMPT)[None]
     with torch.no_grad():

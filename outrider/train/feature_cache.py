@@ -23,7 +23,7 @@ class Features:
     """The features of one text."""
 
     hidden: dict[int, Tensor]  # layer -> (T, H)
-    # (T, V); None: the output layer makes them of the states behind the final norm
+    # (T, V); None: the output layer makes them of the states after the final norm
     logits: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ class FeatureSource:
             )
 
     def _padded(self, cached: list[Features], batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
-        """(hidden states, logits) of these texts, zeros behind their ends."""
+        """(hidden states, logits) of these texts, zeros after their ends."""
         width = batch.tokens.shape[1]
         device = batch.tokens.device
 
@@ -98,7 +98,7 @@ class FeatureSource:
 
 @torch.no_grad()
 def _output_alone(module: Any) -> nn.Module | None:
-    """The output layer, where it alone makes the logits of the states behind the final norm: no
+    """The output layer, where it alone makes the logits of the states after the final norm: no
     scale, no cap."""
     output = module.get_output_embeddings()
     states = dict[int, Tensor]()

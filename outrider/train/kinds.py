@@ -1,4 +1,4 @@
-"""What `outrider train` can train. One line each; nothing else knows a kind by its name.
+"""The kinds that `outrider train` can train. One line each; nothing else knows a kind by its name.
 
 A kind's class satisfies `recipe.RecipeKind` and its instances `recipe.Recipe`.
 """

@@ -1,5 +1,4 @@
-"""What a drafter does at work: tau and acceptance by position on held-out prompts, before and after
-training.
+"""A drafter at work: tau and acceptance by position on held-out prompts, before and after training.
 
 Through the lab's runner, so the numbers are those of `outrider bench`. Speed is not measured: bench
 does that, in pairs.

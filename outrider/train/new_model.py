@@ -51,7 +51,7 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     new_number = {str(old): new for new, old in enumerate(kept)}
 
     def renamed(name: str) -> str | None:
-        """The new name of a tensor or of a part with a point behind it; None: of a layer that is
+        """The new name of a tensor or of a part with a point after it; None: of a layer that is
         left out."""
         if not name.startswith(f"{path}."):
             return name

@@ -39,7 +39,7 @@ class FeatureBatch:
 
     tokens: Tensor  # (B, T) int64, padded on the right with any valid id
     mask: Tensor  # (B, T) bool: logits[b, t] counts, x_{t+1} is of the response
-    # layer -> (B, T, H) keys as in `LM.capture`, -1 = behind the final norm
+    # layer -> (B, T, H) keys as in `LM.capture`, -1 = after the final norm
     hidden: dict[int, Tensor]
     logits: Tensor  # (B, T, V) the target's, in its dtype
     lengths: Tensor  # (B,) int64, valid tokens of each row
@@ -74,7 +74,7 @@ class LossReport:
 
 @dataclass(frozen=True)
 class RecipeSetup:
-    """What a recipe may need when it is built."""
+    """The inputs for building a recipe."""
 
     target: Any  # transformers module: frozen, in eval mode, on the device that trains
     tokenizer: Any
@@ -118,7 +118,7 @@ class Recipe(Protocol):
 
 
 class RecipeKind(Protocol):
-    """What the registered class has beside `Recipe`."""
+    """The attributes that a registered class adds to `Recipe`."""
 
     Settings: ClassVar[type]  # frozen dataclass of `setting(default, help)` fields
     # who drafts with it, in the text form of configuration.py; "{folder}" stands for the saved

@@ -306,7 +306,7 @@ class _Job:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """What JSON makes of it: tuples are lists there."""
+    """The value after a round trip through JSON: tuples are lists there."""
     found: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return found
 

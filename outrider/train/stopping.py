@@ -1,5 +1,5 @@
-"""What a stop rule brings, worked out: tokens drafted at equal tau, and tau at equal tokens
-drafted, against a fixed length.
+"""The effect of a stop rule: tokens drafted at equal tau, and tau at equal tokens drafted, against
+a fixed length.
 
 A draft may begin at every position of a text. Along it, S_j is the true chance that the first j
 draft tokens are all accepted, those before the j-th being drawn, and c_j what a head makes of it. A
@@ -27,7 +27,7 @@ from outrider.train.calibration import expected_calibration_error
 
 @dataclass(frozen=True)
 class Saving:
-    """What one head saves against one fixed length."""
+    """The savings of one head against one fixed length."""
 
     # [j]: chance that token j + 1 is submitted and accepted, as many submitted as by the fixed
     # length
@@ -50,7 +50,7 @@ def chains(
     position; the j-th is the product of those of the tokens drawn and of the next one.
 
     (of the first token of a draft, of a later one), (B, T) each: `before` the draw of the token at
-    that position, `behind` it.
+    that position, `after` it.
     """
     length = mask.shape[1] - depth + 1
     whole = torch.stack([mask[:, j : j + length] for j in range(depth)]).all(dim=0)

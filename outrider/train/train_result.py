@@ -1,4 +1,4 @@
-"""What a training run found: its learning curve, and what the drafter does on held-out prompts,
+"""The result of a training run: its learning curve, and the drafter's figures on held-out prompts,
 before and after."""
 
 from __future__ import annotations

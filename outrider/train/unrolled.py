@@ -40,7 +40,7 @@ from outrider.train.recipe import FeatureBatch, LossReport
 
 
 class UnrolledRecipe:
-    """What the kinds share: everything but which head it is and where it is saved."""
+    """The base of the kinds: all but which head it is and where it is saved."""
 
     def __init__(
         self, head: EagleHead | MtpHead, settings: Any, dtype: torch.dtype | None = None

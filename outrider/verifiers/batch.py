@@ -27,7 +27,7 @@ ANY_RULE = TraversalVerifier()  # one that takes chains and trees, for rows on w
 
 @dataclass(frozen=True)
 class _Kind:
-    """What rows must have in common to be verified in one call."""
+    """The properties that rows must share to be verified in one call."""
 
     rule: RowVerifier
     is_tree: bool

@@ -18,7 +18,8 @@ INVARIANT = CoupledVerifier()
 def invariant_verifier(
     params: SamplingParams, usual: RowVerifier | type[Verifier], *, wanted: bool | None = None
 ) -> RowVerifier | None:
-    """What verifies a request instead of `usual`; None: nothing. `wanted`: the text must not depend
-    on drafts; None: where there is a seed. Greedy texts never depend on them, by any verifier."""
+    """The verifier for a request instead of `usual`; None: no other. `wanted`: the text must not
+    depend on drafts; None: where there is a seed. Greedy texts never depend on them, by any
+    verifier."""
     wanted = params.seed is not None if wanted is None else wanted
     return INVARIANT if wanted and not params.is_greedy and not usual.coupled else None

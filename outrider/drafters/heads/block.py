@@ -7,7 +7,7 @@ models/heads/block.py).
 
 The context's keys and values are kept in a cache of the head's own, row by row
 (`block_context.py`): read once from the prompt, then from every pass the committed columns, which
-the head's next pass takes along; the block's stand behind them for one pass and are overwritten by
+the head's next pass takes along; the block's stand after them for one pass and are overwritten by
 the next.
 
 With a Markov head the distributions of a block depend on the token before or on all of the draft so
@@ -86,7 +86,7 @@ class BlockSettings(TreeSettings):
 
 
 class BlockGuesses:
-    """What one pass says about the next tokens of B rows."""
+    """The result of one pass for the next tokens of B rows."""
 
     def __init__(self, head: BlockHead, passes: BlockPasses, guessed: Guessed) -> None:
         self._head = head

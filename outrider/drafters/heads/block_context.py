@@ -1,5 +1,5 @@
-"""What a block head knows of its rows: keys and values of the target's states, the newest of which
-still wait as they came.
+"""The context of a block head's rows: keys and values of the target's states, the newest of which
+are still unprojected.
 
 A step ends with states of the tokens that stayed. They are not read at once: the next pass of the
 head takes them along (`models/heads/block_pass.py`), so a step costs one pass, and one that drafts
@@ -72,7 +72,7 @@ class BlockContext:
             self._read(0, unread)
 
     def guess(self, rows: Rows) -> Guessed:
-        """One pass over a block behind every row, which takes along what waits."""
+        """One pass over a block after every row, which takes along what waits."""
         unread = self._taken()
         self._reserve(0, unread, self._config.block_size)
         found = self._passes.guess(self.kv, _pending(rows), unread)
@@ -88,7 +88,7 @@ class BlockContext:
         return found
 
     def _taken(self) -> Unread | None:
-        """What waits, and no longer does."""
+        """Take the states that wait."""
         parts = self._parts
         self._parts = []
         return _joined(parts) if parts else None

@@ -41,7 +41,7 @@ MAX_WAITING = 64  # features put aside before they are fed even though nobody as
 
 @dataclass
 class _Fed:
-    """One row: where its cache begins in the text, and what the target thought at the tokens behind
+    """One row: where its cache begins in the text, and what the target thought at the tokens after
     it."""
 
     row: Row
@@ -61,8 +61,7 @@ class _Fed:
 
 
 class FeatureFed(ModelDrafter):
-    """What a head needs beside drafting: the target's features, fed in time. Mixed into the
-    drafters of chains and trees."""
+    """Feed a head the target's features in time. Mixed into the drafters of chains and trees."""
 
     lm: HeadLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
@@ -193,7 +192,7 @@ class FeatureFed(ModelDrafter):
         ]
 
     def _nothing(self) -> Tensor:
-        """What stands beside a token whose hidden states nobody knows: (1, F)."""
+        """The features of a token whose hidden states nobody knows: (1, F)."""
         return torch.zeros(
             1, self.lm.head.config.feature_size, dtype=self.lm.dtype, device=self.lm.device
         )

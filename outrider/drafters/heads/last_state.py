@@ -21,7 +21,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 
 class LastState(Drafter):
-    """A drafter with one state (H,) a row, from behind the target's final norm."""
+    """A drafter with one state (H,) a row, from after the target's final norm."""
 
     def __init__(self, settings: ConfidenceSettings, plan: TreePlan | None) -> None:
         """`settings`: when a chain ends early; `plan`: of trees; None: chains."""

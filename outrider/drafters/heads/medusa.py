@@ -103,7 +103,7 @@ def assumed_accuracies(
 
 
 class MedusaGuesses:
-    """What the heads say: one distribution per level, whatever the tokens before it."""
+    """The heads' predictions: one distribution per level, whatever the tokens before it."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits  # (B, heads, V)

@@ -37,7 +37,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """What an index was made from."""
+    """The corpus, tokenizer and version that an index was made from."""
 
     tokenizer: str
     corpus: str | None  # None: any

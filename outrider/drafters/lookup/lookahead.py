@@ -3,12 +3,12 @@
 
 Two kinds of guesses ride in every target pass, next to one another in one draft tree:
 
-* the *window*: W columns of N - 1 tokens each. Column j starts j positions behind the pending
+* the *window*: W columns of N - 1 tokens each. Column j starts j positions after the pending
   token, which begins column 0;
   everything else is guessed. A column's first token follows the first token of the column before,
   its other tokens follow one another. So a window token is an ordinary draft node at the position
   it guesses: it sees what it is meant to see, and it may even be accepted. The target's favourite
-  behind a column is the next Jacobi guess: the column drops its first token and takes that one in.
+  after a column is the next Jacobi guess: the column drops its first token and takes that one in.
 * the *candidates*: a column and its favourite are an n-gram of N tokens. A pool keeps the last G of
   them per first token;
   those that begin with the pending token are proposed.
@@ -86,7 +86,7 @@ class NgramPool:
             del known[next(iter(known))]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What followed this token, newest first."""
+        """The tokens that followed this token, newest first."""
         return list(reversed(self._rests.get(token, {})))
 
 
@@ -166,7 +166,7 @@ class _Lookahead:
         return tree
 
     def advance(self, guesses: Sequence[int | None], tokens: Sequence[int]) -> None:
-        """`guesses`: the target's favourite behind each column, None where the column was not
+        """`guesses`: the target's favourite after each column, None where the column was not
         drafted."""
         for column, guess in zip(self.window.columns, guesses, strict=True):
             if guess is not None:

@@ -28,7 +28,7 @@ from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
-MAX_FOLLOWERS = 4  # different tokens remembered behind one n-gram
+MAX_FOLLOWERS = 4  # different tokens remembered after one n-gram
 UNSEEN = 0.5  # counted for all tokens that never followed: one observation alone is no certainty
 
 Context = tuple[int, ...]
@@ -91,7 +91,7 @@ class NgramCache:
                     self._count(tuple(tokens[position - size : position]), tokens[position])
 
     def after(self, context: Context) -> list[tuple[int, float]]:
-        """(token, estimated probability), likeliest first, behind the longest known end of
+        """(token, estimated probability), likeliest first, after the longest known end of
         `context`; newest of equals first."""
         for size in self._sizes:
             counts = self._counts.get(context[-size:]) if size <= len(context) else None

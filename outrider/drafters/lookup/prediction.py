@@ -2,14 +2,14 @@
 
 A file with one name changed, a letter with a new date, a form filled in: `Row.prediction` holds the
 tokens that the answer is expected to have (OpenAI's "predicted outputs"), and the draft is what
-stands there next. Without a prediction, behind its end, and while the answer differs from it,
+stands there next. Without a prediction, after its end, and while the answer differs from it,
 nothing is drafted.
 
 Where the answer departs from the prediction, the text's last tokens are looked for in it:
 
     ahead of the position where the two were last surely together, the longest agreement first, of
     equal ones the nearest; a single token counts within a short distance only, for commas and
-    spaces are everywhere else behind it (a part was moved), where several tokens agree else one
+    spaces are everywhere else after it (a part was moved), where several tokens agree else one
     token was replaced by another, perhaps: the next one is tried once
 
 All of it follows from the row's own tokens and its prediction; no token of the draft decides
@@ -30,7 +30,7 @@ from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
-# tokens in a row that agree: from there on the two are together, and a position behind may be
+# tokens in a row that agree: from there on the two are together, and a position after may be
 # believed
 SURE = 4
 LONGEST = 8  # an agreement longer than that counts as this long
@@ -66,7 +66,7 @@ class Alignment:
     ) -> None:
         self._prediction = prediction
         self._settings = settings
-        self._positions: dict[int, list[int]] = {}  # token -> the positions behind it, in order
+        self._positions: dict[int, list[int]] = {}  # token -> the positions after it, in order
         for position, token in enumerate(prediction):
             self._positions.setdefault(token, []).append(position + 1)
         self._read = num_prompt  # tokens of the text that were followed, or are the prompt's
@@ -78,7 +78,7 @@ class Alignment:
         self._tries = False
 
     def coming(self, count: int) -> Sequence[int]:
-        """What should come next, `count` tokens of it at most."""
+        """The predicted continuation, `count` tokens of it at most."""
         return (
             [] if self.position is None else self._prediction[self.position : self.position + count]
         )

@@ -1,8 +1,8 @@
 """Token recycling: what the target thought last time it saw a token is what it may think again (Luo
 et al. 2408.08696).
 
-A target pass computes the whole distribution behind every draft node, and nearly all of it is
-thrown away. Recycling keeps the k likeliest tokens behind each node, rejected nodes included, in a
+A target pass computes the whole distribution after every draft node, and nearly all of it is
+thrown away. Recycling keeps the k likeliest tokens after each node, rejected nodes included, in a
 table: M[x] = the k favourites the last time token x was fed. A draft is read off the table:
 M[pending] follow the pending token, M[x] follow each of those, in one fixed shape that gives
 likelier ranks more room. Only a token's last context is remembered, and only one token of context
@@ -54,7 +54,7 @@ class RecyclingSettings:
 
 
 class ShapeNode(NamedTuple):
-    """A node of the tree's shape: the favourite of rank `rank` behind its parent (-1: behind the
+    """A node of the tree's shape: the favourite of rank `rank` after its parent (-1: after the
     pending token)."""
 
     parent: int
@@ -80,7 +80,7 @@ def tree_shape(num_nodes: int, top_k: int) -> list[ShapeNode]:
 
 
 class FollowerTable:
-    """(V, k) int32: the last known favourites behind every token, likeliest first; UNKNOWN where
+    """(V, k) int32: the last known favourites after every token, likeliest first; UNKNOWN where
     there are none."""
 
     def __init__(self, vocab_size: int, top_k: int) -> None:
@@ -107,7 +107,7 @@ class FollowerTable:
         return tree
 
     def update(self, tokens: list[int], favourites: np.ndarray) -> None:
-        """`favourites` (n, k) stand behind `tokens`; where a token comes twice, the later one
+        """`favourites` (n, k) stand after `tokens`; where a token comes twice, the later one
         counts."""
         self.favourites[tokens] = favourites
 

@@ -85,7 +85,7 @@ class SuffixSettings:
 
 
 class _Known(NamedTuple):
-    """What is kept of one row."""
+    """The state of one row."""
 
     row: Row
     own: SuffixTree  # its prompt and output

@@ -43,7 +43,7 @@ class SuffixArray:
         return cls(tokens.astype(TOKEN), _sorted_positions(tokens))
 
     def find(self, query: Sequence[int]) -> np.ndarray:
-        """(k,) int32: the positions right behind each occurrence of the query, in the order of what
+        """(k,) int32: the positions right after each occurrence of the query, in the order of what
         follows them."""
         wanted = np.array(query, dtype=TOKEN).tobytes()
         width = 4 * len(query)
@@ -91,7 +91,7 @@ def _sorted_positions(tokens: np.ndarray) -> np.ndarray:
     order = np.argsort(ranks, kind="stable")
     width = 1
     while width < DEPTH and ranks.max() < len(tokens) - 1:
-        second = np.zeros_like(ranks)  # rank of the next `width` tokens, 0 behind the end
+        second = np.zeros_like(ranks)  # rank of the next `width` tokens, 0 after the end
         second[: len(tokens) - width] = ranks[width:] + 1
         keys = ranks * (len(tokens) + 1) + second
         order = np.argsort(keys, kind="stable")

@@ -12,7 +12,7 @@ A token seen c times out of n after m equal tokens gets the probability
 
 The paper's c / n is certain of whatever was seen once; measured, that comes true every fourth time
 after one equal token, three times of four after eight. So counts are discounted, as n-gram language
-models do, and less behind a longer match; every token of the guess lengthens it.
+models do, and less after a longer match; every token of the guess lengthens it.
 docs/algorithms/suffix.md has the measurement.
 """
 

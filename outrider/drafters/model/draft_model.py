@@ -181,8 +181,8 @@ class ModelDrafter(Drafter):
         ]
 
     def _catch_up(self, rows: Rows) -> list[list[int]]:
-        """What each row's cache still lacks after any long catch-up: one token, or two after a full
-        acceptance. An idle row gets a token that is not kept."""
+        """The tokens that each row's cache still lacks after any long catch-up: one, or two after a
+        full acceptance. An idle row gets a token that is not kept."""
         kv = self.lm.kv
         idle = self._idle
         if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
@@ -204,7 +204,7 @@ class ModelDrafter(Drafter):
 
 
 class _Passes:
-    """`Guesses` of a model that runs a pass for every token, behind texts whose last tokens its
+    """`Guesses` of a model that runs a pass for every token, after texts whose last tokens its
     caches lack."""
 
     def __init__(self, lm: LM, pending: list[list[int]], num_levels: int) -> None:

@@ -102,7 +102,7 @@ class Trees(Protocol):
     def grow(
         self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
     ) -> GrownTrees | None:
-        """Trees of budgets[b] nodes at most, behind rows whose caches lack `pending`; commits
+        """Trees of budgets[b] nodes at most, after rows whose caches lack `pending`; commits
         nothing. None where scores are no numbers."""
 
 
@@ -228,7 +228,7 @@ class TreeModelDrafter(ModelDrafter):
         return None
 
     def _logits(self, tokens: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
-        """Scores (B, K, V') behind these columns of a pass."""
+        """Scores (B, K, V') after these columns of a pass."""
         return self.lm.forward(tokens, parents, columns).logits
 
     def _in_full(self, scores: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ NUM_DRAFT_TOKENS = 8
 
 @dataclass(frozen=True)
 class QuantisedSettings:
-    """What is kept of the weights."""
+    """The format in which weights are kept."""
 
     bits: int = setting(4, "bits per weight, 4 or 8")
     group_size: int | None = setting(

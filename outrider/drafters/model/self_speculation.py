@@ -3,7 +3,7 @@ keys and values.
 
 The committed prefix is already there, for every layer the draft runs and better than the draft
 would have written it: nothing is fed but the pending token, no prompt is read, no memory taken.
-What a draft writes for its tokens lies behind the target's length (`kv/view.py`), where the
+What a draft writes for its tokens lies after the target's length (`kv/view.py`), where the
 target's pass over them writes again before it reads. Drafting itself is that of any draft model.
 
 Self-speculative decoding: Draft & Verify (Zhang et al. 2309.08168), LayerSkip (Elhoushi et al.

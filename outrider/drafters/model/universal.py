@@ -68,7 +68,7 @@ class _RowState:
 
     context: DraftContext
     can_draw: bool  # whether the row may say any token that both vocabularies have
-    cached: list[int] = field(default_factory=list)  # the draft tokens behind its cache
+    cached: list[int] = field(default_factory=list)  # the draft tokens after its cache
 
 
 class UniversalDrafter(Drafter):
@@ -203,7 +203,7 @@ class UniversalDrafter(Drafter):
             del state.cached[self.lm.kv.lengths[index] :]
 
     def _num_shared(self, state: _RowState, row: Row, count: int) -> int:
-        """Draft passes for `count` nodes: one each; none behind a character's first bytes, if the
+        """Draft passes for `count` nodes: one each; none after a character's first bytes, if the
         draft has no such tokens."""
         return count if state.can_draw and state.context.is_complete else 0
 
@@ -288,7 +288,7 @@ class UniversalDrafter(Drafter):
         return to_draft(trees, rows.device)
 
     def _guesses(self, num_rows: int, steps: list[int]) -> list[list[int]]:
-        """What the draft says next, in its own tokens; of each row at least `steps`."""
+        """The draft model's next tokens, in its own vocabulary; of each row at least `steps`."""
         count = max(steps)
         pending = self._pending(steps)
         if isinstance(self.lm.run, NativeRun):
@@ -332,8 +332,8 @@ class UniversalDrafter(Drafter):
             state.cached += fed
 
     def _pending(self, steps: list[int]) -> list[list[int]]:
-        """What each row's cache still lacks, the last draft token included, once long texts are
-        read. A long text that nothing is drafted for is not read: it lacks nothing."""
+        """The tokens that each row's cache still lacks, the last draft token included, once long
+        texts are read. A long text that nothing is drafted for is not read: it lacks nothing."""
         kv = self.lm.kv
         context_tokens = [
             state.context.tokens
@@ -354,7 +354,7 @@ class UniversalDrafter(Drafter):
         return len(self._rows[index].context.tokens) - self.lm.kv.lengths[index] > MAX_RAGGED
 
     def _note_cached(self) -> None:
-        """What the caches were fed of the texts."""
+        """The tokens of the texts that the caches were fed."""
         for state, length in zip(self._rows, self.lm.kv.lengths, strict=True):
             state.cached = state.context.tokens[:length]
 

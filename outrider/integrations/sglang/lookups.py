@@ -1,5 +1,5 @@
-"""What stands where SGLang's n-gram worker has its table of n-grams: the same calls, answered by
-one of our drafters.
+"""A replacement for the n-gram table of SGLang's n-gram worker: the same calls, answered by one of
+our drafters.
 
 The worker asks with the ends of all texts and their lengths, and gets for each text a fixed number
 of tokens to verify: the last one of the text, then the draft. Texts have names (request ids).

@@ -1,5 +1,5 @@
-"""What SGLang loads (entry point group `sglang.srt.plugins`): registers the speculative algorithm
-OUTRIDER.
+"""The entry point that SGLang loads (group `sglang.srt.plugins`): registers the speculative
+algorithm OUTRIDER.
 
 To SGLang the algorithm is its NGRAM in every question that it asks, since the worker is that of
 NGRAM; two answers differ: which worker, and how many branches a draft has (one: drafts are chains).
@@ -63,8 +63,8 @@ def algorithm_class(base: Any, ngram: Any) -> type:
             ngram.handle_server_args(server_args)
 
         def __getattr__(self, name: str) -> Any:
-            """What `base` does not have, like `create_future_map` in 0.5.19, and the scheduler asks
-            for all the same."""
+            """Attributes that `base` does not have, like `create_future_map` in 0.5.19, and that
+            the scheduler reads all the same."""
             if name.startswith("__"):
                 raise AttributeError(name)
             return getattr(ngram, name)

@@ -60,7 +60,7 @@ class Counters(Protocol):
 
 @dataclass
 class _Sent:
-    """What was drafted for one row in the last step, as the engine got it."""
+    """The draft of one row in the last step, as the engine got it."""
 
     nodes: list[int]
     tokens: list[int]

@@ -1,5 +1,5 @@
-"""What vLLM loads in every process (entry point group `vllm.general_plugins`): our counters on its
-page, and the new runner.
+"""The entry point that vLLM loads in every process (group `vllm.general_plugins`): our counters on
+its page, and the new runner.
 
 Both do nothing where no drafter of Outrider's is asked for: an empty folder for counters is all
 that is made. The new runner (Model Runner V2) is touched only where VLLM_USE_V2_MODEL_RUNNER asks

@@ -139,7 +139,7 @@ class ProposalLimits:
         self._by_rows = sorted((int(first), int(tokens)) for first, _, tokens in table)
 
     def max_nodes(self, num_rows: int) -> int:
-        """For a batch of so many rows. Between two lines of the table, and behind the last, the
+        """For a batch of so many rows. Between two lines of the table, and after the last, the
         earlier one goes on."""
         if not self._by_rows:
             return self.num_tokens
@@ -147,7 +147,7 @@ class ProposalLimits:
         return min(self.num_tokens, fitting[-1]) if fitting else 0
 
     def room(self, length: int, max_nodes: int) -> int:
-        """For a text of `length` tokens: the token behind the draft must fit, too."""
+        """For a text of `length` tokens: the token after the draft must fit, too."""
         return max(0, min(max_nodes, self._context - length - 1))
 
 

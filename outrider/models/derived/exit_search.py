@@ -70,8 +70,7 @@ def find_exit(layers: DecoderLayers, target: LoadedModel, num_draft_tokens: int)
 
 
 def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
-    """What the target says after each prompt, up to its end: (tokens, how many of them are the
-    prompt)."""
+    """The target's greedy answer to each prompt: (tokens, number of prompt tokens)."""
     # the same program, another cache
     lm = LM(target.lm.run, target.lm.shape, target.lm.dtype, target.lm.device)
     lm.limits = target.lm.limits
@@ -104,7 +103,7 @@ def _prompts(target: LoadedModel) -> list[list[int]]:
 
 
 def _up_to_the_end(text: list[int], start: int, ends: frozenset[int]) -> list[int]:
-    """The text cut behind its first end token."""
+    """The text cut after its first end token."""
     for index in range(start, len(text)):
         if text[index] in ends:
             return text[: index + 1]

@@ -64,7 +64,7 @@ def added_bytes(module: nn.Module) -> int:
 
 
 def estimated_bytes(module: Any, bits: int, group_size: int, *, head: bool) -> int:
-    """What `added_bytes` will be, but for padding, before anything is made."""
+    """An estimate of `added_bytes`, without padding, before anything is made."""
     exact_head = None if head else module.get_output_embeddings()
     shapes = [
         linear_shape(part)

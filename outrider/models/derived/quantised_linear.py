@@ -81,7 +81,7 @@ class QuantisedLinear(nn.Module):
         return sum(getattr(self, name).nbytes for name in self.kept)
 
     def _quantise(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """What is `kept` of up to ROWS_AT_ONCE outputs, from weights (out, padded in) in fp32."""
+        """Quantise up to ROWS_AT_ONCE outputs of fp32 weights (out, padded in)."""
         raise NotImplementedError
 
     def _multiply(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What single model families need beyond the code that serves all of them: one file for each
+"""The needs of single model families beyond the code that serves all of them: one file for each
 family, named after it.
 
 General code asks the tables here, by the names of transformers' classes and of tensors.

@@ -1,4 +1,4 @@
-"""DeepSeek's MTP heads: one more decoder layer behind the target's last. GLM 4.5 and later, Ling
+"""DeepSeek's MTP heads: one more decoder layer after the target's last. GLM 4.5 and later, Ling
 and Hunyuan 3 have them, too."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from outrider.models.heads.names import Names
 
 @dataclass(frozen=True)
 class Assistants:
-    """What assistants are called in folders, in transformers and in GGUF files."""
+    """The names of assistants in folders, in transformers and in GGUF files."""
 
     model_types: tuple[str, ...]
     decoders: tuple[str, ...]  # the classes of their decoders' configs

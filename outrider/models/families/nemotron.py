@@ -1,7 +1,7 @@
 """Nemotron-H's MTP heads: a layer is two of the family's blocks, attention and experts.
 
 The first block has the norms and the projection next to its own tensors, the last one the norm
-behind the layer. In GGUF files both lie in one block.
+after the layer. In GGUF files both lie in one block.
 """
 
 from __future__ import annotations

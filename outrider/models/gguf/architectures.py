@@ -263,15 +263,15 @@ def row_of(file: GgufFile) -> Architecture:
 
 
 def arranging(file: GgufFile, config: Any) -> Callable[[np.ndarray, str], np.ndarray]:
-    """What makes a parameter of the stored values and the name of a tensor, for a model of this
-    config."""
+    """A function that makes a parameter from the stored values and a tensor's name, for a model of
+    this config."""
     arrange = row_of(file).arrange
     values = config.get_text_config().to_dict()
     return lambda weights, name: arrange(weights, name, values)
 
 
 def own_config(file: GgufFile, row: Architecture) -> dict[str, Any]:
-    """What transformers' class is made of, but for what files of all architectures say alike.
+    """The arguments of transformers' config class that differ between architectures.
 
     Raises CheckpointError where the metadata lacks something, CapabilityError for another way to
     choose experts.

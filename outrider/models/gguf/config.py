@@ -97,8 +97,8 @@ def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
 
 
 def own_dtype(file: GgufFile) -> torch.dtype:
-    """What the checkpoint is computed in: bfloat16 where weights are in blocks, else the type of
-    most of its weights."""
+    """The dtype of computation: bfloat16 where weights are in blocks, otherwise the type of most
+    weights."""
     counts: dict[torch.dtype, int] = {}
     for tensor in file.tensors:
         dtype = DTYPES.get(tensor.kind.name, torch.bfloat16)
@@ -125,8 +125,8 @@ def end_tokens(file: GgufFile) -> list[int]:
 
 
 def rope_factors(file: GgufFile, name: str = "rope_freqs.weight") -> torch.Tensor | None:
-    """What each rotary frequency is divided by, (head size / 2,) fp32; None where the file has no
-    such tensor."""
+    """The divisor of each rotary frequency, (head size / 2,) fp32; None where the file has no such
+    tensor."""
     tensor = next((tensor for tensor in file.tensors if tensor.name == name), None)
     return (
         None

@@ -59,7 +59,7 @@ class Form:
     is_float: bool = False
 
     def numbers(self, codes: Tensor) -> Tensor:
-        """What codes stand for, unscaled, fp32."""
+        """The unscaled values of codes, fp32."""
         if self.is_float:
             return codes.view(torch.float8_e4m3fn).float()
         return (

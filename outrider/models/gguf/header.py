@@ -395,7 +395,7 @@ class _HeaderReader:
 
 
 def _what_begins(start: bytes, path: Path) -> str:
-    """What a file seems to be that is no GGUF."""
+    """A guess at the format of a file that is not GGUF."""
     if not start:
         return "it is empty"
     if start.startswith(b"version "):

@@ -14,7 +14,8 @@ from outrider.errors import CapabilityError
 
 
 def __getattr__(name: str) -> Any:
-    """What gguf calls by this name. Raises CapabilityError where the package is missing."""
+    """The attribute of the package gguf with this name. Raises CapabilityError where the package is
+    missing."""
     if name.startswith("__"):
         raise AttributeError(name)
     try:

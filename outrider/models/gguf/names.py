@@ -1,4 +1,4 @@
-"""What names mean a GGUF checkpoint, and the file that each of them stands for.
+"""Names that mean a GGUF checkpoint, and the file that each of them stands for.
 
 /models/model.gguf, a file that begins with GGUF under any name
 /models/model-00001-of-00003.gguf          the other shards beside it

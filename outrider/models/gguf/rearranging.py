@@ -1,4 +1,4 @@
-"""What llama.cpp's converter did to the tensors of a model, undone.
+"""Undo the rearrangements of llama.cpp's converter.
 
 A function for a row of `architectures.py` is given the stored values of one tensor, its name, and
 the model's config, and returns the values of transformers' parameter. What it does to a matrix is

@@ -105,7 +105,7 @@ def tensor_bytes(
 
 
 def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
-    """What a person should know of a loaded checkpoint, a line each."""
+    """Notes for the user about a loaded checkpoint, a line each."""
     notes = []
     layers = list(block_layers(module))
     quantised = Counter(

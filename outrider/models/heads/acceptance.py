@@ -2,9 +2,9 @@
 SpecDec++, 2405.19715).
 
     before the draw   sigmoid(MLP(features of q))           ~  sum min(p, q), the chance that a token drawn from q is accepted
-    behind it         sigmoid(MLP(features of q and q(x)))  ~  min(1, p(x) / q(x)), the chance that the drawn x is
+    after it         sigmoid(MLP(features of q and q(x)))  ~  min(1, p(x) / q(x)), the chance that the drawn x is
 
-SpecDec++ reads the draft's hidden state behind the drawn token, which costs the pass that drafting
+SpecDec++ reads the draft's hidden state after the drawn token, which costs the pass that drafting
 was to be stopped before. Here features are those of the distribution that the next token WOULD be
 drawn from: entropy, the likeliest tokens' probabilities, how likely the token before was; and which
 tokens these are, by a small table of its own (`token_size` numbers for every token): the token
@@ -52,7 +52,7 @@ class AcceptanceConfig:
 
 @dataclass(frozen=True)
 class DraftPositions:
-    """What is known where tokens may be drafted, of any leading shape (...)."""
+    """The inputs of the head at each drafted position, of any leading shape (...)."""
 
     probs: Tensor  # (..., V) fp32, the draft's
     # (..., NUM_TOP + 2): the likeliest tokens' logarithms, the entropy, the rest's probability

@@ -4,7 +4,7 @@ its own.
     step k    (token k, state k)  ->  pre_projection  ->  a few layers  ->  logits of token k + 1
                                                                       ->  post_projection  ->  state k + 1
 
-Token 0 is the pending one, state 0 the target's last, behind its final norm; tokens are embedded by
+Token 0 is the pending one, state 0 the target's last, after its final norm; tokens are embedded by
 the target. The layers have queries alone: those of a kind (full attention, sliding window) read
 what the target's last layer of that kind with keys of its own has cached. The assistant keeps
 nothing of a text and reads no prompt. It stands at the pending token's position throughout a draft.
@@ -61,8 +61,8 @@ def _config_of(source: ModelSource) -> dict[str, Any]:
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json of an assistant in a GGUF file would hold. Raises CheckpointError where the
-    metadata lacks something."""
+    """The config.json of an assistant, from a GGUF file's metadata. Raises CheckpointError where
+    the metadata lacks something."""
     size = file.of_model("embedding_length_out")
     count = file.of_model("block_count")
     if size is None:
@@ -138,8 +138,8 @@ def check_fits(source: ModelSource, target_config: Any) -> None:
 
 @dataclass(frozen=True)
 class Attended:
-    """What one draft attends to: by kind of attention, keys and values (B, KV heads, S, D), and
-    which of them (B, 1, 1, S)."""
+    """The attention inputs of one draft: by kind of attention, keys and values (B, KV heads, S, D)
+    and their mask (B, 1, 1, S)."""
 
     shared: Mapping[str, tuple[Tensor, Tensor]]
     masks: Mapping[str, Tensor]
@@ -162,7 +162,7 @@ class Assistant:
         self.max_positions: int = text.max_position_embeddings
 
     def look(self, lengths: Sequence[int]) -> Attended:
-        """What rows see whose caches hold this many committed tokens."""
+        """The masks of rows whose caches hold this many committed tokens."""
         kv = self._target.kv
         device = self._target.device
         shared = dict[str, tuple[Tensor, Tensor]]()
@@ -190,7 +190,7 @@ class Assistant:
         return Attended(shared, masks, torch.tensor(lengths, device=device)[:, None])
 
     def step(self, tokens: Tensor, states: Tensor, seen: Attended) -> tuple[Tensor, Tensor]:
-        """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the
+        """Logits (B, M, V) after tokens (B, M) and states (B, M, H) of the target's width, and the
         states that follow."""
         module = self._module
         width = tokens.shape[1]

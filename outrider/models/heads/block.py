@@ -88,7 +88,7 @@ class BlockLayer(nn.Module):
         self.mlp_conv = BlockConvolution(config) if config.conv_taps else None
 
     def mix(self, states: Tensor, attended: Callable[[Tensor], Tensor]) -> Tensor:
-        """States (B, S, H) behind the layer; `attended`: what attention makes of normed ones."""
+        """States (B, S, H) after the layer; `attended`: what attention makes of normed ones."""
         states = states + _around(self.attention_conv, attended, self.input_layernorm(states))
         return states + _around(self.mlp_conv, self.mlp, self.post_attention_layernorm(states))
 
@@ -258,7 +258,7 @@ class BlockHead(nn.Module):
         ]
 
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """Logits (..., draft vocabulary) of positions with these states, behind tokens `before`
+        """Logits (..., draft vocabulary) of positions with these states, after tokens `before`
         (...)."""
         if self.candidate_selector is not None:
             return self.candidate_selector(logits, states, before)

@@ -72,12 +72,12 @@ class BlockConfig:
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     def sight(self, layer: int) -> Sight:
-        """What tokens see in a layer."""
+        """The attention pattern of a layer."""
         slides = layer in self.window_layers
         return Sight(self.window if slides else 0, self.causal or (slides and self.causal_windows))
 
     def mask(self, sight: Sight, context: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-        """The additive attention mask of blocks behind `context` (B,) positions of a cache, as
+        """The additive attention mask of blocks after `context` (B,) positions of a cache, as
         `models/attention.py` wants it.
 
         Its shape is (B, 1, block size rounded up to QUERY_BLOCK, num_keys).

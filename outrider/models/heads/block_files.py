@@ -6,7 +6,7 @@ in the raw form (`dflash_config`) or speculators' nested one (`transformer_layer
 `aux_hidden_state_layer_ids`). What we cannot honour is refused by name.
 
 Published `target_layer_ids` count layer OUTPUTS, -1 the embeddings (transformers' hidden_states[id
-+ 1], whose last entry is behind the final norm); speculators' `aux_hidden_state_layer_ids` count
++ 1], whose last entry is after the final norm); speculators' `aux_hidden_state_layer_ids` count
 layer INPUTS, as `models/signals.py` does.
 """
 
@@ -194,7 +194,7 @@ def _refuse_unknown(source: HeadSource, values: _Values) -> None:
 
 
 def _corrections(source: HeadSource, hidden: int) -> dict[str, Any]:
-    """What DSpark's Markov and confidence heads are, from their tensors."""
+    """The settings of DSpark's Markov and confidence heads, from the shapes of their tensors."""
     markov = "markov_head.markov_w1.weight"
     confidence = "confidence_head.proj.weight"
     return {
@@ -234,8 +234,8 @@ def _dflash2(source: HeadSource, values: _Values, vocab_size: int) -> dict[str, 
 
 
 def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
-    """What tokens see in each layer. Unless a config says otherwise, blocks are causal in layers
-    named sliding, as in vLLM."""
+    """The attention pattern of each layer. Unless a config says otherwise, blocks are causal in
+    layers named sliding, as in vLLM."""
     is_muse = values.get("model_type") == MUSE
     slide_all = bool(values.get("use_swa", default=False))
     kinds = list(values.get("layer_types", default=[SLIDING if is_muse else FULL] * num_layers))
@@ -284,7 +284,7 @@ def _target_layers(values: _Values, num_layers: int) -> tuple[int, ...]:
     inputs = values.get("aux_hidden_state_layer_ids")
     if outputs is not None:
         keys = [int(layer) + 1 for layer in outputs]
-        # transformers' last entry is behind the norm
+        # transformers' last entry is after the norm
         keys = [AFTER_NORM if key == num_layers else key for key in keys]
     elif inputs is not None:
         keys = [int(layer) for layer in inputs]

@@ -57,7 +57,7 @@ class BlockConvolution(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """Scores of a position's likeliest tokens behind the token before."""
+    """Scores of a position's likeliest tokens after the token before."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
 
     def forward(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """Logits (..., V) of positions with states (..., H), behind tokens (...) -> (..., V),
+        """Logits (..., V) of positions with states (..., H), after tokens (...) -> (..., V),
         OUTSIDE but for the candidates."""
         values, candidates = logits.topk(self._top_k, dim=-1)
         asked = self.predecessor_codebook[before] * self.hidden_projection(states)
@@ -80,7 +80,7 @@ class CandidateSelector(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """What the tokens before do to a distribution.
+    """The correction of a distribution by the tokens before it.
 
     The last token: W2 W1[x], or W2 (gate * W1[x]) with a gate made of the hidden state and W1[x].
     All tokens of the draft so far (`joint_proj`): W2 of what a gated recurrence over their W1[x]

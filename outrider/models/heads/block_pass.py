@@ -1,7 +1,7 @@
 """A block head's passes over its cache.
 
 A pass takes the target's states of the tokens that were committed since the last one, puts their
-keys and values behind what the cache holds, the block's own behind these, and attends from the
+keys and values after what the cache holds, the block's own after these, and attends from the
 block to all of them:
 
     slot of a row   [ cached ][ unread ][ block ][ padding of shorter rows ]
@@ -28,7 +28,7 @@ class Unread(NamedTuple):
 
     hidden: list[Tensor]  # per target layer of the head (B, W, target H), each row's first
     counts: list[int]  # of each row
-    ends: list[int]  # text index behind each row's last
+    ends: list[int]  # text index after each row's last
 
     @property
     def width(self) -> int:
@@ -50,14 +50,14 @@ class Pending(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    """What a pass says about the tokens behind the pending ones."""
+    """The result of a pass for the tokens after the pending ones."""
 
     states: Tensor  # (B, guesses, H)
     logits: Tensor  # (B, guesses, draft vocabulary), not yet corrected by the Markov head
 
 
 class Corrected(NamedTuple):
-    """A level's logits behind each of M tokens of the level above."""
+    """A level's logits after each of M tokens of the level above."""
 
     logits: Tensor  # (B, M, draft vocabulary)
     # (B, M, rank): what a recurrent Markov head remembers of each token and those before it
@@ -69,15 +69,15 @@ class BlockPasses(Protocol):
     for the caller to commit."""
 
     def read(self, kv: KVCache, first_row: int, unread: Unread) -> None:
-        """Put keys and values of these states behind what the rows from `first_row` on hold."""
+        """Put keys and values of these states after what the rows from `first_row` on hold."""
 
     def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
-        """One block behind every row and what it has not read yet."""
+        """One block after every row and what it has not read yet."""
 
     def corrected(
         self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
     ) -> Corrected:
-        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B,
+        """A level's logits (B, Vd), whose states are (B, H), after each of the tokens `before` (B,
         M).
 
         `memory` (B, M, rank): what is remembered of the tokens before those; None: there are none,
@@ -115,7 +115,7 @@ class ModulePasses:
         offsets = count[:, None] + block
         if unread is not None:
             waiting = torch.arange(unread.width, device=device)
-            # padding goes behind the block
+            # padding goes after the block
             moved = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)
             offsets = torch.cat([moved, offsets], dim=1)
         slots = torch.arange(len(counts), device=device) * kv.capacity

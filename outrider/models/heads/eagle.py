@@ -3,7 +3,7 @@ at a time.
 
     pair t of a text:  (token x_{t+1}, feature g_t)  ->  state o_t  ->  logits of x_{t+2}
 
-where g_t is made of the target's hidden states at position t. When drafting, the pair behind the
+where g_t is made of the target's hidden states at position t. When drafting, the pair after the
 last known feature takes the head's own state instead (`carry`): a guess at the feature, good for a
 few tokens, so every committed token is fed again with the target's feature.
 
@@ -81,7 +81,7 @@ class EagleConfig:
     norm_before_residual: bool = False  # eagle3: the first layer's residual is the normed feature
     norm_before_fc: bool = False  # eagle3: one norm over the joined hidden states
     fc_norm: bool = False  # eagle3 (3.1): a norm for each of them
-    # eagle3 (3.1): the state behind the final norm is carried, not the one before it
+    # eagle3 (3.1): the state after the final norm is carried, not the one before it
     norm_output: bool = False
     own_embedding: bool = False  # else the target's
     own_output: bool = True  # else the target's
@@ -263,7 +263,7 @@ class EagleHead(nn.Module):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token, for each layer."""
+        """The shape of a token's cache entry, for each layer."""
         config = self.config
         return [
             LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
@@ -300,7 +300,7 @@ class EagleHead(nn.Module):
     def on_cache(
         self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan
     ) -> Tensor:
-        """What a pass gives (see `forward`), attending over a cache."""
+        """The outputs of `forward`, attending over a cache."""
         return self(tokens, features, positions, partial(attend, plan))
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -339,8 +339,8 @@ class EagleHead(nn.Module):
 
 
 def _rope_config(config: EagleConfig) -> LlamaConfig:
-    """What transformers' rotary embedding reads. Raises CapabilityError for kinds that depend on
-    the length of the text."""
+    """The config that transformers' rotary embedding reads. Raises CapabilityError for kinds that
+    depend on the length of the text."""
     kind = config.rope.get("rope_type", "default")
     if kind not in STEADY_ROPE:
         raise CapabilityError(

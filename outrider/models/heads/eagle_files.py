@@ -35,7 +35,7 @@ NAMES = Names(
     aliases=(
         ("model.{rest}", "{rest}"),
         ("midlayer.{rest}", "layers.0.{rest}"),
-        # SGLang's, behind `midlayer`; their one norm before attention is a `hidden_norm`
+        # SGLang's, after `midlayer`; their one norm before attention is a `hidden_norm`
         ("additional_layers.{layer}.hidden_norm.{rest}", "layers.{layer+1}.input_layernorm.{rest}"),
         ("additional_layers.{layer}.{rest}", "layers.{layer+1}.{rest}"),
     )
@@ -48,7 +48,7 @@ MAX_PADDING = 4096
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """What a head must fit."""
+    """The sizes that a head must fit."""
 
     hidden_size: int
     vocab_size: int  # width of the logits
@@ -213,7 +213,7 @@ def _check_features(
 
 
 def _check_flags(source: HeadSource) -> None:
-    """What config.json claims must be there."""
+    """Check that the tensors which config.json promises are there."""
     for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if source.config.get(flag) and tensor not in source:
             raise CheckpointError(
@@ -294,7 +294,7 @@ def _number(source: HeadSource, layer: dict[str, Any], name: str) -> int:
 
 
 def layer_config(head: EagleHead) -> dict[str, Any]:
-    """What every layout says about the layer, in Llama's words."""
+    """The layer's settings that every layout states, under Llama's names."""
     config = head.config
     rope = dict(config.rope)
     theta = rope.pop("rope_theta", 10000.0)

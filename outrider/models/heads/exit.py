@@ -1,5 +1,5 @@
-"""What an early exit reads better with: a trained scale behind the target's final norm, and a
-low-rank correction of it.
+"""The trained correction of an early exit: a scale after the target's final norm, and a low-rank
+term.
 
     x  = final_norm(h_E)                      the target's own norm, on the stream entering layer E
     x' = scale * x + up(silu(down(x)))        trained: H + 2 H r numbers
@@ -58,7 +58,7 @@ class ExitHead(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., H) behind the final norm -> (..., H) for the output head, in the dtype of `hidden`."""
+        """(..., H) after the final norm -> (..., H) for the output head, in the dtype of `hidden`."""
         states = hidden.to(self.scale.dtype)
         return (self.scale * states + self.up(F.silu(self.down(states)))).to(hidden.dtype)
 
@@ -86,7 +86,7 @@ class ExitHead(nn.Module):
 
 
 class ExitReader(nn.Module):
-    """The target's output head behind an exit head: stands where the output head stood."""
+    """The target's output head after an exit head: stands where the output head stood."""
 
     def __init__(self, exit_head: ExitHead, output: nn.Module) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def gguf_layout(file: GgufFile) -> GgufLayout:
 
 
 def _layer_config(file: GgufFile) -> dict[str, Any]:
-    """What both kinds say of their layers."""
+    """The layer settings that both kinds share."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     size = _needed(file, "embedding_length")
     heads = _needed(file, "attention.head_count")

@@ -2,7 +2,7 @@
 trees run it as they run an LM.
 
 To them it is a language model over a text without its first token: token x_{t+1} stands at position
-t, beside feature g_t. Positions whose feature the target gave (`give`) may be committed; behind
+t, beside feature g_t. Positions whose feature the target gave (`give`) may be committed; after
 them a token takes the state of the token it follows, from the pass before. So a pass must follow
 another one on the same rows, with nothing in between but commits of what that pass fed:
 
@@ -33,7 +33,7 @@ from outrider.models.plan import plan_pass
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What the drafters ask of `LM.shape`."""
+    """The part of `LM.shape` that drafters ask for."""
 
     vocab_size: int
     context_length: int
@@ -41,7 +41,7 @@ class HeadShape:
 
 
 class FedConfig(Protocol):
-    """What drafters ask of a head's config."""
+    """The part of a head's config that drafters ask for."""
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class FedHead(Protocol):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token, for each layer."""
+        """The shape of a token's cache entry, for each layer."""
 
     @property
     def window(self) -> int | None:
@@ -113,14 +113,15 @@ class HeadRun(Protocol):
     def __call__(
         self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the pairs that follow are given (B, T, H), and logits (B, K, Vd) of these columns."""
+        """The features for the pairs that follow (B, T, H), and logits (B, K, Vd) of these
+        columns."""
 
 
 class HeadLM:
     """A head as a language model on a cache of its own. `run`: instead of the module's own passes."""
 
     max_chain: int | None = None  # tokens of the longest chain
-    lag = 0  # positions that are fed again, with `lag` more tokens behind them
+    lag = 0  # positions that are fed again, with `lag` more tokens after them
 
     def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
         """`context_length`: the target's; the head may know less."""
@@ -144,7 +145,7 @@ class HeadLM:
 
     @property
     def given(self) -> list[Tensor]:
-        """What `give` got last: per row (k, H)."""
+        """The features last given: per row (k, H)."""
         return self._given
 
     def settle(self) -> None:
@@ -182,7 +183,7 @@ class HeadLM:
         assert features is not None
         columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns
         carried, logits = self._pass(tokens, features, parents, 0, columns)
-        # the chain goes on behind the last given position of each row
+        # the chain goes on after the last given position of each row
         if parents is None and self._carried is None:
             last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
             carried = carried[torch.arange(len(carried), device=self.device), last][:, None]
@@ -220,8 +221,8 @@ class HeadLM:
         first_row: int,
         columns: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """What is carried (B, T, H), and logits (B, K, Vd) of these columns, of a pass behind what
-        rows from first_row on hold.
+        """The carried features (B, T, H) and the logits (B, K, Vd) of these columns, of a pass
+        after the tokens that rows from first_row on hold.
 
         Without columns nobody reads the logits.
         """

@@ -5,7 +5,7 @@ applied again and again.
 
     o_t = layer(projection [norm(embedding of x_{t+1}) ; norm(h_t)])        logits = the target's output head (norm(o_t))
 
-When drafting, the pair behind the last known state takes the head's own state instead, normed as
+When drafting, the pair after the last known state takes the head's own state instead, normed as
 the target's is. A head of several layers has one for each token of a draft: layer k reads
 (x_{t+1+k}, the state of layer k - 1 at t). Embedding and output head are the target's. The layer is
 transformers' code for the target's family (`mtp_body.py`), so its attention, rotary embedding and
@@ -39,7 +39,7 @@ _by: ContextVar[Callable[..., Tensor]] = ContextVar(
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """What a head is, as far as its layer's own config does not say it."""
+    """The facts of a head that its layer's own config does not state."""
 
     layout: str
     hidden_size: int
@@ -103,7 +103,7 @@ class MtpLayer(nn.Module):
         ).last_hidden_state
 
     def number(self, index: int, num_layers: int) -> None:
-        """Set the index of its layer in the cache, and of an indexer's, which lie behind those of
+        """Set the index of its layer in the cache, and of an indexer's, which lie after those of
         all layers."""
         for part in self.body.modules():
             if hasattr(part, "layer_idx"):
@@ -143,7 +143,7 @@ class MtpHead(nn.Module):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token: of each layer, then of their indexers."""
+        """The shape of a token's cache entry: of each layer, then of their indexers."""
         return [
             *(self.layer(index).shape for index in range(len(self.layers))),
             *indexer_layers(self),
@@ -172,7 +172,7 @@ class MtpHead(nn.Module):
         return list(self.layer(0).norm.parameters())
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
-        """What pairs read, (..., H), from the target's hidden states by signal."""
+        """The features that pairs read, (..., H), from the target's hidden states by signal."""
         return self.fuse(self.join(hidden))
 
     def join(self, hidden: dict[int, Tensor]) -> Tensor:
@@ -181,7 +181,7 @@ class MtpHead(nn.Module):
         return hidden[signal].to(self.dtype)
 
     def fuse(self, joined: Tensor) -> Tensor:
-        """What `join` gives is the feature."""
+        """The feature itself: `join` did the work."""
         return joined
 
     def on_cache(
@@ -199,7 +199,7 @@ class MtpHead(nn.Module):
     def forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]
     ) -> Tensor:
-        """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling):
+        """The result of `on_cache`, attending by a function of (layer, query, key, value, scaling):
         for training."""
         body = self.layer(0).body
         before = _by.set(attend)

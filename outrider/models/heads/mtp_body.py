@@ -134,7 +134,7 @@ def empty_model(what: str, text: Any, dtype: torch.dtype) -> Any:
 
 
 def body_of(what: str, module: Any, device: torch.device) -> Body:
-    """What `make_body` promises, of a whole model of one layer."""
+    """The body that `make_body` promises, from a whole model of one layer."""
     norm = _norm_name(type(module), module.config)
     module.to(device).eval().requires_grad_(False)
     attention.register()
@@ -212,7 +212,7 @@ def _is_decoder(code: Any, text: Any) -> bool:
 
 
 def _norm_name(code: Any, text: Any) -> str:
-    """What a family's decoder calls its final norm."""
+    """The name of the final norm in a family's decoder."""
     with torch.device("meta"):
         whole = code(copy.deepcopy(text))
     decoder = whole.base_model

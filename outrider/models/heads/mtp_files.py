@@ -143,8 +143,8 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
 
 
 def weigh_mtp(source: ModelSource, config: Any, dtype: torch.dtype) -> ModelMemory:
-    """What the head in a checkpoint or folder takes in memory; nothing is known of one that is
-    still on the hub. Raises as `load_mtp`."""
+    """The memory of the head in a checkpoint or folder; nothing is known of one that is still on
+    the hub. Raises as `load_mtp`."""
     name = source.name
     assistant = is_assistant(source)
     if assistant:
@@ -315,7 +315,7 @@ def _nextn(file: GgufFile, config: Any) -> NextnHead:
 
 
 def _not_read(model_type: str | None) -> str | None:
-    """What is not read of a family's heads; None: nothing is known."""
+    """The part of a family's heads that is not read; None: nothing is known."""
     return next(
         (what for family, what in MTP_NOT_READ.items() if (model_type or "").startswith(family)),
         None,

@@ -1,4 +1,4 @@
-"""MTP heads inside GGUF files: the layers that llama.cpp calls nextn, behind the target's own.
+"""MTP heads inside GGUF files: the layers that llama.cpp calls nextn, after the target's own.
 
     blk.N.nextn.{eh_proj, enorm, hnorm, shared_head_norm}    projection and norms; N counts on from the target's layers
     blk.N.*                                                  a decoder layer of the family, named as its other layers are
@@ -63,7 +63,7 @@ class NextnHead:
 
     @cached_property
     def layers(self) -> list[dict[str, TensorInfo]]:
-        """The tensors of each layer by their names behind its number."""
+        """The tensors of each layer by their names after its number."""
         found: dict[int, dict[str, TensorInfo]] = {}
         for tensor in self.file.tensors:
             name = TENSOR.fullmatch(tensor.name)
@@ -93,7 +93,7 @@ class NextnHead:
         )
 
     def of_layer(self, index: int) -> list[TensorInfo]:
-        """The decoder layer's tensors, with the norm behind it, as a model of that layer alone
+        """The decoder layer's tensors, with the norm after it, as a model of that layer alone
         would have them."""
         found = [tensor for tensor in self.file.tensors if tensor.name in EVERYWHERE]
         for name, tensor in self.layers[index].items():

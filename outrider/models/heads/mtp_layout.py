@@ -1,4 +1,4 @@
-"""What tensors of an MTP head are called in a family's checkpoints (multi-token prediction,
+"""Names of the tensors of MTP heads in the checkpoints of each family (multi-token prediction,
 DeepSeek-V3 2412.19437).
 
 A layer is a projection of a token's embedding and a hidden state, each normed, one more decoder
@@ -41,7 +41,7 @@ class MtpLayout:
     sign: str  # a tensor by which the layout is recognised
     # the projection's input begins with the hidden state, not with the embedding
     hidden_first: bool = False
-    counts_on: bool = False  # layers are numbered behind the target's
+    counts_on: bool = False  # layers are numbered after the target's
     under: str = ""  # the prefix with which its names are written
     kinds: str = ""  # of a layer of several blocks: the list of their kinds in the config
     gguf: tuple[str, ...] = ()  # architectures whose GGUF files hold such heads
@@ -54,7 +54,7 @@ class MtpLayout:
         return bool(self.kinds)
 
     def written(self, name: str, layer: int, last: int) -> str:
-        """What a layer's tensor is called. `layer`: its number; `last`: that of the last of its
+        """The name of a layer's tensor. `layer`: its number; `last`: that of the last of its
         blocks."""
         shared = self.names.theirs(name, last=last)
         return self.under + (self.names.theirs(f"{layer}.{name}") if shared == name else shared)

@@ -33,7 +33,7 @@ class Names:
         )
 
     def theirs(self, name: str, **numbers: int) -> str:
-        """What the files call a parameter. `numbers`: of places that its own name lacks."""
+        """The name of a parameter in the files. `numbers`: of places that its own name lacks."""
         return next(
             (
                 match

@@ -254,7 +254,7 @@ def with_scales(tensors: Iterable[Stored]) -> list[Stored]:
 
 
 def _scale_names(name: str) -> list[str]:
-    """What the scales of a weight in fp8 may be called."""
+    """Possible names of the scales of a weight in fp8."""
     return [name.removesuffix("weight") + each for each in SCALES]
 
 

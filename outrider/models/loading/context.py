@@ -44,7 +44,7 @@ def reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
     transformers' own cache.
 
     A window that is in transformers' mask alone (Phi MoE, Qwen2 MoE with windows) hides nothing
-    from our attention. Where layers keep a prompt whole and forget the answer behind a window
+    from our attention. Where layers keep a prompt whole and forget the answer after a window
     (Unlimited OCR), a row must not ask which is which.
     """
     window = sliding_window(config)
@@ -129,7 +129,7 @@ def held_context(
         return min(asked or holds, holds)
     why = "its positions beyond are scaled by LongRoPE, which changes keys that are cached already"
     if card.usable_context > holds:
-        why = "behind them its code hides tokens where Outrider's attention cannot see it"
+        why = "after them its code hides tokens where Outrider's attention cannot see it"
     if asked is not None and asked > holds:
         raise ConfigError(
             f"max_model_len {asked} is more than '{name}' can hold here: {holds} tokens ({why}). "

@@ -1,5 +1,5 @@
-"""What a model's `generation_config.json` says about sampling: defaults for requests that leave it
-open, by vLLM's rule.
+"""Sampling defaults from a model's `generation_config.json`, for requests that leave them open, by
+vLLM's rule.
 
 vLLM takes `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `max_new_tokens`,
 whatever `do_sample` says. transformers obeys more of the file; what of that would change a text and
@@ -70,7 +70,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a generation_config asks for, as plain values."""
+    """The settings of a generation_config, as plain values."""
 
     # of TAKEN and `do_sample`, where it names one
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -78,8 +78,8 @@ def is_absent(error: BaseException) -> bool:
 
 
 def not_found(name: str) -> str:
-    """What to tell someone whose model is neither a folder nor in the cache, while the hub is out
-    of reach."""
+    """The error for a model that is neither a folder nor in the cache, while the hub is out of
+    reach."""
     constants = huggingface_hub.constants
     why = (
         "HF_HUB_OFFLINE forbids to ask the hub"

@@ -60,7 +60,7 @@ CGROUP = (
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What is needed, and what there is."""
+    """The memory that is needed, and that there is."""
 
     target: ModelMemory
     draft: ModelMemory | None
@@ -203,8 +203,8 @@ def memory_report(
     packed: bool = False,
     available_bytes: int | None = None,
 ) -> MemoryReport:
-    """What the target and, as second one, its draft need, against what is there. Raises
-    CapabilityError when they do not fit.
+    """Compare the memory that the target and, as second, its draft need with the memory there is.
+    Raises CapabilityError when they do not fit.
 
     `context`: tokens that the target holds. The others as for `estimate_memory`.
     """

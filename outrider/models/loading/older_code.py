@@ -53,7 +53,7 @@ def _yes() -> bool:
 def _either(
     config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """What the method was, or what it is made to be where the config names another attention."""
+    """The original method, or its replacement where the config names another attention."""
     if config._attn_implementation in PLAIN:
         return plain(*args, **options)
     return ours(

@@ -67,8 +67,8 @@ def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | None:
-    """What `keep_tensors` wrote, on huge pages; None where the file is not there, or is another or
-    a damaged one."""
+    """The tensors that `keep_tensors` wrote, on huge pages; None where the file is absent, another
+    or damaged."""
     if not sums:
         return {}
     found = {}
@@ -200,7 +200,7 @@ def read_stored(
 
 
 class _Made:
-    """What no file of the checkpoint has, each once."""
+    """Tensors that no file of the checkpoint has, each once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, str] = {}

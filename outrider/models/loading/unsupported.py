@@ -176,7 +176,7 @@ def _plain_logits(module: Any, tokens: Tensor, kernel: str) -> Tensor:
 
 
 def why_rows_differ(card: ModelCard, device: torch.device) -> str:
-    """What makes a token's bits depend on the other tokens of its pass."""
+    """Why a token's bits depend on the other tokens of its pass."""
     if device.type != "cpu":
         return "kernels there differ with the size of a pass"
     if card.quantisation is not None:

@@ -1,1 +1,1 @@
-"""What a loaded model must prove: that the cache reproduces it, and which passes keep its bits."""
+"""The checks of a loaded model: that the cache reproduces it, and which passes keep its bits."""

@@ -1,5 +1,5 @@
-"""What a freshly loaded model must show before its first token: that our cache reproduces it, and
-on which passes.
+"""The checks of a freshly loaded model before its first token: that our cache reproduces it, and on
+which passes.
 
 1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a
    state instead of keys and
@@ -46,14 +46,14 @@ MAX_ROUNDING = 0.25  # of the logits' range
 
 
 class AttentionCall(NamedTuple):
-    """What the attention of one layer was called with."""
+    """The arguments of one layer's attention call."""
 
     kind: AttentionKind
     window: int | None  # that it was called with
 
     def kept(self, device: torch.device) -> LayerShape:
-        """What our cache keeps: of a layer with a window the last positions, where torch's sums do
-        not depend on those before.
+        """The shape of our cache: of a layer with a window only the last positions, where torch's
+        sums do not depend on those before.
 
         Those of its fused attention on a CPU do not, in whole blocks. Those of our kernels never
         do: `runtime/windows.py`.
@@ -101,8 +101,8 @@ def _record_layer(
 
 
 def find_layers(module: Any, num_layers: int) -> tuple[AttentionCall, ...]:
-    """What is seen of every layer in one pass. Raises OwnCacheNeededError when a layer shows
-    nothing."""
+    """The attention calls of every layer in one pass. Raises OwnCacheNeededError when a layer makes
+    none."""
     seen = see_layers(module)
     if silent := [layer for layer in range(num_layers) if layer not in seen]:
         refuse_silent_layers(module, silent)
@@ -110,8 +110,8 @@ def find_layers(module: Any, num_layers: int) -> tuple[AttentionCall, ...]:
 
 
 def see_layers(module: Any) -> dict[int, AttentionCall]:
-    """What is seen, by their numbers, of the layers that call our attention in one pass over two
-    tokens."""
+    """The layers, by number, that call our attention in one pass over two tokens, and their
+    calls."""
     seen: dict[int, AttentionCall] = {}
     make_known(SHAPES, partial(_record_layer, seen))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
@@ -204,7 +204,7 @@ def _row_of_its_own(lm: LM) -> Iterator[None]:
 
 @torch.inference_mode()
 def probe_logits(lm: LM) -> Tensor:
-    """Logits (1, 12, V) of a short prefix and a short pass behind it: what a change of the
+    """Logits (1, 12, V) of a short prefix and a short pass after it: what a change of the
     arithmetic must reproduce. Both, so that a pass that gives what the one before it gave (a CUDA
     graph that recorded nothing) is found out."""
     tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
@@ -288,7 +288,7 @@ def rounding_noise(module: Any, dtype: torch.dtype) -> float:
 
 
 def broken_weight(module: Any) -> str:
-    """What to look at: the first damaged tensor, else the dtype."""
+    """Where to look: the first damaged tensor, otherwise the dtype."""
     for name, tensor in module.state_dict().items():
         if not torch.isfinite(tensor).all():
             return f"the checkpoint is damaged, {name} has NaN or infinite values"

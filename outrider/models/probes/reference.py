@@ -1,5 +1,5 @@
-"""What a model of transformers says itself: its passes with the inputs that `generate` gives them,
-without a cache.
+"""A transformers model's own answers: passes without a cache, on the inputs that `generate` gives
+them.
 
 `generate` counts positions from 0. RoBERTa and its relatives count otherwise where they are given
 none.
@@ -44,8 +44,8 @@ def takes_positions(module: Any) -> bool:
 
 
 def _inputs(module: Any, ids: Tensor) -> dict[str, Any]:
-    """What `generate` calls the model with for these texts. A checkpoint's own class may not
-    generate."""
+    """The arguments that `generate` passes to the model for these texts. A checkpoint's own class
+    may not generate."""
     options: dict[str, Any] = {"use_cache": False}
     if "position_ids" in inspect.signature(module.forward).parameters:
         options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)

@@ -53,7 +53,7 @@ MAX_COLUMNS = 8192  # outputs kept of each token
 
 
 class AttentionKind(NamedTuple):
-    """What decides how a layer's attention is computed."""
+    """The settings that decide how a layer's attention is computed."""
 
     num_heads: int
     shape: LayerShape
@@ -176,7 +176,8 @@ def _by_head_sample(
 
 
 def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
-    """What a layer multiplies: a router may be kept in fp32 where the model runs in bf16."""
+    """The dtype of a layer's products: a router may be kept in fp32 where the model runs in
+    bf16."""
     if isinstance(layer, BlockLinear):
         return layer.dtype
     weight = (

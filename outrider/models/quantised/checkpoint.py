@@ -1,5 +1,5 @@
-"""What transformers makes of a checkpoint with quantised weights: whether they are widened to plain
-numbers on load, or stay."""
+"""How transformers loads a checkpoint with quantised weights: whether they are widened to plain
+numbers, or stay."""
 
 from __future__ import annotations
 

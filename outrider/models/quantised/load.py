@@ -54,7 +54,7 @@ def quantised_module(
 
 
 def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
-    """What a person should know of such a model, in a line."""
+    """A note for the user about such a model, in a line."""
     widened = getattr(module, WIDENED, 0)
     how = scheme.rounded
     if not runs_on_kernels(module):

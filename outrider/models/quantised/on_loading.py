@@ -61,14 +61,15 @@ class LayerToRound:
 
 @dataclass(frozen=True)
 class Rounded:
-    """What was done to a module: layers in so many bits, and layers whose sizes no block holds."""
+    """The layers of a module that were quantised, with their bits, and those whose sizes no block
+    holds."""
 
     bits: int
     layers: int
     left: int
 
     def note(self, label: str) -> str:
-        """What a person should know of such a model, in a line."""
+        """A note for the user about such a model, in a line."""
         why = f"experts, {MATRIX} of latents, or inputs that are no multiple of {BLOCK}"
         left = f"; {self.left} layers stay as they are ({why})" if self.left else ""
         output = "" if self.bits == 8 else ", its output layer to 8"

@@ -63,7 +63,7 @@ class Scheme:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """What codes are stored as, in the words of safetensors."""
+        """The stored type of codes, by safetensors' names."""
         if self.is_float:
             return ("F8_E4M3",)
         if self.main == WORDS:
@@ -89,7 +89,8 @@ class Scheme:
 
     @property
     def rounded(self) -> str:
-        """What the native kernels round besides weights; empty where no kernel of ours takes part."""
+        """The values besides weights that the native kernels round; empty where no kernel of ours
+        takes part."""
         if self.is_nvfp4:
             return ""
         if self.is_float and not self.others:

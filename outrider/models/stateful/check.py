@@ -1,5 +1,5 @@
-"""What a model on transformers' own cache must show before its first token: that its passes give
-its own logits.
+"""The check of a model on transformers' own cache before its first token: its passes give its own
+logits.
 
 Tried are a prompt, single tokens, chains, rejections and continuing after them, on two rows in
 turns. What transformers' code gets wrong shows here: passes of several tokens that forget the

@@ -64,7 +64,7 @@ class StateLM(LM):
         return twin
 
     def note(self, label: str) -> str:
-        """What a person should know of how it runs."""
+        """A note for the user about how the model runs."""
         return f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
 
     def forward(

@@ -1,4 +1,4 @@
-"""What a text left in a model of transformers: its cache object."""
+"""The state of one text in a transformers model: its cache object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOMES = ("transformers", "transformers_modules")
 
 @dataclass
 class OwnState:
-    """What transformers' cache holds of one text."""
+    """The contents of transformers' cache for one text."""
 
     cache: Any
 

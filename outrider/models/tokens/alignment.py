@@ -72,7 +72,7 @@ class TokenizerPair:
         """Target tokens that follow `tokens` if the draft's tokens `drafted` follow its context;
         perhaps none.
 
-        The text is encoded behind as much of the committed text as leaves that text's tokens what
+        The text is encoded after as much of the committed text as leaves that text's tokens what
         they are, so that tokens come out as the target would write them; at worst by itself. Broken
         text goes token by token, as far as tokens are shared. The draft's end token becomes the
         target's.
@@ -96,8 +96,8 @@ class TokenizerPair:
     def _encode_behind(
         self, tokens: Sequence[int], context: DraftContext, text: str
     ) -> list[int] | None:
-        """What `text` behind the context's whole characters adds to `tokens`; None where their
-        tokens would not stay."""
+        """The tokens that `text` adds after the context's whole characters; None where the tokens
+        before would not stay."""
         for begin in context.windows():
             known = self.target.text(tokens[begin : context.covered], context.before(tokens, begin))
             ids = self.target.ids(known + text, continues=begin > context.segment)
@@ -125,11 +125,11 @@ class DraftContext:
         self._seen = 0  # target tokens at the last update
         self.tokens: list[int] = []  # what the draft model is fed
         self.prefix = 0  # of these the draft's own beginning of a text
-        # of these stand for whole characters; behind them, bytes of an unfinished one
+        # of these stand for whole characters; after them, bytes of an unfinished one
         self.whole = 0
         self.covered = 0  # target tokens that make up whole characters
         self.is_complete = True  # whether the draft was fed the rest, too
-        # where the text begins in which the open chunk lies: behind the last special token
+        # where the text begins in which the open chunk lies: after the last special token
         self.segment = 0
         self.start = 0  # where the open chunk begins
 

@@ -45,7 +45,7 @@ class BadWordFinder:
 
     @cached_property
     def _spelling(self) -> Spelling:
-        """What each token writes."""
+        """The text of each token."""
         if self._tokenizer is None:
             raise ConfigError(
                 f"'{self._label}' has no tokenizer, so nobody knows what its tokens write"

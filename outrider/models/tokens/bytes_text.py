@@ -17,7 +17,7 @@ UNFINISHED = "\ufffd"  # what a decoder prints for bytes that are no character
 
 
 class BytesText:
-    """The text of tokens that have bytes of their own, token by token, behind a prompt."""
+    """The text of tokens that have bytes of their own, token by token, after a prompt."""
 
     def __init__(
         self, tokens: TokenBytes, prompt: Sequence[int], hidden: frozenset[int] = frozenset()
@@ -40,7 +40,7 @@ class BytesText:
         return bool(self._pending)
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token would add here, in bytes."""
+        """The bytes that the token would add here."""
         if token in self._hidden:
             return b""
         return (
@@ -77,7 +77,7 @@ class BytesText:
 
     def _stripped(self, token: int) -> tuple[bytes, int]:
         """(bytes of a token at the beginning of the text, how often the decoder may still strip
-        behind it)"""
+        after it)"""
         data = (
             self._tokens.bytes_at_start(token) if self._is_first else self._tokens.bytes_of(token)
         )

@@ -46,7 +46,7 @@ BYTE_OF_LETTER = {
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What a decoder's configuration says about the bytes of single tokens."""
+    """The rules of a decoder's configuration for the bytes of single tokens."""
 
     is_byte_level: bool = False
     has_byte_fallback: bool = False

@@ -6,9 +6,9 @@ know them:
 
 * a leading space may belong to the token (byte-level BPE), be stripped from the first token of a
   text (SentencePiece), or
-  be implied between words: text is decoded behind the tokens before it, and what those say is taken
+  be implied between words: text is decoded after the tokens before it, and what those say is taken
   off;
-* SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line
+* SentencePiece puts a space before every text it encodes: a continuation is encoded after a line
   end, whose tokens are
   then taken off.
 
@@ -27,7 +27,7 @@ from outrider.templates import conversation_text
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
 ANSWER = "Outrider's answer"  # looked for in what a chat template writes
-END_OF_WORD = "</w>"  # what vocabularies of the first BPE put behind a word's last letters
+END_OF_WORD = "</w>"  # what vocabularies of the first BPE put after a word's last letters
 
 
 class TokenText:
@@ -45,8 +45,8 @@ class TokenText:
         self.prefix = [bos] if bos is not None and begins == [bos] else []
 
     def text(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """What `ids` add to the text of the tokens before them. `UNFINISHED` stands where bytes
-        make no character, and at the beginning when the tokens before end in the middle of one."""
+        """The text that `ids` add to the tokens before them. `UNFINISHED` stands where bytes make
+        no character, and at the beginning when the tokens before end in the middle of one."""
         if self._bytes is not None and self._bytes.is_joined:
             text = BytesText(self._bytes, before)
             begun = UNFINISHED if text.is_unfinished else ""
@@ -62,7 +62,7 @@ class TokenText:
         return whole[len(known) :]
 
     def ids(self, text: str, *, continues: bool) -> list[int]:
-        """Tokens of a text, without special ones around it. `continues`: it stands behind other
+        """Tokens of a text, without special ones around it. `continues`: it stands after other
         text."""
         if continues:
             guarded = self._encode(GUARD + text)
@@ -124,11 +124,11 @@ def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
 
 
 def vocabulary_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
-    """What each of the first `vocab_size` tokens writes in the middle of a text; nothing for ids
+    """The text of each of the first `vocab_size` tokens in the middle of a text; empty for ids
     without a name.
 
     Words of vocabularies that imply the spaces between them are written with the space before them,
-    or behind them where they end in `</w>`.
+    or after them where they end in `</w>`.
     """
     keys = token_keys(tokenizer, special_ids(tokenizer))
     ends_words = any(
@@ -150,7 +150,7 @@ def _implied(kind: str, string: str, ends_words: bool) -> str:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The token that the chat template writes behind an answer, which may be another than the
+    """The token that the chat template writes after an answer, which may be another than the
     eos_token; else that one."""
     eos: int | None = tokenizer.eos_token_id
     if not getattr(tokenizer, "chat_template", None):

@@ -52,7 +52,7 @@ def attention_parts(
     """One part of the keys for some queries of one row and key head: grid (rows * KV heads, parts,
     blocks of queries).
 
-    IN_KEYS: a key is its value and, behind it, at most REST_PAD numbers more; both halves are read
+    IN_KEYS: a key is its value and, after it, at most REST_PAD numbers more; both halves are read
     once. A short slot, and its mask, begin at a base of the row; a key is in the same part wherever
     it lies.
     """

@@ -14,8 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def source_of(moves, row):
-    """What a pass brings forward of one row, and the buffer that it goes on from: base, begin, end
-    and source of its move."""
+    """The pointers of one row's move in a pass: base, begin, end and source in the state buffer."""
     own = moves + row * 8
     return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
 
@@ -123,7 +122,7 @@ def convolution(
         total += tl.load(weight + i * CHANNELS + c, mask=is_channel, other=0.0) * tl.where(
             node >= 0, inside, before
         )
-        if not IN_TREE:  # the last token's predecessors, and itself, are the window behind it
+        if not IN_TREE:  # the last token's predecessors, and itself, are the window after it
             is_last = (token == num_tokens - 1) & is_written
             newer = token - LAST + 1 + i
             later = tl.load(
@@ -214,7 +213,7 @@ def delta_rule(
 ):
     """Some columns of one head's state: grid (rows * heads, blocks of a value).
 
-    A record has keys and values, KEY_LINE numbers of their type in all, and behind them decays and
+    A record has keys and values, KEY_LINE numbers of their type in all, and after them decays and
     betas, fp32.
     """
     line = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""What a pass does on the device, one step after the other: products by torch, tokenwise kernels,
+"""The steps of a pass on the device, one after the other: products by torch, tokenwise kernels,
 attention."""
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class Steps:
 
 
 def _padded(size: int) -> int:
-    """What tensor cores take: a power of two."""
+    """The size that tensor cores take: a power of two."""
     return max(16, triton.next_power_of_2(size))
 
 

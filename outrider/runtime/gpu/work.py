@@ -1,4 +1,4 @@
-"""What the steps of one pass on a GPU share."""
+"""The state that the steps of one GPU pass share."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Writer:
         )
         if op.bound:
             index = self._let(f"tl.where({index} < {op.bound}, {index}, 0)")
-        # its last row stands for all behind it
+        # its last row stands for all after it
         if (made := self.program.constants.get(op.weight)) is not None:
             index = self._let(f"tl.minimum({index}, {len(made) - 1})")
         r, c = self._grid((1, op.output.cols))
