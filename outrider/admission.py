@@ -138,7 +138,7 @@ def constraint_for(
     if params.structured_outputs is not None:
         if grammar is not None:
             raise ConfigError(
-                "structured_outputs beside a grammar: an answer has one form; give one of them"
+                "structured_outputs together with a grammar: an answer has one form; give one of them"
             )
         grammar = built.grammars.constraint(form_of(params.structured_outputs))
     if thinking is not None and (grammar is not None or thinking.budget is not None):

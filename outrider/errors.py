@@ -133,7 +133,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def near_path(path: Path) -> str:
-    """' Did you mean 'x'?' where something lies beside a path that is not there and has a name like
+    """' Did you mean 'x'?' where something lies next to a path that is not there and has a name like
     its last part's."""
     try:
         close = nearest(path.name, [one.name for one in path.parent.iterdir()])

@@ -31,7 +31,7 @@ class HugePageSpace:
         self._next = self._end = 0
 
     def take(self, size: int) -> Tensor:
-        """So many bytes of their own, all 0."""
+        """This many bytes of their own, all 0."""
         with self._lock:
             if self._block is None or self._next + size > self._end:
                 self._open(max(size, CHUNK))
@@ -64,7 +64,7 @@ def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> 
 
 
 def room_for_weight(shape: Sequence[int]) -> Tensor:
-    """Bytes of 0 beside other weights on huge pages; as torch makes them on a system without such
+    """Bytes of 0 next to other weights on huge pages; as torch makes them on a system without such
     pages."""
     room = _room(prod(shape))
     return torch.zeros(*shape, dtype=torch.uint8) if room is None else room.view(*shape)
@@ -78,7 +78,7 @@ def on_huge_pages(tensor: Tensor) -> Tensor:
 
 
 def _room(size: int) -> Tensor | None:
-    """So many bytes beside other weights; None for no bytes, or where there are no such pages."""
+    """This many bytes next to other weights; None for no bytes, or where there are no such pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or not size:
         return None
     try:

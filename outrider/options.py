@@ -94,7 +94,7 @@ class Needs:
     """The needs of one decoder, or of several that share models."""
 
     draft: bool = False  # a draft model
-    module: bool = False  # the target's own weights, beside its packed ones
+    module: bool = False  # the target's own weights, alongside its packed ones
     # tokens that calls of a recorded loop draft (CUDA graphs); none: no loop
     loop_lengths: tuple[int, ...] = ()
     # trained heads that draft, and their folders

@@ -5,7 +5,7 @@ A Kalman filter over the logarithms of the seconds of all sizes at once. It assu
 minute is slow for every size, so a size timed an hour ago stays comparable with the one in use;
 that each node costs about the same; and that neighbouring sizes differ little from that. A clock
 errs upwards: a time far too long counts as a time a little too long. How much two times of one size
-differ says how noisy the clock is: beside busy processes each time counts for less.
+differ says how noisy the clock is: alongside busy processes each time counts for less.
 
 After longer texts a pass reads more of the cache, and each further node looks at all of it. So two
 more numbers are learned: how all sizes grow with the logarithm of the texts' tokens, and how much

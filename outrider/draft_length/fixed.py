@@ -7,7 +7,7 @@ bias the output.
 By load there is a table (`outrider tune` writes one), the same for every row of a step. Between two
 entries the one for fewer rows holds, as in vLLM's `num_speculative_tokens_per_batch_size`. Unlike
 `Goodput` it measures nothing while it runs: a seeded text depends on it only through the number of
-rows beside it.
+other rows of the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FixedLength:
     """`--num-draft-tokens N`, or by load `1:5,4:3,16:0`."""
 
     def __init__(self, gamma: int, by_rows: Sequence[tuple[int, int]] = ()) -> None:
-        """`by_rows`: (rows, nodes from so many rows on), ascending, the first at 1 row; 0 nodes:
+        """`by_rows`: (rows, nodes from this many rows on), ascending, the first at 1 row; 0 nodes:
         plain decoding."""
         self.gamma = gamma
         self._by_rows = dict(by_rows)

@@ -91,7 +91,7 @@ class Goodput:
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
     def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
-        """Nodes that the coming step asks for, for each of so many rows, whose texts have `context`
+        """Nodes that the coming step asks for, for each of the rows, whose texts have `context`
         tokens in all. `shares`: of this drafter's rows, by their phase."""
         crowd = self._crowd(num_rows)
         crowd.context = context
@@ -138,7 +138,7 @@ class Goodput:
         ]
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
-        """Whether drafting pays in a step in which only so many of the rows that asked can be
+        """Whether drafting pays in a step in which only this many of the rows that asked can be
         drafted for. A probe need not."""
         rates = self.goodput(num_rows)
         size = self.settled(num_rows)

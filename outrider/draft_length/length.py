@@ -20,7 +20,7 @@ class DraftLength:
 
     max_nodes: int
     is_auto: bool = False
-    # (rows, nodes from so many rows on), the first at 1 row; empty: always `max_nodes`
+    # (rows, nodes from this many rows on), the first at 1 row; empty: always `max_nodes`
     by_rows: tuple[tuple[int, int], ...] = ()
 
     @classmethod

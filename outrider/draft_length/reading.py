@@ -41,7 +41,7 @@ class ReadingPrice:
             self._unread[name_of(row)] = self._unread.get(name_of(row), 0) + count
 
     def timed(self, tokens: int, seconds: float) -> None:
-        """So many tokens were read in so many seconds."""
+        """This many tokens were read in this many seconds."""
         if tokens:
             self._pace.add(seconds, tokens, FADE)
 

@@ -53,13 +53,13 @@ class Shares:
     tried: list[float] = field(default_factory=list)
 
     def fade(self, steps: int = 1) -> None:
-        """So many steps have passed."""
+        """This many steps have passed."""
         factor = DECAY**steps
         self.kept = [factor * value for value in self.kept]
         self.tried = [factor * value for value in self.tried]
 
     def add(self, num_tried: int, kept: Iterable[float]) -> None:
-        """So many positions were tried; `kept` says for the first of them whether, or how often,
+        """This many positions were tried; `kept` says for the first of them whether, or how often,
         each was kept."""
         missing = [0.0] * (num_tried - len(self.tried))
         self.kept += missing
@@ -83,11 +83,11 @@ class KeptNodes:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
     def fade(self, steps: int) -> None:
-        """So many steps have passed."""
+        """This many steps have passed."""
         self._nodes.fade(steps)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:
-        """One row asked for so many nodes and `accepted` were kept. `budgets`: how much must be
+        """One row asked for this many nodes and `accepted` were kept. `budgets`: how much must be
         asked for to get each of these; None: unknown, then kept nodes grow like the logarithm of
         the tree."""
         if budgets is None:
@@ -122,7 +122,7 @@ class Phase(NamedTuple):
 
     @classmethod
     def at(cls, length: int, *, thinks: bool) -> Phase:
-        """After so many tokens."""
+        """After this many tokens."""
         return cls(thinks, (length // LONG).bit_length())
 
 

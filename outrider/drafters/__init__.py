@@ -25,7 +25,7 @@ DRAFTERS = Registry(
             "reads out the answer that the caller sends along",
         ),
         "suffix": Entry(
-            f"{LOOKUP}.suffix:SuffixDrafter", "goes on as this text or an earlier answer went on"
+            f"{LOOKUP}.suffix:SuffixDrafter", "continues as this text or an earlier answer went on"
         ),
         "quantised": Entry(
             f"{MODEL}.quantised:QuantisedDrafter", "the target's own weights in 4 or 8 bits"

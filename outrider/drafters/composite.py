@@ -2,7 +2,7 @@
 row.
 
     merge    every part drafts; the node budget goes where a node is likeliest to be kept (suffix branch + model chain in one
-             tree, verified by traversal), and what a free part cannot fill goes on to the next, the
+             tree, verified by traversal), and what a free part cannot fill continues to the next, the
              model last. A part is worth the nodes it adds: what an earlier part has as well costs
              nothing and counts for nothing
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second

@@ -126,7 +126,7 @@ def drafted(rows: Rows, tokens: Tensor, probs: Tensor, lengths: Sequence[int]) -
     if width < tokens.shape[1]:
         tokens = tokens[:, :width]
         probs = F.pad(probs[:, :width], (0, 0, 0, 1))
-    if len(probs) < len(tokens):  # beside rows that draw, the others have distributions, too
+    if len(probs) < len(tokens):  # alongside rows that draw, the others have distributions, too
         full = probs.new_zeros(len(tokens), *probs.shape[1:])
         full[:, :width].scatter_(2, tokens[..., None], 1.0)
         full[_drawing(rows)] = probs

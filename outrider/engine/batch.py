@@ -79,7 +79,7 @@ class Batch:
         return max(self._running.values(), default=None)
 
     def take_failed(self) -> list[tuple[ActiveRequest, Exception]]:
-        """Requests that cannot go on and have left the batch, since this was asked last."""
+        """Requests that cannot continue and have left the batch, since this was asked last."""
         failed = self._failed
         self._failed = []
         return failed

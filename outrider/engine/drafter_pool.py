@@ -125,7 +125,7 @@ class DrafterPool:
     def is_reproducible(self, request: Request, verifier: RowVerifier) -> bool:
         """Whether its text follows from prompt, parameters and seed. What a row says that is
         sampled and not drafter-invariant depends on its drafts, and these on the hour: how many
-        there are (the control), whether one call drafts them all (not beside a row with filters or
+        there are (the control), whether one call drafts them all (not alongside a row with filters or
         a grammar), when the draft model has read the prompt, and from what pages."""
         limits = self._models.target.lm.limits
         exact = limits.exact_rows and (limits.exact_trees or not self._draws_trees)
@@ -174,7 +174,7 @@ class DrafterPool:
         if request.is_predicted:
             if asked not in (None, FOLLOWER):
                 raise ConfigError(
-                    f"speculation.drafter '{asked}' beside a prediction, which only '{FOLLOWER}' "
+                    f"speculation.drafter '{asked}' together with a prediction, which only '{FOLLOWER}' "
                     "follows: leave one of them out"
                 )
             return FOLLOWER

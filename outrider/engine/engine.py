@@ -9,7 +9,7 @@
     loop.py       that thread, which alone touches models, caches and rows: turn after turn
     scheduler.py  where requests stand, and how they move as memory allows
 
-A request's text does not depend on what runs beside it: rows do not know their neighbours
+A request's text does not depend on what runs alongside it: rows do not know their neighbours
 (`Decoder`), a preempted row comes back with the keys it left with, and a seeded sampled row is
 drafter-invariant unless it asked not to be, so that a load-aware draft length cannot show. A
 request that breaks a step is found and ended alone (`Batch.step`).
@@ -167,8 +167,8 @@ class Engine:
         self._thread.start()
 
     def check_room(self, count: int) -> None:
-        """To be asked before so many requests are made that belong together. Raises RequestError
-        for more than may ever wait, QueueFullError for more than may wait beside those that do."""
+        """To be asked before this many requests are made that belong together. Raises RequestError
+        for more than may ever wait, QueueFullError for more than may wait alongside those that do."""
         limit = self._settings.max_queue
         waiting = self._num_waiting()
         ran_s = self._loop.ran_s

@@ -4,7 +4,7 @@ A turn: take commands, end late requests, start requests as memory allows, read 
 prompt, make one step of all rows, and deliver its tokens. With nothing to do the thread sleeps.
 
 Every request ends in `_end`, once. One that breaks a step or its prompt ends alone (`Batch.step`
-finds it); when code of ours breaks between steps all end, and the engine goes on.
+finds it); when code of ours breaks between steps all end, and the engine continues.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EngineLoop:
                     self._turn()
                 except Exception as error:
                     log.exception(
-                        "the engine's own code failed: every request ends, the engine goes on"
+                        "the engine's own code failed: every request ends, the engine continues"
                     )
                     self._scheduler.reset()
                     self._end_all(error)

@@ -1,4 +1,4 @@
-"""Reading prompts, a chunk at a time, beside the batch that is being decoded.
+"""Reading prompts, a chunk at a time, alongside the batch that is being decoded.
 
 Prompts are read in rows of a cache of their own: several in turns, one chunk of one prompt between
 two steps of the batch, so that a long prompt delays nobody's next token by more than a chunk. What
@@ -9,9 +9,9 @@ Pages hold whole chunks of prompts only, unless this model's keys have the same 
 is cut into passes (`reads_any_way`, measured): then they may also hold what decoding wrote, in
 small pages.
 
-A text may have an answer's beginning after its prompt: of a request that goes on elsewhere, or
+A text may have an answer's beginning after its prompt: of a request that continues elsewhere, or
 that lost its keys. That part is read as decoding would have, in passes no wider than those whose
-bits were compared, so that the text goes on as it would have.
+bits were compared, so that the text continues as it would have.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def reads_any_way(target: LM) -> bool:
 
 
 def make_pool(target: LM, positions: int) -> Pool:
-    """Pages for so many positions; large ones where only whole chunks may be shared."""
+    """Pages for this many positions; large ones where only whole chunks may be shared."""
     if not target.kv.by_position:
         page = 1 if target.limits.exact_rows else PREFILL_CHUNK
         return StatePool(page=page, num_pages=positions // page)

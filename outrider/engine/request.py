@@ -12,7 +12,7 @@ happens.
 
 A request may begin in the middle of its answer: `committed` are output tokens that another engine
 emitted for the same prompt, parameters and seed. Text, stop strings, grammar, penalties and limits
-go on as if this engine had emitted them, and updates start after them; `stats` count this engine's
+continue as if this engine had emitted them, and updates start after them; `stats` count this engine's
 part alone.
 """
 
@@ -91,7 +91,7 @@ class Request:
     # from submission; then it finishes as "timeout" with what there is
     timeout_s: float | None = None
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: none wanted
-    # output tokens emitted elsewhere; the answer goes on after them
+    # output tokens emitted elsewhere; the answer continues after them
     committed: list[int] = field(default_factory=list)
 
     @property
@@ -121,7 +121,7 @@ class Finish:
     drafter: str
     # with reason "stop": the stop string or stop_token_ids entry that ended it
     stop_reason: int | str | None = None
-    # the text follows from prompt, parameters and seed, whatever ran beside it
+    # the text follows from prompt, parameters and seed, whatever ran alongside it
     reproducible: bool = True
     queued_s: float = 0.0  # from submission to the first prompt chunk
     prefill_s: float = 0.0  # of reading the prompt

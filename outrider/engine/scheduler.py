@@ -5,7 +5,7 @@ memory allow.
        ^                              |
        +--- preempted, keys parked ---+
 
-A request starts when there is a row for it and memory for its text beside its neighbours', which
+A request starts when there is a row for it and memory for its text alongside its neighbours', which
 must be able to grow. Where that is not so, the least urgent row is preempted: for a more urgent
 request, or for texts that have grown.
 """
@@ -100,7 +100,7 @@ class KVBudget:
     ) -> None:
         if positions < MIN_POSITIONS:
             raise ConfigError(
-                f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and "
+                f"kv_memory is too small: alongside kept prefixes it holds {positions} tokens, and "
                 "one request takes "
                 f"{MIN_POSITIONS}; raise kv_memory, or lower prefix_share"
             )
@@ -123,9 +123,9 @@ class KVBudget:
         return sum(lengths) if self._cost is int else sum(map(self._cost, lengths))
 
     def has_row(self, length: int, reading: int) -> bool:
-        """Whether one more row fits into the batch beside those that are being read.
+        """Whether one more row fits into the batch alongside those that are being read.
 
-        `length`: its tokens; `reading`: tokens of its prompt that are read beside theirs (0:
+        `length`: its tokens; `reading`: tokens of its prompt that are read alongside theirs (0:
         nothing to read). Gives memory back where caches are larger than they need to be.
         """
         return self._fits(
@@ -157,7 +157,7 @@ class KVBudget:
 
 
 def _tight(cache: KVCache, rows: int, length: int) -> tuple[int, int]:
-    """The smallest size that holds so many rows, the present ones and one of `length`."""
+    """The smallest size that holds this many rows, the present ones and one of `length`."""
     longest = max([length, BLOCK, *cache.lengths])
     slots = 1
     while slots < max(rows, cache.num_rows):

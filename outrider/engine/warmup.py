@@ -141,7 +141,7 @@ def step_seconds(
     *,
     anew: bool = False,
 ) -> dict[int, float]:
-    """Draft nodes of the widest row -> seconds of a step of so many rows.
+    """Draft nodes of the widest row -> seconds of a step of this many rows.
 
     As an earlier start kept them, else timed now, and kept; `anew`: timed now in any case.
     """

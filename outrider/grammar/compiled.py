@@ -4,7 +4,7 @@ Matchers of llguidance that are copies of one another share a lexer, which grows
 that is read and may only become so large ("too many expressions", "too many states"). A text that
 uses it up breaks all copies, those to come, too; and a broken matcher raises nothing: it counts as
 stopped, allows the end token alone, and stays like that. So whose matcher broke says so here: it
-goes on with a lexer of its own, and rows to come share a new one.
+continues with a lexer of its own, and rows to come share a new one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Compiled:
         """For a row whose matcher broke; it may break again, which `is_error` says."""
         self.is_spent = True
         log.info(
-            "the texts of %s used up the lexer they shared: a row goes on with one of its own",
+            "the texts of %s used up the lexer they shared: a row continues with one of its own",
             self._name,
         )
         return self._make()

@@ -114,7 +114,7 @@ class Matcher:
     def _read(self) -> Tensor:
         mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
         if not mask.any() and not self._matcher.is_error():
-            raise NumericalError("the grammar leaves no token to go on with")
+            raise NumericalError("the grammar leaves no token to continue with")
         return torch.from_numpy(mask)
 
     def _consumes(self, token: int) -> bool:

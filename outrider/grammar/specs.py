@@ -14,7 +14,7 @@ from outrider.wellformed import parsed_json
 
 Form = Literal["json_schema", "regex", "choice", "ebnf", "lark"]
 # Between the parts of JSON. With more room a model that is not sure what comes next writes blanks;
-# with none at the end of a number one that would go on with a blank writes digits without end
+# with none at the end of a number one that would continue with a blank writes digits without end
 SPACE = "[ ]?"
 # llguidance's options about it
 WHITESPACE = ("whitespace_pattern", "whitespace_flexible", "item_separator", "key_separator")

@@ -59,7 +59,7 @@ class LayerShape:
     num_kv_heads: int
     key_size: int
     value_size: int
-    # the first numbers of a key are its value, which is not stored beside it
+    # the first numbers of a key are its value, which is not stored next to it
     values_in_keys: bool = False
     window: int | None = None  # positions that a token sees, its own included; None: all
     # it holds the keys of an indexer, to which no layer attends (`models/indexer.py`)
@@ -67,7 +67,7 @@ class LayerShape:
 
     @property
     def stored_value_size(self) -> int:
-        """Numbers of a value that lie beside the key."""
+        """Numbers of a value that lie next to the key."""
         return 0 if self.values_in_keys else self.value_size
 
 

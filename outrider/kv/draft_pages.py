@@ -1,4 +1,4 @@
-"""Pages of drafters' own keys and values for earlier texts, beside the target's (`kv/pages.py`).
+"""Pages of drafters' own keys and values for earlier texts, next to the target's (`kv/pages.py`).
 
 Where a prompt shares a prefix with an earlier one, the target's keys come from the store without a
 pass, but a draft model would read all of it. So the draft's keys are kept, too, for as many tokens

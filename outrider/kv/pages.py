@@ -10,7 +10,7 @@ against a pass through the model. A page is found by the tokens themselves, not 
 by tokens that were returned (never by a rejected draft's).
 
 Layers with windows have lost the beginning of a long row (`cache.py`); pages that are saved then
-hold zeros of these layers. So a text goes on only where the last pages, as many as windows reach,
+hold zeros of these layers. So a text continues only where the last pages, as many as windows reach,
 are whole. Those of a prompt are: it is saved chunk by chunk.
 
 Least recently used leaves go first when all pages are taken. Idea of the tree: RadixAttention
@@ -164,7 +164,7 @@ class PagePool:
             )
 
     def _usable(self, tokens: Sequence[int]) -> list[_Page]:
-        """The longest known beginning that a text can go on after."""
+        """The longest known beginning that a text can continue after."""
         path = self._match(tokens)
         count = whole = 0  # pages of the beginning, and those that end it without a gap
         for number, page in enumerate(path, start=1):

@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 class StatePool:
     """States at the ends of texts' beginnings seen before.
 
-    `page`: states are kept at multiples of so many tokens; `num_pages` of them may be kept, a state
+    `page`: states are kept at multiples of this many tokens; `num_pages` of them may be kept, a state
     of N tokens counting as N, at least as `BLOCK`.
     """
 

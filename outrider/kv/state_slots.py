@@ -1,4 +1,4 @@
-"""Running states beside keys and values: recurrent layers and short convolutions on our own cache,
+"""Running states alongside keys and values: recurrent layers and short convolutions on our own cache,
 rolled back without a copy.
 
     slot b of an operation   states    [ base ][ tip ]    two buffers: after the first `base` tokens, and after the first `tip`
@@ -7,7 +7,7 @@ rolled back without a copy.
 A pass begins at the row's committed length. Where that is `tip`, nothing was rejected: the tip
 becomes the base, and the other buffer takes the new tip. Where it is less, the pass first brings
 the base forward by the records of the tokens that were kept, in the same arithmetic as when they
-were passed, and goes on from there. So a rejection costs some updates of a state in the next pass,
+were passed, and continues from there. So a rejection costs some updates of a state in the next pass,
 no pass and no copy, and a state has the same bits however its text was cut into passes.
 
 A pass over a tree of tokens leaves records alone, in the order of its nodes; those of the kept path
@@ -47,9 +47,9 @@ class Move:
     """The move of one row's states in a pass, as the executor reads it (`native/recurrent.h`)."""
 
     base: int  # the buffer that is brought forward
-    begin: int  # from the first so many tokens,
-    end: int  # to so many
-    source: int  # the buffer that the pass goes on from
+    begin: int  # the tokens that the state at the source has seen,
+    end: int  # and those that it has seen afterwards
+    source: int  # the buffer that the pass continues from
     target: int  # where it leaves the state behind its last token
     is_recorded: int  # whether its tokens may be taken back one by one
 
@@ -206,7 +206,7 @@ class StateSlots(KVCache):
         line = self._lines[row]
         if not line.holds(length):
             raise ValueError(
-                f"row {row}: states go on at {line.base} or {line.tip} tokens, not at {length}"
+                f"row {row}: states continue at {line.base} or {line.tip} tokens, not at {length}"
             )
 
     def _move_records(self, row: int, start: int, first: int, path: Sequence[int]) -> None:
@@ -377,7 +377,7 @@ class StateSlots(KVCache):
 
     @torch.inference_mode(False)
     def _make_records(self, count: int) -> None:
-        """Room for so many records of a slot, each in its new slot."""
+        """Room for this many records of a slot, each in its new slot."""
         before = self.num_records
         if count <= before:
             return

@@ -9,7 +9,7 @@ end are masked, and a masked position contributes exactly nothing, so rows of di
 share a pass.
 
 Queries are padded to a multiple of `QUERY_BLOCK` here, and keys come in whole blocks: a query's
-result then has the same bits whether it is alone, beside draft tokens, or beside other rows (probed
+result then has the same bits whether it is alone, alongside draft tokens, or alongside other rows (probed
 in `probes/pass_limits.py`, not assumed).
 """
 

@@ -6,7 +6,7 @@ best `index_topk` of them.
 
 Weights and queries are of the token that looks. The indexer has one key for all its heads, which
 the cache keeps as one more layer, after those of the model. transformers' code makes queries, keys
-and weights. Where it goes on to score, it is handed an object that stands for the scores and writes
+and weights. Where it continues to score, it is handed an object that stands for the scores and writes
 down what they are made of; a function of ours then chooses. Of equal scores the lowest position
 stands first: torch's `topk`, which transformers asks, promises no order there.
 """
@@ -27,7 +27,7 @@ from outrider.models.latent import has_latents
 
 # the attribute of an indexer that asks us: the number of its layer in the cache
 NUMBER = "cache_layer"
-# of transformers' cache, where an indexer's keys lie beside the others
+# of transformers' cache, where an indexer's keys lie next to the others
 KEPT_LAYER = "DynamicIndexedLayer"
 
 

@@ -98,7 +98,7 @@ def keep_latents(module: nn.Module) -> None:
 def _can_be_split(linear: Any) -> bool:
     """Whether a layer only multiplies with its `weight`.
 
-    Those that stay quantised in transformers' code keep integers there, or scales beside it.
+    Those that stay quantised in transformers' code keep integers there, or scales next to it.
     """
     if type(linear) not in (nn.Linear, BlockLinear, ReorderedLinear) or linear.bias is not None:
         return False

@@ -211,7 +211,7 @@ class LM:
                     read(row, done, {layer: states[0] for layer, states in output.hidden.items()})
 
     def _first_columns(self, count: int) -> Tensor:
-        """0 .. count, made once: beside a pass of a small model, and with the caches full of
+        """0 .. count, made once: alongside a pass of a small model, and with the caches full of
         weights, every operation counts."""
         if count not in self._columns:
             self._columns[count] = torch.arange(count, device=self.device)

@@ -241,7 +241,7 @@ class Binding:
 
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
         if matrix.form.is_float and self._dtype != torch.bfloat16:
-            raise NotLoweredError("fp8 weights beside numbers in another type than bfloat16")
+            raise NotLoweredError("fp8 weights together with numbers in another type than bfloat16")
         made.format = int(matrix.format)
         made.form = matrix.form.number
         made.group = matrix.form.group
@@ -262,7 +262,7 @@ class Binding:
         for number, weight in enumerate(weights):
             kind, own = packed(weight.t().contiguous() if op.transposed else weight)
             panels = panels if number else own.new_empty(len(weights), *own.shape)
-            panels[number] = own  # one at a time, so that no second copy of all lies beside them
+            panels[number] = own  # one at a time, so that no second copy of all lies next to them
             made.format = int(kind)
         made.weight = self._keep(panels)
         made.experts = len(weights)

@@ -88,7 +88,7 @@ class FedChains:
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
         """Tokens and distributions as of `draft_chains`, after rows whose caches lack these pairs:
-        tokens, and the target's hidden states (k, F) beside them. Commits nothing: the pairs are in
+        tokens, and the target's hidden states (k, F) alongside them. Commits nothing: the pairs are in
         the caches' scratch."""
         lm = self._lm
         kv = self._lm.kv
@@ -118,7 +118,7 @@ class FedTrees:
     def grow(
         self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]
     ) -> GrownTrees | None:
-        """See `grow_trees`: after rows whose caches lack these tokens, beside which are the
+        """See `grow_trees`: after rows whose caches lack these tokens, alongside which are the
         features that the head was given."""
         lm = self._lm
         features = _side_by_side(self._lm.given)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.runtime.events import Event
 
-# one position's number each, whatever stands beside it
+# one position's number each, whatever stands alongside it
 OPERATIONS = frozenset({
     "_to_copy", "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "log1p", "floor", "sqrt", "rsqrt", "reciprocal", "clamp",
     "unsqueeze", "repeat", "alias", "detach", "clone",

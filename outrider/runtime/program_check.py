@@ -263,7 +263,7 @@ class _Checker:
             if weight.experts:
                 _refuse("weights of experts in a plain layer")
             if weight.form.is_float and dtype != torch.bfloat16:
-                _refuse("fp8 weights beside numbers in another type than bfloat16")
+                _refuse("fp8 weights together with numbers in another type than bfloat16")
         else:
             self._plain(self._tensor(op.weight, 2), dtype)
             outputs, inputs = weight.shape[::-1] if op.transposed else weight.shape

@@ -31,7 +31,7 @@ class Wave:
     frequencies: tuple[float, ...]
     scale: float
     times: int  # how often each frequency stands in a row: once or twice
-    side_by_side: bool  # both of them beside one another, else all of them once and then again
+    side_by_side: bool  # both of them alongside one another, else all of them once and then again
     is_sine: bool
     dtype: str
 

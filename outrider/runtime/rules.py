@@ -136,7 +136,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
     sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
     chosen = () if options["chosen"] is None else (low.flat(low.block(options["chosen"])),)
     if chosen and (options["window"] or options["sees_all"] or options["slopes"] is not None):
-        raise NotLoweredError("a choice of positions beside a window or slopes")
+        raise NotLoweredError("a choice of positions together with a window or slopes")
     low.add(
         Op(
             Code.ATTENTION,

@@ -52,7 +52,7 @@ class Bans:
         complete grammar.
 
         Raises RequestError where words, grammar and the allowed tokens leave no token for the
-        committed text to go on with. A draft path that leads there may still be accepted: then
+        committed text to continue with. A draft path that leads there may still be accepted: then
         `commit` raises for the token after it.
         """
         if self._since:
@@ -128,7 +128,7 @@ class Bans:
 
     def _failure(self) -> RequestError:
         why = "; its grammar asks for text that they forbid" if self.has_grammar else ""
-        return RequestError(f"bad_words leave no token that the answer could go on with{why}")
+        return RequestError(f"bad_words leave no token that the answer could continue with{why}")
 
 
 def _any(mask: Tensor) -> bool:

@@ -40,7 +40,7 @@ def keep_probs(target_probs: Tensor, draft: Draft, weights: Tensor) -> Tensor:
         surplus[:, :-1] = excess.sub_(_proposals(draft)[:, 1:]).clamp_(min=0).sum(dim=-1)
     # so grouped never below the surplus: h <= 1 in floating point too
     denominator = surplus + (1 - rho)
-    # 0/0: rho = 1 and p = q at the next node, so stopping or going on are the same; 1 as in the
+    # 0/0: rho = 1 and p = q at the next node, so stopping or continuing are the same; 1 as in the
     # paper
     keep = torch.where(denominator > 0, surplus / denominator, 1)
     length = torch.arange(1, draft.num_nodes + 1, device=rho.device)

@@ -53,7 +53,7 @@ class SamplingParams:
     stop: Sequence[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
-    min_tokens: int = 0  # the answer does not end before it has so many
+    min_tokens: int = 0  # the answer does not end before it has this many
     bad_words: list[str] = field(default_factory=list)  # not to be emitted
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
     # whether the text ends with what ended it, a stop string or a stop token
@@ -217,7 +217,7 @@ class SamplingParams:
             )
         if self.allowed_token_ids is not None:
             raise ConfigError(
-                "allowed_token_ids beside structured_outputs: together they may leave no token. "
+                "allowed_token_ids together with structured_outputs: together they may leave no token. "
                 "Give one"
             )
 

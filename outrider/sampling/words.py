@@ -66,7 +66,7 @@ class Spelling:
         return self._recalled(self._holding, word)
 
     def completing(self, rest: bytes) -> list[int]:
-        """Tokens that begin with the rest of a word and do not go on with it."""
+        """Tokens that begin with the rest of a word and do not continue with it."""
         return self._recalled(self._completing, rest)
 
     def _recalled(self, search: Callable[[bytes], list[int]], text: bytes) -> list[int]:
@@ -146,7 +146,7 @@ class BadWords:
         return tail
 
     def completing(self, tail: Tail) -> set[int]:
-        """Tokens that would complete a word after this text, beside those that hold one by
+        """Tokens that would complete a word after this text, alongside those that hold one by
         themselves."""
         found: set[int] = set()
         for length in self._lengths:

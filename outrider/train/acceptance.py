@@ -8,7 +8,7 @@ positions is treated as the first of a draft.
 
 The draft does not change, so validation measures what stopping by the head gains (`stopping.py`).
 The best checkpoint has the largest expected tau for as many draft tokens as the fixed length
-`fixed`. Reported beside it, sampled and greedy: the share of draft tokens saved at that length's
+`fixed`. Reported alongside it, sampled and greedy: the share of draft tokens saved at that length's
 tau, what a perfect head would save, and the head's calibration.
 """
 

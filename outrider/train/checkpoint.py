@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outrider.errors import CheckpointError, OutriderError, first_line
 
-GO_ON = "when that is mended, the same command with --resume goes on"
+GO_ON = "when that is mended, the same command with --resume continues"
 FULL = re.compile(r"os error 28|No space left")
 LITTLE = 1 << 16  # bytes that a full disk may have left
 

@@ -1,4 +1,4 @@
-"""Every choice of a training run, in one place. What a kind of drafter needs beside it is in the
+"""Every choice of a training run, in one place. What a kind of drafter needs besides it is in the
 kind's own `Settings`.
 
 The resolved config is saved with the run (`config.json`); a resumed run must have the same one,
@@ -15,9 +15,9 @@ from outrider.errors import ConfigError
 from outrider.settings import check_bounds, parse_settings, setting
 
 OWNER = "training"
-WARM_SHARE = 0.2  # of the learning rate, where training goes on from a trained drafter
+WARM_SHARE = 0.2  # of the learning rate, where training continues from a trained drafter
 LARGE_TARGET = 1_000_000_000  # parameters from which the defaults are those for GPUs
-RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a run goes on
+RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a run continues
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TrainConfig:
         common=True,
     )
     max_steps: int = setting(
-        0, "stop after so many optimizer steps; 0: when the epochs are over", at_least=0
+        0, "stop after this many optimizer steps; 0: when the epochs are over", at_least=0
     )
     batch_size: int = setting(
         0,
@@ -148,7 +148,7 @@ class TrainConfig:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Whether a run may go on under this description. Raises ConfigError naming what differs."""
+    """Whether a run may continue under this description. Raises ConfigError naming what differs."""
     free = {f"train.{name}" for name in RESUMABLE}
     old = _flat(before)
     new = _flat(now)

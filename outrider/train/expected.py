@@ -36,9 +36,9 @@ def chain_means(
     steps: Sequence[Tensor], counts: Sequence[Tensor]
 ) -> tuple[list[float], list[float], int]:
     """Mean acceptance of chains with an acceptance for each step: all of one shape, a chain an
-    element. `counts[j]` (bool) says which chains go on to step j; none does that has ended before.
+    element. `counts[j]` (bool) says which chains continue to step j; none does that has ended before.
 
-    Returns (per_position, survival, number of chains), of chains that go on to the end, so that all
+    Returns (per_position, survival, number of chains), of chains that continue to the end, so that all
     depths are means over the same ones. Where texts are too short for any, the end is the deepest
     step of some. An acceptance at j is weighted by the chance that j is reached, as in serving, so
     that products of `per_position` are `survival`.

@@ -241,7 +241,7 @@ def load_head(kind: str, folder: Path, target: Target) -> nn.Module:
 
 def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
     """How many tensors are equal: all of ours must be there; theirs may have the target's tables
-    beside them."""
+    alongside them."""
     left = ours.state_dict()
     right = theirs.state_dict()
     for name, value in left.items():

@@ -102,7 +102,7 @@ class FeatureCache:
             path.with_suffix(".new").unlink(missing_ok=True)
             self._say(
                 f"note: the feature cache stops at {self._bytes / 1e6:.0f} MB ({error}); training "
-                "goes on without it"
+                "continues without it"
             )
             return
         self._names.append(name)

@@ -46,7 +46,7 @@ def measure(
     progress: Progress,
 ) -> tuple[list[HeldOutResult], list[str]]:
     """(what was measured, what was not as asked and why). `folders`: label -> saved drafter;
-    `kind`: a `RecipeKind`; `draft`: the draft model that its drafter needs beside the folder."""
+    `kind`: a `RecipeKind`; `draft`: the draft model that its drafter needs besides the folder."""
     prompts = _prompts(held_out, plan.prompts)
     progress.stage(
         "measuring on held-out prompts",
@@ -126,7 +126,7 @@ def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
 
 
 def _prompts(held_out: Sequence[TrainingText], max_prompts: int) -> dict[str, list[TrainingText]]:
-    """Different prompts by task, at most so many of each."""
+    """Different prompts by task, at most this many of each."""
     found: dict[str, list[TrainingText]] = {}
     seen: set[tuple[int, ...]] = set()
     for text in held_out:

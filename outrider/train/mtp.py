@@ -3,7 +3,7 @@ on its answers.
 
 A new head is one more decoder layer of the target's kind: it begins as a copy of the target's last
 layer with full attention, and its projection hands the target's state on. Where the target's
-checkpoint has a head, or `--init` names one, training goes on from it, in its layout. Trained as it
+checkpoint has a head, or `--init` names one, training continues from it, in its layout. Trained as it
 drafts: `unrolled.py`.
 """
 

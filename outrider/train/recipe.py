@@ -81,7 +81,7 @@ class RecipeSetup:
     name: str  # of the target, as the user named it: heads remember who they were trained for
     settings: Any  # an instance of the recipe's own `Settings`
     token_counts: Tensor  # (V,) int64 on CPU: how often each token stands in the training responses
-    # --init: a folder that this kind saved (or a model folder, for draft-model) to go on from
+    # --init: a folder that this kind saved (or a model folder, for draft-model) to continue from
     init: Path | None = None
     # of the checkpoint, where the target was loaded in one that this machine trains faster in
     dtype: torch.dtype | None = None

@@ -1,4 +1,4 @@
-"""`run_training`: responses, features, training, measuring; one folder that a cut run goes on in.
+"""`run_training`: responses, features, training, measuring; one folder that a cut run continues in.
 
 OUT/config.json       what was asked for, resolved, with versions; a resumed run must be the same one
 OUT/responses.jsonl   the target's responses (responses.py)
@@ -87,9 +87,9 @@ class TrainSpec:
 def run_training(
     spec: TrainSpec, progress: Progress | None = None, command: str = ""
 ) -> TrainResult | None:
-    """All stages; None with `only_responses`, and in processes beside the first.
+    """All stages; None with `only_responses`, and in processes besides the first.
 
-    Raises OutriderError; KeyboardInterrupt leaves a run that `resume` goes on with.
+    Raises OutriderError; KeyboardInterrupt leaves a run that `resume` continues with.
     """
     progress = progress if progress is not None and _is_main() else Progress()
     if spec.options.quantise is not None:
@@ -367,7 +367,7 @@ def _open_folder(spec: TrainSpec, settings: dict[str, Any], command: str) -> Non
     )
     if path.exists() and not spec.resume:
         raise ConfigError(
-            f"{spec.out} holds a run already: --resume goes on with it, or give another --out"
+            f"{spec.out} holds a run already: --resume continues with it, or give another --out"
         )
     if spec.resume:
         if not path.exists():

@@ -4,7 +4,7 @@
 Unroll j of a text does, for every position t at once, what the j-th drafting step does with the
 features known up to t:
 
-    reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
+    reads      token x_{t+1+j} alongside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
     sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
                in `unrolled`, keys of unroll 2 at t = 3:   K0[0..3]   K1[3]   K2[3]   at positions 0..3, 4, 5
     guesses    x_{t+2+j}, whose target distribution is in logits[t + 1 + j]

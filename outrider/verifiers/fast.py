@@ -11,7 +11,7 @@ FastVerdicts = Kernels | RecordedVerdicts
 
 
 def verdicts_of(target: LM) -> FastVerdicts | None:
-    """Native kernels beside native passes, recorded verdicts beside recorded passes; None: the
+    """Native kernels alongside native passes, recorded verdicts alongside recorded passes; None: the
     verifiers themselves."""
     if target.kernels is not None:
         return Kernels(target.kernels)

@@ -1,4 +1,4 @@
-"""The verdict on greedy rows, without distributions: the fast path beside the verifiers.
+"""The verdict on greedy rows, without distributions: the fast path alongside the verifiers.
 
 Where every distribution of the target is a point mass, all lossless verifiers decide alike, however
 the draft was drawn. A draft token is kept exactly when it is the target's choice, and the token

@@ -1,5 +1,5 @@
 """The verifier of seeded requests: with it the same seed gives the same text, with any drafter and
-beside any other rows.
+alongside any other rows.
 
 Other sampled requests take it, too, where the drafter prefers it (`Drafter.prefers_shared_noise`)
 and nobody named a verifier.

@@ -1,5 +1,5 @@
 """Distributions, coins, noise and verdicts by the native kernels (`runtime/native`): fast paths
-beside `sampling/` and verifiers.
+alongside `sampling/` and verifiers.
 
 A pass of the target evicts all other code from the processor's caches. Some fifty torch operations
 after it take a tenth of a small model's step, and torch sorts whole rows for a flat nucleus. Here

@@ -1,4 +1,4 @@
-"""Verdicts on chains as one replay of a CUDA graph, beside the verifiers, whose own code is what is
+"""Verdicts on chains as one replay of a CUDA graph, alongside the verifiers, whose own code is what is
 recorded.
 
 A sampled step's verdict is some forty small operations with a wait here and there: a fifth of a

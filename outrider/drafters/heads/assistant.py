@@ -24,7 +24,7 @@ from outrider.types import Draft
 
 
 class _Passes:
-    """`Guesses` of an assistant: a pass for every level, each token beside the state that its
+    """`Guesses` of an assistant: a pass for every level, each token alongside the state that its
     parent's pass gave."""
 
     def __init__(

@@ -3,7 +3,7 @@
 
 How such a head is fed the target's hidden states, and what its cache may hold: `feature_fed.py`.
 
-Beside a target on the native runtime the head's passes run there, too, and chains come whole from
+Alongside a target on the native runtime the head's passes run there, too, and chains come whole from
 one call (`runtime/fed.py`).
 """
 

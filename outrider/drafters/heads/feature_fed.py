@@ -3,7 +3,7 @@
 
 The drafting is a draft model's, token by token or level by level (`draft_model.py`,
 `draft_tree.py`: EAGLE-2's dynamic trees are `tree=best-first`), with the head instead of the model.
-What is different is what the head's cache may hold: only tokens beside the TARGET's own features.
+What is different is what the head's cache may hold: only tokens alongside the TARGET's own features.
 So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features
 of the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads
 them.

@@ -105,7 +105,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def save_index(path: Path, index: SuffixArray, origin: Origin) -> None:
-    """Written beside and moved into place, so an interrupted run leaves no half file. Raises
+    """Written to a temporary file and moved into place, so an interrupted run leaves no half file. Raises
     CheckpointError."""
     about = {
         "format": FORMAT,

@@ -8,7 +8,7 @@ every token of the copy. One occurrence after four equal tokens outweighs a few 
 many.
 
 The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the
-positions disagree. A copy that reaches the end of the text goes on with itself. (The original, PLD
+positions disagree. A copy that reaches the end of the text continues with itself. (The original, PLD
 by Saxena, copies from the first occurrence of the longest n-gram and skips short copies.) Only the
 row's own text is used; docs/algorithms/ngram.md has the numbers.
 """
@@ -29,7 +29,7 @@ from outrider.types import Draft
 
 # positions per n-gram length that vote, the most recent ones: bounds the cost of a step
 MAX_OCCURRENCES = 8
-LENGTH_WEIGHT = 4.0  # a position that agrees in one token more weighs so many times as much
+LENGTH_WEIGHT = 4.0  # a position that agrees in one token more weighs this many times as much
 DOUBT = 0.5  # weight of "none of these": what a lone vote of the shortest length is held against
 BRANCHES = 4  # `tree=true`
 

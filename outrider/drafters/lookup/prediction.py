@@ -48,7 +48,7 @@ class PredictionSettings:
         at_least=2,
         at_most=LONGEST,
     )
-    near: int = setting(16, "so many tokens ahead a single one is enough; 0: nowhere", at_least=0)
+    near: int = setting(16, "this many tokens ahead a single one is enough; 0: nowhere", at_least=0)
 
     def __post_init__(self) -> None:
         check_bounds(self, "drafter 'prediction'")

@@ -52,7 +52,7 @@ class RetrievalSettings:
     )
     min_share: float = setting(
         0.05,
-        "a token is drafted when this share of the occurrences goes on with it",
+        "a token is drafted when this share of the occurrences continues with it",
         at_least=0,
         at_most=1,
     )
@@ -122,7 +122,7 @@ class RetrievalDrafter(Drafter):
                 self._index.find(tail[len(tail) - length :]), chosen.max_occurrences
             )
             followers = self._index.followers(occurrences, budget)
-            # else every occurrence ends its document: a shorter match may go on
+            # else every occurrence ends its document: a shorter match may continue
             if (followers[:, 0] >= 0).any():
                 return grow(followers.tolist(), budget, chosen.branches, chosen.min_share)
         return TokenTree()
@@ -132,7 +132,7 @@ def grow(followers: list[list[int]], budget: int, branches: int, min_share: floa
     """The trie of the continuations, -1 where one has ended, cut to its `budget` most frequent
     nodes.
 
-    At most `branches` children per node, each of which `min_share` of the continuations go on with.
+    At most `branches` children per node, each of which `min_share` of the continuations continue with.
     Among equals the shallower one, then the one met first. Counts fall along a path, so the best
     node left always hangs on the tree.
     """

@@ -51,7 +51,7 @@ class SuffixNode:
 # a point in the tree: a node and how many tokens of its edge have been passed, at least 1
 Point = tuple[SuffixNode, int]
 
-WIDE = 16  # from so many children on, their order is kept instead of sorted out every time
+WIDE = 16  # from this many children on, their order is kept instead of sorted out every time
 MAX_RANKED = 8
 
 

@@ -9,7 +9,7 @@ target's own noise instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the
 cache lacks (after a full acceptance that is two tokens, else one), after a step it forgets what was
-rejected. A row that nothing is drafted for is not read either; beside others a long text is read in
+rejected. A row that nothing is drafted for is not read either; alongside others a long text is read in
 chunks (`prepare`, `reading.py`).
 """
 

@@ -75,7 +75,7 @@ class QuantisedDrafter(SelfDrafter):
         self.bits = setup.settings.bits
         self.added_bytes = num_bytes  # weights alone; keys and values are the target's
         self._notes = [
-            f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB beside the target",
+            f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB alongside the target",
             *notes,
         ]
         super().__init__(lm, setup.target.lm)
@@ -138,7 +138,7 @@ def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:
         smaller = "bits=4, " if settings.bits == 8 else ""
         raise CapabilityError(
             f"not enough memory for the int{settings.bits} draft: {needed / MIB:.0f} MiB needed "
-            "beside the target, "
+            "alongside the target, "
             f"{available / MIB:.0f} available; try {smaller}--drafter early-exit, which shares "
             "all weights, or ngram."
         )

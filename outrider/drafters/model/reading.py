@@ -1,5 +1,5 @@
 """Long texts for a draft model, a few chunks a step: what keeps a new prompt from holding up the
-rows beside it.
+other rows of the batch.
 
 A row whose text the draft has not read to its end yet decodes plainly meanwhile, so nobody waits
 for the draft: not the others for a long prompt, and not the new row for its first token. The chunks

@@ -2,7 +2,7 @@
 target.
 
 The committed text is kept in the draft's tokens (`models/tokens/alignment.py`), the draft model
-goes on from there, and what it says comes back as target tokens in one of two ways (Timor et al.
+continues from there, and what it says comes back as target tokens in one of two ways (Timor et al.
 2502.05202; the first is what transformers calls universal assisted generation):
 
 * `reencode`: the draft continues greedily in its own tokens, and their text is encoded with the

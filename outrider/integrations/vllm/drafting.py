@@ -109,7 +109,7 @@ class BatchDrafter:
 
     def _settle(self, asks: dict[Hashable, Ask]) -> set[Hashable]:
         """Take the tokens of known texts, tell the drafter, and let go of texts that are gone, or
-        went another way than ours did. Returns the keys of those that go on."""
+        went another way than ours did. Returns the keys of those that continue."""
         paths = []
         counts = []
         nexts = []

@@ -139,8 +139,8 @@ class ProposalLimits:
         self._by_rows = sorted((int(first), int(tokens)) for first, _, tokens in table)
 
     def max_nodes(self, num_rows: int) -> int:
-        """For a batch of so many rows. Between two lines of the table, and after the last, the
-        earlier one goes on."""
+        """For a batch of this many rows. Between two lines of the table, and after the last, the
+        earlier one continues."""
         if not self._by_rows:
             return self.num_tokens
         fitting = [tokens for first, tokens in self._by_rows if first <= num_rows]

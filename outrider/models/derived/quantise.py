@@ -59,7 +59,7 @@ def quantised_copy(
 
 
 def added_bytes(module: nn.Module) -> int:
-    """Memory that the quantised layers of a copy take beside the model it was made from."""
+    """Memory that the quantised layers of a copy take alongside the model it was made from."""
     return sum(part.num_bytes for part in module.modules() if isinstance(part, QuantisedLinear))
 
 

@@ -15,7 +15,7 @@ is served.
 
 Ours (`native/block_panels.h`) rounds activations to 8 bits, too, multiplies integers, and takes for
 a few rows what reading the codes takes; it needs a bf16 model on native kernels. With either a
-row's bits do not depend on the rows beside it.
+row's bits do not depend on the other rows of the batch.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def gguf_config(file: GgufFile) -> Any:
     """
     if file.architecture in DRAFT_HEADS:
         raise CheckpointError(
-            f"'{file.path}' holds a draft head and no model. Use it with --draft, beside its "
+            f"'{file.path}' holds a draft head and no model. Use it with --draft, together with its "
             "target."
         )
     row = row_of(file)

@@ -37,7 +37,7 @@ class Experts:
         return f"{self.owner}.{self.name}"
 
     def order(self, outputs: int) -> np.ndarray:
-        """Which of so many stored outputs each output is."""
+        """Which of this many stored outputs each output is."""
         return (
             np.arange(outputs, dtype=np.int64).reshape(2, -1).T.flatten()
             if self.is_interleaved

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # inputs multiplied at once
 SUPER = 256  # inputs that share a scale in nested formats
-# outputs taken apart at a time, so that what lies beside them stays in the caches
+# outputs taken apart at a time, so that what lies next to them stays in the caches
 ROWS_AT_ONCE = 256
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -86,7 +86,7 @@ class Form:
         return self.step_bytes + BLOCK * WIDTH * self.bits // 8
 
     def panel_bytes(self, inputs: int) -> int:
-        """A panel of so many inputs; the last group is filled up with zeros."""
+        """A panel of this many inputs; the last group is filled up with zeros."""
         return -(-inputs // self.group) * (
             self.factor_bytes + self.group // BLOCK * self.block_bytes
         )
@@ -455,7 +455,7 @@ def _bytes(part: Tensor, panels: int, groups: int, blocks: int) -> Tensor:
 
 
 def _gathered(fields: Tensor, bits: int) -> Tensor:
-    """(panels, groups, blocks, in turn, half, output, 4) of so many bits -> (panels, groups,
+    """(panels, groups, blocks, in turn, half, output, 4) of this many bits -> (panels, groups,
     blocks, bytes)."""
     found = torch.zeros_like(fields[:, :, :, 0])
     for turn in range(8 // bits):

@@ -168,7 +168,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The checkpoint that begins with this file, its other shards beside it.
+    """The checkpoint that begins with this file, its other shards next to it.
 
     Raises CheckpointError for a file that is damaged, incomplete or no GGUF, CapabilityError for
     what holds no language model.

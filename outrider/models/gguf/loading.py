@@ -54,7 +54,7 @@ USED_ELSEWHERE = (FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.w
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The tensors of a file that something was made of, one beside the other. `order`: which stored
+    """The tensors of a file that something was made of, one next to the other. `order`: which stored
     row each output is."""
 
     tensors: tuple[str, ...]

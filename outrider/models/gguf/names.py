@@ -1,7 +1,7 @@
 """Names that mean a GGUF checkpoint, and the file that each of them stands for.
 
 /models/model.gguf, a file that begins with GGUF under any name
-/models/model-00001-of-00003.gguf          the other shards beside it
+/models/model-00001-of-00003.gguf          the other shards next to it
 /models                                    a folder with one such file and no other weights
 USER/REPO:model.gguf, USER/REPO:Q4_K_M     on the hub: a file, or the one file of this quantisation
 USER/REPO-GGUF                             on the hub: its only file

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FILE = "tokenizer.json"
-REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the file."
+REMEDY = f"Put the original model's {FILE} and tokenizer_config.json next to the file."
 BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
 # what they call SentencePiece vocabularies
 PIECES = "llama"

@@ -48,7 +48,7 @@ def gguf_module(
         BLOCK_0 in tensor.name for tensor in file.tensors
     ):
         raise CheckpointError(
-            f"'{file.path}' holds an MTP head and no model. Use it with --draft, beside its target."
+            f"'{file.path}' holds an MTP head and no model. Use it with --draft, together with its target."
         )
     try:
         with torch.device("meta"):

@@ -16,7 +16,7 @@ A greedy row's token is accepted when both models' likeliest tokens agree, which
 question: a feature says which one.
 
 docs/results/heads.md says what it saves, with the table and without. The draft's last hidden state
-beside the distribution was tried and left out: it would help greedy rows only, and drafters would
+alongside the distribution was tried and left out: it would help greedy rows only, and drafters would
 have to hand it over.
 """
 

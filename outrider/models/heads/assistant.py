@@ -147,7 +147,7 @@ class Attended:
 
 
 class Assistant:
-    """An assistant at work beside its target."""
+    """An assistant at work alongside its target."""
 
     def __init__(
         self, module: Any, target: LM, layers: Mapping[str, int], embedding: nn.Module

@@ -4,7 +4,7 @@ DSpark, 2607.05147).
     context    c_t = RMSNorm(fc [h_t of the selected target layers])        for every position the target was fed
     block      embeddings of [last token, mask, mask, ...], at the positions that follow the context
     layer      queries from the block alone; keys and values from [context ; block], all see all inside the block,
-               unless the head is causal; sliding layers see so many positions back
+               unless the head is causal; sliding layers see this many positions back
     logits     output layer of the target over RMSNorm of the last layer, one distribution per block position
 
 The context's keys and values depend on nothing but their own position, so a drafter keeps them

@@ -275,7 +275,7 @@ def _window(values: _Values, is_muse: bool) -> int:
             f"{values.what}: sliding_window {window} is smaller than a draft, block_size "
             f"{block_size}"
         )
-    # transformers' bidirectional mask reaches `window` positions back beside the token's own
+    # transformers' bidirectional mask reaches `window` positions back besides the token's own
     return int(window) + is_muse
 
 

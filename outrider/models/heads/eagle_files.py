@@ -272,7 +272,7 @@ def _table(source: HeadSource, shape: torch.Size) -> Tensor:
 
 def _rope(layer: dict[str, Any]) -> dict[str, Any]:
     """The rotary embedding in transformers' present form, from its present or its earlier fields.
-    Of the three positions that tokens have beside pictures, texts need one."""
+    Of the three positions that tokens have besides pictures, texts need one."""
     known = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
     rope = dict(
         LlamaConfig(

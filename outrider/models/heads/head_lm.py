@@ -2,7 +2,7 @@
 trees run it as they run an LM.
 
 To them it is a language model over a text without its first token: token x_{t+1} stands at position
-t, beside feature g_t. Positions whose feature the target gave (`give`) may be committed; after
+t, alongside feature g_t. Positions whose feature the target gave (`give`) may be committed; after
 them a token takes the state of the token it follows, from the pass before. So a pass must follow
 another one on the same rows, with nothing in between but commits of what that pass fed:
 
@@ -183,7 +183,7 @@ class HeadLM:
         assert features is not None
         columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns
         carried, logits = self._pass(tokens, features, parents, 0, columns)
-        # the chain goes on after the last given position of each row
+        # the chain continues after the last given position of each row
         if parents is None and self._carried is None:
             last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
             carried = carried[torch.arange(len(carried), device=self.device), last][:, None]

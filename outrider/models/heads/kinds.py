@@ -23,7 +23,7 @@ from outrider.models.source import ModelSource
 ACCEPTANCE = "acceptance"
 EARLY_EXIT = "early-exit"
 OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's model_type
-# one of them beside a model, none beside a head
+# one of them alongside a model, none alongside a head
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 # how its tensors begin
 MEDUSA = re.compile(r"(model\.)?(0\.0\.linear|0\.1\.weight|blocks\.0\.|medusa_heads?\.)")

@@ -172,7 +172,7 @@ def weigh_mtp(source: ModelSource, config: Any, dtype: torch.dtype) -> ModelMemo
 
 
 def num_mtp_layers(source: ModelSource, num_layers: int) -> int:
-    """How many layers the head in a checkpoint on this machine has, beside a target of
+    """How many layers the head in a checkpoint on this machine has, alongside a target of
     `num_layers`; 0: there is none."""
     if source.gguf is not None:
         nextn = find_nextn(source.gguf, num_layers)

@@ -3,7 +3,7 @@
 
 On a 2-core AVX-512 CPU the 160 MB of an 80M-parameter target take 5 ms for 1 row and 5.7 for 8,
 where oneDNN's packed linears take 8 to 11 (same hour, same weights); with matrix tiles (AMX) 16
-rows cost what 1 does. A row's bits do not depend on the rows beside it, by construction.
+rows cost what 1 does. A row's bits do not depend on the other rows of the batch, by construction.
 `nn.Linear` stays the reference (`tests/unit/runtime/test_layers.py`); where the kernel cannot be
 had, `pack.py` serves.
 """

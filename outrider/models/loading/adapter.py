@@ -218,7 +218,7 @@ def adapter_in(name: str) -> Adapter | None:
 
 
 def _base(folder: Path, named: str) -> str:
-    """The base model's folder, as the adapter names it or beside the adapter; else its hub id."""
+    """The base model's folder, as the adapter names it or next to the adapter; else its hub id."""
     here = Path(named).expanduser()
     candidates = [here, folder / here, folder.parent / here, folder.parent / here.name]
     for candidate in candidates if named else []:
@@ -232,7 +232,7 @@ def _base(folder: Path, named: str) -> str:
         raise CheckpointError(
             f"'{folder}' is an adapter for '{named}', and no such folder is there. Put the base "
             "model into "
-            f"'{here.name or 'base'}' beside it, or correct base_model_name_or_path in its "
+            f"'{here.name or 'base'}' next to it, or correct base_model_name_or_path in its "
             f"{CONFIG}."
         )
     return named

@@ -219,7 +219,7 @@ def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> PreT
         refuse_untrusted(name, "tokenizer", error)
         raise CheckpointError(
             f"'{name}' has no usable tokenizer ({first_line(error)}). "
-            "Put tokenizer.json and tokenizer_config.json beside config.json."
+            "Put tokenizer.json and tokenizer_config.json next to config.json."
         ) from error
 
 

@@ -104,7 +104,7 @@ class MemoryReport:
 
     @property
     def fitting_tokens(self) -> int:
-        """Longest rows whose KV fits beside the weights."""
+        """Longest rows whose KV fits alongside the weights."""
         per_token = sum(model.kv_bytes_per_token for model in self.models) * self.num_rows
         free = self.available_bytes - sum(model.held_bytes(self.copies) for model in self.models)
         return max(0, free // per_token) if per_token else 0
@@ -165,7 +165,7 @@ def estimate_memory(
     rounding: Sequence[int] | None = None,
     called: Sequence[str] | None = None,
 ) -> MemoryReport:
-    """Weigh the target and, as second source, its draft; `heads` beside them. Raises
+    """Weigh the target and, as second source, its draft; `heads` alongside them. Raises
     CapabilityError when they do not fit.
 
     `called`: what the report calls the models; None: by their names. `num_tokens` None: up to 4096

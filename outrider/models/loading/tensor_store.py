@@ -39,7 +39,7 @@ from outrider.models.source import ModelSource
 # of all files; those that were not read for longest go first
 MAX_BYTES = 64 << 30
 MAX_FILES = 50
-MAX_SHARE = 4  # a file takes at most one of so many parts of the room that the disk has left
+MAX_SHARE = 4  # a file takes at most one of this many parts of the room that the disk has left
 SUFFIX = ".safetensors"
 
 

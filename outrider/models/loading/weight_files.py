@@ -26,7 +26,7 @@ def weight_files(folder: Path) -> list[Path]:
     none, or some are missing."""
     index = folder / INDEX
     single = folder / SINGLE
-    # an index beside one whole file is left over, as transformers has it
+    # an index next to one whole file is left over, as transformers has it
     if index.exists() and not single.exists():
         files = [folder / file for file in _indexed(index)]
         missing = [file.name for file in files if not file.exists()]

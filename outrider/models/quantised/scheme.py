@@ -232,7 +232,7 @@ def _auto_round(settings: Mapping[str, Any]) -> Scheme:
 def _in_words(
     method: str, bits: Any, *, is_awq: bool, zeros_are_less: bool, is_mixed: bool
 ) -> Scheme:
-    """Codes in words of 32 bits, with zeros and scales beside them."""
+    """Codes in words of 32 bits, with zeros and scales next to them."""
     if bits not in ((4,) if is_awq else BITS):
         raise CapabilityError(
             f"weights quantised by {method}: {bits} bits cannot be read. What can: {KNOWN}."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LACKING = 0.1  # share of the larger vocabulary that one of the two may lack
-# logit of a token that a smaller vocabulary lacks: probability 0 beside any other, and still a
+# logit of a token that a smaller vocabulary lacks: probability 0 alongside any other, and still a
 # number
 OUTSIDE = -1e4
 

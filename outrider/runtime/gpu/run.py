@@ -50,13 +50,13 @@ class DeviceRun:
         return EXPERT_TOKENS if self._has_experts else in_kernels.NARROW
 
     def find_limits(self, lm: LM, max_tokens: int) -> PassLimits:
-        """Limits of passes that decode at most so many tokens. The cache is empty, before and
+        """Limits of passes that decode at most this many tokens. The cache is empty, before and
         after."""
         found = find_native_limits(lm, min(max_tokens, self.max_exact_tokens))
         return replace(found, exact_rows=found.exact_rows and max_tokens <= self.max_exact_tokens)
 
     def sees_chains(self, num_tokens: int) -> bool:
-        """Whether a pass of chains with so many tokens needs no mask: `PassPlan.chain_keys` says
+        """Whether a pass of chains with this many tokens needs no mask: `PassPlan.chain_keys` says
         enough."""
         return not self._by_module(num_tokens)
 

@@ -28,7 +28,7 @@ class KernelText:
     arguments: tuple[Argument, ...]
     stored: frozenset[int]  # values that it writes to memory
     programs: int  # for each token
-    columns: int  # > 0: its programs are so many columns, split
+    columns: int  # > 0: its programs are this many columns, split
     tile: int  # numbers of the largest tile
 
 

@@ -2,7 +2,7 @@
 gone on from in one order.
 
 `moves` has eight numbers for each row: the six of `Move` (`kv/state_slots.py`), the position that
-the pass begins at, and whether states and records are written. In a tree each token goes on from
+the pass begins at, and whether states and records are written. In a tree each token continues from
 the state of the one that `parents` names, -1 for none.
 """
 

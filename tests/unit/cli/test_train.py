@@ -147,7 +147,7 @@ def test_interrupted(
 
     monkeypatch.setattr(training, "run_training", cut)
     assert run(command(folder)) == verb.INTERRUPTED
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "--resume continues" in capsys.readouterr().err
 
 
 def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_what_is_no_form(llm: LLM) -> None:
         ConfigError, match=r"structured_outputs must be StructuredOutputsParams, .* got \{'regex'"
     ):
         SamplingParams(structured_outputs=given)
-    with pytest.raises(ConfigError, match="allowed_token_ids beside structured_outputs"):
+    with pytest.raises(ConfigError, match="allowed_token_ids together with structured_outputs"):
         SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), allowed_token_ids=[1])
     with pytest.raises(
         RequestError, match=r"structured_outputs\.json\.properties\.a: .*uniqueItems"

@@ -154,7 +154,7 @@ def test_what_cannot_come_true_is_refused(
 
 def test_another_drafter_beside_a_prediction_is_refused(engine_of: MakeEngine) -> None:
     engine = engine_of(drafter="ngram", extra=("suffix",), draft=False)
-    with pytest.raises(ConfigError, match="'suffix' beside a prediction"):
+    with pytest.raises(ConfigError, match="'suffix' together with a prediction"):
         ask(engine, request(prompt(5), prediction=[1], speculation=Speculation(drafter="suffix")))
     with pytest.raises(ConfigError, match="not loaded here"):
         ask(engine, request(prompt(5), speculation=Speculation(drafter="prediction")))

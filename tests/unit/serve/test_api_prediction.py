@@ -186,7 +186,7 @@ def test_openais_own_client(url: str) -> None:
         if prediction != "nothing of the kind":
             assert details.accepted_prediction_tokens >= 25
         assert answer.usage.completion_tokens == 40
-    with pytest.raises(openai.BadRequestError, match="'ngram' beside a prediction"):
+    with pytest.raises(openai.BadRequestError, match="'ngram' together with a prediction"):
         client.chat.completions.create(
             **{**question, "extra_body": {"speculation": {"drafter": "ngram"}}},
             prediction=predicted("x"),

@@ -96,7 +96,7 @@ def test_other_architectures() -> None:
             final_logit_softcapping=1e-4,
         )
     ).eval()
-    with pytest.raises(CapabilityError, match="gemma2 are not its output head behind a final norm"):
+    with pytest.raises(CapabilityError, match="gemma2 are not its output head after a final norm"):
         final_norm(gemma)
 
 

@@ -84,7 +84,7 @@ def test_memory_is_reported_and_weighed(folder: Path, monkeypatch: pytest.Monkey
     # embeddings are shared
     parameters = sum(p.numel() for p in tiny_llama(257).parameters() if p.dim() > 1) - 257 * 64
     assert parameters < drafter.added_bytes < 1.1 * parameters
-    assert drafter.notes == ["the int8 draft takes 0.1 MiB beside the target"]
+    assert drafter.notes == ["the int8 draft takes 0.1 MiB alongside the target"]
     assert drafter.lm.kv.allocated_bytes == 0, "keys and values are the target's"
     monkeypatch.setattr(quantised, "available_memory", lambda device: 1000)
     with pytest.raises(

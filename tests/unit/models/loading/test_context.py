@@ -107,11 +107,11 @@ def test_a_context_that_our_attention_shortens_is_reported(name: str, tmp_path: 
     llm = LLM(folder, drafter="none", **QUIET)
     assert llm.config["max_model_len"] == REACH
     held = f"'{folder}' holds {REACH} tokens here, not the 128 of its config"
-    assert f"{held}: behind them its code hides tokens" in llm.notes[0]
+    assert f"{held}: after them its code hides tokens" in llm.notes[0]
     assert LLM(folder, drafter="none", max_model_len=REACH, **QUIET).notes == llm.notes[1:]
     with pytest.raises(
         ConfigError,
-        match=rf"max_model_len 100 is more than '.*' can hold here: {REACH} tokens \(behind them",
+        match=rf"max_model_len 100 is more than '.*' can hold here: {REACH} tokens \(after them",
     ):
         LLM(folder, drafter="none", max_model_len=100, **QUIET)
 
