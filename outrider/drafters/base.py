@@ -88,7 +88,7 @@ class Drafter(ABC):
         super().__init_subclass__()
         if unheard := sorted(UNHEARD & vars(cls).keys()):
             raise ConfigError(
-                f"drafter class {cls.__name__} has {', '.join(unheard)}, which nobody asks for: "
+                f"drafter class {cls.__name__} has {', '.join(unheard)}, which are never read: "
                 "give it `requires = "
                 "Requirements(...)`, or a class method `requirements(settings)` "
                 "(docs/add-a-drafter.md)"
