@@ -98,6 +98,6 @@ def check_arguments(made: type, given: Iterable[str]) -> None:
 def _arguments(made: type) -> dict[str, str] | None:
     """Names of what a class takes, by the same with '-' between words; None: anything."""
     parameters = inspect.signature(made.__init__).parameters  # type: ignore[misc]  # of `made` itself, not of its instances
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     return {name.replace("_", "-"): name for name in parameters}

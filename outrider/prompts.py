@@ -229,10 +229,10 @@ def _real(rows: list[list[int]], mask: Any, is_one: bool, called: str) -> list[l
     """`rows` without the tokens whose mask is 0."""
     values = mask.tolist() if _is_array(mask) else _listed(mask, f"attention_mask of {called}")
     masks = [values] if is_one and not (values and isinstance(values[0], Iterable)) else values
-    lengths = [len(list(one)) if isinstance(one, Iterable) else None for one in masks]
+    lengths = [len(list(mask)) if isinstance(mask, Iterable) else None for mask in masks]
     if lengths != [len(row) for row in rows]:
         raise RequestError(f"attention_mask of {called} has another shape than its input_ids")
-    if odd := [value for one in masks for value in one if value not in (0, 1)]:
+    if odd := [value for mask in masks for value in mask if value not in (0, 1)]:
         raise RequestError(
             f"attention_mask of {called} has {_shown(odd[0])}; 1 is a token, 0 is padding"
         )

@@ -52,7 +52,7 @@ class DrafterPool:
         self._lossy = {name: lossy_verifier(name) for name in allow_lossy}
         # drafters whose sampled rows are verified with shared noise
         self._by_noise: set[str] = set()
-        self._draws_trees = any(one.requirements.trees for one in self._parts.values())
+        self._draws_trees = any(part.requirements.trees for part in self._parts.values())
         if self._draws_trees and self._main.verifier.shape != "tree":
             self._main = replace(
                 self._main,

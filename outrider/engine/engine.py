@@ -128,15 +128,15 @@ class Engine:
             else checked.key_of(model.source, model.card.commit, model.lm.dtype)
             for model in models
         ]
-        if None in keys or not all(one.drafter.keeps_costs for one in parts):
+        if None in keys or not all(part.drafter.keeps_costs for part in parts):
             return None
         folders = [
-            one.requirements.head_folder
-            for one in parts
-            if one.requirements.head_folder is not None
+            part.requirements.head_folder
+            for part in parts
+            if part.requirements.head_folder is not None
         ]
         heads = [checked.files_of(resolve(folder)) for folder in folders]
-        steps = [facts_of(built.options, built.target, built.draft, one) for one in parts]
+        steps = [facts_of(built.options, built.target, built.draft, part) for part in parts]
         return {
             "models": keys,
             "heads": heads,

@@ -150,16 +150,21 @@ class Update:
     def joined(cls, updates: Sequence[Update]) -> Update:
         """Several updates of one answer, in their order, as one."""
         return cls(
-            text="".join(one.text for one in updates),
-            token_ids=list(chain.from_iterable(one.token_ids for one in updates)),
-            origins=list(chain.from_iterable(one.origins for one in updates)),
-            pieces=list(chain.from_iterable(one.pieces for one in updates)),
-            logprobs=list(chain.from_iterable(one.logprobs for one in updates)),
+            text="".join(update.text for update in updates),
+            token_ids=list(chain.from_iterable(update.token_ids for update in updates)),
+            origins=list(chain.from_iterable(update.origins for update in updates)),
+            pieces=list(chain.from_iterable(update.pieces for update in updates)),
+            logprobs=list(chain.from_iterable(update.logprobs for update in updates)),
             prompt_logprobs=next(
-                (one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), None
+                (
+                    update.prompt_logprobs
+                    for update in updates
+                    if update.prompt_logprobs is not None
+                ),
+                None,
             ),
-            finish=next((one.finish for one in updates if one.finish is not None), None),
-            drafted=sum(one.drafted for one in updates),
+            finish=next((update.finish for update in updates if update.finish is not None), None),
+            drafted=sum(update.drafted for update in updates),
         )
 
 

@@ -40,7 +40,14 @@ def elementwise(
     """Tensors and plain numbers, broadcast to the shape of `out`."""
     dtype = TRUTHS if out.dtype == torch.bool else out.dtype
     return [
-        combined(low, code, [low.block(one) for one in operands], tuple(out.shape), dtype, numbers)
+        combined(
+            low,
+            code,
+            [low.block(operand) for operand in operands],
+            tuple(out.shape),
+            dtype,
+            numbers,
+        )
     ]
 
 

@@ -140,7 +140,7 @@ class _Events(Lowering):
         tensors = [
             one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))
         ]
-        tensors = [one for one in tensors if isinstance(one, Tensor)]
+        tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
         if event.name == "t" and id(tensors[0]) not in self._known:
             self._transposed[id(event.outputs[0])] = tensors[0]
         if event.name in ("expand", "view", "reshape") and id(tensors[0]) not in self._known:

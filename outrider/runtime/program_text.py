@@ -22,7 +22,8 @@ def written(program: Program) -> dict[str, Any] | None:
     assert program.logits is not None
     return {
         "values": [
-            [one.size, _name(one.dtype), int(one.source), one.name] for one in program.values
+            [value.size, _name(value.dtype), int(value.source), value.name]
+            for value in program.values
         ],
         "body": [_op(op) for op in program.body],
         "head": [_op(op) for op in program.head],

@@ -74,7 +74,8 @@ def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     side by side."""
     outputs = out if isinstance(out, tuple) else (out,)
     return tuple(
-        torch.view_as_real(one).flatten(-2) if one.is_complex() else one for one in outputs
+        torch.view_as_real(output).flatten(-2) if output.is_complex() else output
+        for output in outputs
     )
 
 

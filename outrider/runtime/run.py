@@ -404,7 +404,7 @@ def _address(memory: Memory | None) -> int | None:
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     """Addresses of tensors, null for None."""
     return (ctypes.c_void_p * len(tensors))(
-        *(None if one is None else one.data_ptr() for one in tensors)
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors)
     )
 
 

@@ -52,9 +52,9 @@ def fitting(texts: Iterable[TrainingText], max_length: int) -> list[TrainingText
     all_texts = list(texts)
     cut = [
         TrainingText(
-            one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task
+            text.id, text.prompt, text.response[: max(0, max_length - len(text.prompt))], text.task
         )
-        for one in all_texts
+        for text in all_texts
     ]
     kept = [one for one in cut if one.prompt and len(one.response) >= 2]
     if not kept:
@@ -71,7 +71,7 @@ def split(
 ) -> tuple[list[TrainingText], list[TrainingText]]:
     """(to train on, held out). All texts of one prompt fall on one side. Raises ConfigError below
     two prompts."""
-    prompts = list(dict.fromkeys(tuple(one.prompt) for one in texts))
+    prompts = list(dict.fromkeys(tuple(text.prompt) for text in texts))
     if len(prompts) < 2:
         raise ConfigError(
             "training needs at least two different prompts: one to train on and one held out"
@@ -122,6 +122,6 @@ def collate(
 def token_counts(texts: Iterable[TrainingText], vocab_size: int) -> Tensor:
     """(V,) int64: how often each token stands in the responses."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for one in texts:
-        counts += torch.bincount(torch.tensor(one.response), minlength=vocab_size)[:vocab_size]
+    for text in texts:
+        counts += torch.bincount(torch.tensor(text.response), minlength=vocab_size)[:vocab_size]
     return counts

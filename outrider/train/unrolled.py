@@ -79,14 +79,14 @@ class UnrolledRecipe:
         # of a position's distribution
         number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1
         numbers = [number[row, position] for row, position in zip(rows, positions, strict=True)]
-        counts = [targets.counts[one] for one in numbers]
+        counts = [targets.counts[number] for number in numbers]
         decay = [settings.step_decay**step for step in range(len(counts))]
         weights = [
             share / sum(decay) * one / one.sum().clamp(min=TINY)
             for share, one in zip(decay, counts, strict=True)
         ]
         every = torch.cat(numbers)
-        sizes = [len(one) for one in numbers]
+        sizes = [len(number) for number in numbers]
 
         def judge(logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             return self._judge(targets.at(every[which]), logits)

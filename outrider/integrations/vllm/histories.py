@@ -71,7 +71,12 @@ class Histories:
                         by_length.setdefault(text.length, []).append(known)
                 candidates = by_length.get(len(before), ())
                 number = next(
-                    (one for one in candidates if one in free and free[one].equals(before)), -1
+                    (
+                        candidate
+                        for candidate in candidates
+                        if candidate in free and free[candidate].equals(before)
+                    ),
+                    -1,
                 )
             if number < 0:
                 number = next(self._numbers)

@@ -152,7 +152,9 @@ def gemma4(file: GgufFile) -> dict[str, Any]:
         **(experts if experts["num_experts"] else {}),
         "hidden_size_per_layer_input": file.of_model("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": sum(
-            one.shape[0] for one in file.tensors if one.name == "per_layer_token_embd.weight"
+            tensor.shape[0]
+            for tensor in file.tensors
+            if tensor.name == "per_layer_token_embd.weight"
         ),
         "rope_parameters": {
             SLIDING: {"rope_type": "default", "rope_theta": theta(file, "rope.freq_base_swa")},

@@ -140,7 +140,7 @@ def _is_whole(experts: dict[int, TensorInfo]) -> bool:
     """Whether none is missing, and all are of one shape and format."""
     return (
         sorted(experts) == list(range(len(experts)))
-        and len({(one.kind, one.shape) for one in experts.values()}) == 1
+        and len({(expert.kind, expert.shape) for expert in experts.values()}) == 1
     )
 
 
@@ -174,7 +174,7 @@ def read_gguf(path: Path) -> GgufFile:
     what holds no language model.
     """
     paths = _shards(path.expanduser())
-    parts = [_read_once(one, one.stat().st_mtime_ns) for one in paths]
+    parts = [_read_once(path, path.stat().st_mtime_ns) for path in paths]
     metadata = parts[0][0]
     _check_kind(path, metadata)
     count = metadata.get("split.count", 1)
@@ -224,7 +224,7 @@ def _shards(path: Path) -> list[Path]:
         path.with_name(f"{name['stem']}-{number:05d}-of-{count:05d}.gguf")
         for number in range(1, count + 1)
     ]
-    if missing := [one.name for one in paths if not one.is_file()]:
+    if missing := [path.name for path in paths if not path.is_file()]:
         raise CheckpointError(
             f"'{path.parent}' lacks {len(missing)} of {count} shards, first '{missing[0]}'. Fetch "
             "them, too."

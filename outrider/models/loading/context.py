@@ -29,9 +29,9 @@ def context_length(config: Any) -> int:
     goes beyond the original context, which would make cached keys depend on the pass that wrote
     them: they are held to the original context."""
     longest = _named(config)
-    for one in _ropes(config):
-        if one.get("rope_type") == "longrope":
-            original = one.get("original_max_position_embeddings")
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
             longest = min(
                 longest,
                 original or getattr(config, "original_max_position_embeddings", None) or longest,

@@ -291,7 +291,7 @@ def _read_blocks(
         layer: InBlocks(
             made[tuple(kept[layer][0]), number],
             FORMS[tensors[0].kind.name],
-            len(orders[number]) or sum(one.shape[-2] for one in tensors),
+            len(orders[number]) or sum(tensor.shape[-2] for tensor in tensors),
             tensors[0].shape[-1],
         )
         for layer, (tensors, number) in known.items()

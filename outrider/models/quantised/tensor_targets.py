@@ -64,7 +64,12 @@ class TensorTargets:
         for path in paths:
             target, pattern = self._find(path + WEIGHT, self._renamings, self._converters)
             converter = next(
-                (one for one in self._converters if pattern in one.source_patterns), None
+                (
+                    converter
+                    for converter in self._converters
+                    if pattern in converter.source_patterns
+                ),
+                None,
             )
             if converter is None or not _is_merge(converter):
                 continue
@@ -80,5 +85,6 @@ class TensorTargets:
 
 def _is_merge(converter: Any) -> bool:
     return all(
-        (type(one).__name__, getattr(one, "dim", None)) in MERGES for one in converter.operations
+        (type(operation).__name__, getattr(operation, "dim", None)) in MERGES
+        for operation in converter.operations
     )

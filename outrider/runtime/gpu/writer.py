@@ -91,10 +91,10 @@ class Writer:
         assert op.output is not None
         inputs = [self._read(view) for view in op.inputs]
         if op.code == Code.CLAMP:
-            low, high = (_number(one) for one in op.numbers)
+            low, high = (_number(number) for number in op.numbers)
             text = f"tl.minimum(tl.maximum({inputs[0]}, {low}), {high})"
         elif op.code == Code.SOFTPLUS:
-            factor, threshold = (_number(one) for one in op.numbers)
+            factor, threshold = (_number(number) for number in op.numbers)
             x = f"({inputs[0]} * {factor})"
             text = f"tl.where({x} > {threshold}, {inputs[0]}, tl.log(1.0 + tl.exp({x})) / {factor})"
         elif op.code == Code.WHERE:
