@@ -141,38 +141,38 @@ class Binding:
             *(self._operand(view) for view in (*op.inputs, *[None] * 5)[:5])
         )
         first = op.output if op.output is not None else op.inputs[0]
-        made = OpStruct(int(op.code), first.rows, first.cols, self._operand(op.output), operands)
-        made.numbers = (ctypes.c_double * 2)(*(*op.numbers, 0.0, 0.0)[:2])
-        made.layer = op.layer
-        made.by_position = op.by_position
-        made.is_value = op.is_value
+        struct = OpStruct(int(op.code), first.rows, first.cols, self._operand(op.output), operands)
+        struct.numbers = (ctypes.c_double * 2)(*(*op.numbers, 0.0, 0.0)[:2])
+        struct.layer = op.layer
+        struct.by_position = op.by_position
+        struct.is_value = op.is_value
         if op.code == Code.LINEAR:
-            self._bind_linear(made, op)
+            self._bind_linear(struct, op)
         elif op.code == Code.EXPERTS:
-            self._bind_experts(made, op)
+            self._bind_experts(struct, op)
         elif op.code == Code.HEADS:
             self._bind_layers(
-                made, op, self._tensor(op.weight).unflatten(0, (op.heads, -1))[:, slice(*op.part)]
+                struct, op, self._tensor(op.weight).unflatten(0, (op.heads, -1))[:, slice(*op.part)]
             )
         elif op.code == Code.EMBED:
-            made.numbers[0] = op.bound
-            self._bind_table(made, op)
+            struct.numbers[0] = op.bound
+            self._bind_table(struct, op)
         elif op.code == Code.ATTENTION:
             shape = self._layers[op.layer]
-            made.heads = op.heads
-            made.kv_heads = shape.num_kv_heads
-            made.window = op.window
-            made.sees_all = op.sees_all
-            made.size = shape.key_size
-            made.value_size = shape.value_size
-            made.scale = op.scale
-            made.softcap = op.softcap
-            made.values_in_keys = shape.values_in_keys
-            made.weight = (
+            struct.heads = op.heads
+            struct.kv_heads = shape.num_kv_heads
+            struct.window = op.window
+            struct.sees_all = op.sees_all
+            struct.size = shape.key_size
+            struct.value_size = shape.value_size
+            struct.scale = op.scale
+            struct.softcap = op.softcap
+            struct.values_in_keys = shape.values_in_keys
+            struct.weight = (
                 self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
             )
-            made.is_short = shape.window is not None
-            made.chosen = op.chosen
+            struct.is_short = shape.window is not None
+            struct.chosen = op.chosen
             if shape.window is not None and not 0 < op.window <= shape.window:
                 raise NotLoweredError(
                     f"attention that sees {op.window or 'all'} positions of a layer that keeps "
@@ -180,31 +180,33 @@ class Binding:
                 )
             self._check(op)
         elif op.code == Code.CHOICE:
-            made.heads = op.heads
-            made.size = self._layers[op.layer].key_size
-            made.scale = op.scale
+            struct.heads = op.heads
+            struct.size = self._layers[op.layer].key_size
+            struct.scale = op.scale
             self._check(op)
         elif op.code == Code.STORE:
-            made.is_short = self._layers[op.layer].window is not None
+            struct.is_short = self._layers[op.layer].window is not None
             self._check(op)
         elif op.code == Code.CONVOLUTION:
             weight = self._tensor(op.weight)
-            made.K = weight.shape[1]
-            made.weight = self._keep(weight.float().t().contiguous())
-            made.bias = self._keep(self._tensor(op.bias).float().contiguous()) if op.bias else None
+            struct.K = weight.shape[1]
+            struct.weight = self._keep(weight.float().t().contiguous())
+            struct.bias = (
+                self._keep(self._tensor(op.bias).float().contiguous()) if op.bias else None
+            )
         elif op.code == Code.DELTA_RULE:
             key, value, decay = op.inputs[1:4]
-            made.heads = value.rows
-            made.kv_heads = key.rows
-            made.size = key.cols
-            made.value_size = value.cols
-            made.N = decay.cols
-            made.scale = op.scale
+            struct.heads = value.rows
+            struct.kv_heads = key.rows
+            struct.size = key.cols
+            struct.value_size = value.cols
+            struct.N = decay.cols
+            struct.scale = op.scale
         elif op.code == Code.SCAN:
             rates = self._tensor(op.weight) if op.weight else None
-            made.size = 1 if rates is None else rates.shape[1]
-            made.weight = None if rates is None else self._keep(rates.float().t().contiguous())
-        return made
+            struct.size = 1 if rates is None else rates.shape[1]
+            struct.weight = None if rates is None else self._keep(rates.float().t().contiguous())
+        return struct
 
     def _check(self, op: Op) -> None:
         """Queries, keys and values must have the cache's type; pairs of bf16 must be whole."""
@@ -214,59 +216,61 @@ class Binding:
             raise NotLoweredError("attention in another type than the cache's")
 
     def _tensor(self, name: str) -> Tensor:
-        found = self._tensors[name]
-        assert isinstance(found, Tensor)
-        return found
+        tensor = self._tensors[name]
+        assert isinstance(tensor, Tensor)
+        return tensor
 
-    def _bind_table(self, made: OpStruct, op: Op) -> None:
+    def _bind_table(self, struct: OpStruct, op: Op) -> None:
         table = self._tensors[op.weight]
-        made.N, made.K = table.shape
+        struct.N, struct.K = table.shape
         if isinstance(table, Matrix):
-            self._bind_blocks(made, table)
+            self._bind_blocks(struct, table)
         else:
-            made.format = int(WeightFormat.TABLE)
-            made.weight = self._keep(table)
+            struct.format = int(WeightFormat.TABLE)
+            struct.weight = self._keep(table)
 
-    def _bind_linear(self, made: OpStruct, op: Op) -> None:
+    def _bind_linear(self, struct: OpStruct, op: Op) -> None:
         weight = self._tensors[op.weight]
-        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
+        struct.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
         if isinstance(weight, Matrix):
-            made.N, made.K = weight.shape
-            self._bind_blocks(made, weight)
+            struct.N, struct.K = weight.shape
+            self._bind_blocks(struct, weight)
             return
         kind, panels = shared_panels(weight, transposed=op.transposed)
-        made.format = int(kind)
-        made.weight = self._keep(panels)
-        made.N, made.K = weight.shape[::-1] if op.transposed else weight.shape
+        struct.format = int(kind)
+        struct.weight = self._keep(panels)
+        struct.N, struct.K = weight.shape[::-1] if op.transposed else weight.shape
 
-    def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
+    def _bind_blocks(self, struct: OpStruct, matrix: Matrix) -> None:
         if matrix.form.is_float and self._dtype != torch.bfloat16:
             raise NotLoweredError("fp8 weights together with numbers in another type than bfloat16")
-        made.format = int(matrix.format)
-        made.form = matrix.form.number
-        made.group = matrix.form.group
-        made.weight = self._keep(matrix.panels)
+        struct.format = int(matrix.format)
+        struct.form = matrix.form.number
+        struct.group = matrix.form.group
+        struct.weight = self._keep(matrix.panels)
 
-    def _bind_experts(self, made: OpStruct, op: Op) -> None:
-        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
+    def _bind_experts(self, struct: OpStruct, op: Op) -> None:
+        struct.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
         if isinstance(matrix := self._tensors[op.weight], Matrix):
-            made.experts = matrix.experts
-            (made.N, made.K) = matrix.shape
-            self._bind_blocks(made, matrix)
+            struct.experts = matrix.experts
+            (struct.N, struct.K) = matrix.shape
+            self._bind_blocks(struct, matrix)
             return
-        self._bind_layers(made, op, self._tensor(op.weight))
+        self._bind_layers(struct, op, self._tensor(op.weight))
 
-    def _bind_layers(self, made: OpStruct, op: Op, weights: Tensor) -> None:
+    def _bind_layers(self, struct: OpStruct, op: Op, weights: Tensor) -> None:
         """Weights (layers, out, in), or (layers, in, out) of a transposed operation."""
         panels = torch.empty(0)
         for number, weight in enumerate(weights):
-            kind, own = packed(weight.t().contiguous() if op.transposed else weight)
-            panels = panels if number else own.new_empty(len(weights), *own.shape)
-            panels[number] = own  # one at a time, so that no second copy of all lies next to them
-            made.format = int(kind)
-        made.weight = self._keep(panels)
-        made.experts = len(weights)
-        made.N, made.K = (
+            kind, values = packed(weight.t().contiguous() if op.transposed else weight)
+            panels = panels if number else values.new_empty(len(weights), *values.shape)
+            panels[number] = (
+                values  # one at a time, so that no second copy of all lies next to them
+            )
+            struct.format = int(kind)
+        struct.weight = self._keep(panels)
+        struct.experts = len(weights)
+        struct.N, struct.K = (
             (weights.shape[2], weights.shape[1])
             if op.transposed
             else (weights.shape[1], weights.shape[2])

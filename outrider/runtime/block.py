@@ -73,20 +73,20 @@ class BlockRun:
         def read(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
-            found = head.context(inputs)
-            for layer, (keys, values) in enumerate(head.context_keys(found, positions)):
+            entries = head.context(inputs)
+            for layer, (keys, values) in enumerate(head.context_keys(entries, positions)):
                 cache.store(layer, keys, values)
-            return {AFTER_NORM: found}, found
+            return {AFTER_NORM: entries}, entries
 
         def block(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
             def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 sight = config.sight(layer)
-                found = cache.attend(
+                attended = cache.attend(
                     layer, queries, keys, values, sees_all=not sight.causal, window=sight.window
                 )
-                return found.transpose(1, 2)
+                return attended.transpose(1, 2)
 
             states = head(ids, positions, attend)
             return {AFTER_NORM: states}, head.logits(states)
@@ -94,8 +94,8 @@ class BlockRun:
         def corrected(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
-            found = head.corrected(inputs[0].to(head.dtype), inputs[-1], ids)
-            return {AFTER_NORM: found}, found
+            logits = head.corrected(inputs[0].to(head.dtype), inputs[-1], ids)
+            return {AFTER_NORM: logits}, logits
 
         self._read = lowered(
             [(config.target_hidden_size, head.dtype)] * len(config.target_layers), read
@@ -129,7 +129,7 @@ class BlockRun:
         if self._correction is None:
             return corrected_by(self._head, logits, states, before, memory)
         given = (logits, states) if self._states_matter else (logits,)
-        inputs = [one[:, None].expand(-1, before.shape[1], -1).contiguous() for one in given]
+        inputs = [item[:, None].expand(-1, before.shape[1], -1).contiguous() for item in given]
         executor = self._correction.executor
         (num_rows, width) = before.shape
         found = executor.logits(num_rows, width)

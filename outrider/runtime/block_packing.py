@@ -50,7 +50,7 @@ def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
             f"'{tensors[0].name}' and what belongs to it are tensors of several kinds"
         )
     mapped = [tensor.read() for tensor in tensors]  # held until the panels are made
-    rows = np.concatenate([_addresses(one) for one in mapped], axis=-1)
+    rows = np.concatenate([_addresses(part) for part in mapped], axis=-1)
     rows = rows if order is SAME else rows[..., order]  # numpy refuses one that is not there
     kind = tensors[0].kind
     inputs = tensors[0].shape[-1]
@@ -58,12 +58,12 @@ def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
     panels = room_for_weight(
         [*rows.shape[:-1], -(-outputs // WIDTH), panel_bytes(kind, WIDTH, inputs)]
     )
-    for own, made in zip(
+    for source, target in zip(
         rows.reshape(-1, outputs), panels.view(-1, *panels.shape[-2:]), strict=True
     ):
-        own = np.ascontiguousarray(own)
+        source = np.ascontiguousarray(source)
         packed = native.outrider_pack_blocks(
-            own.ctypes.data, outputs, inputs, int(kind), made.data_ptr()
+            source.ctypes.data, outputs, inputs, int(kind), target.data_ptr()
         )
         assert packed, f"{kind.name} has panels, and the library does not make them"
     return panels

@@ -54,8 +54,8 @@ class Block:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape in the recording."""
-        own = iter(self.own.sizes)
-        return tuple(SIZES[axis] if axis else next(own) for axis in self.axes)
+        sizes = iter(self.own.sizes)
+        return tuple(SIZES[axis] if axis else next(sizes) for axis in self.axes)
 
     @property
     def steps(self) -> tuple[int | None, ...]:

@@ -52,7 +52,7 @@ def build(path: Path, kind: str) -> None:
         raise CapabilityError("no C++ compiler found (install g++)")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
+        library = Path(scratch) / path.name
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
         command = (
             tool,
@@ -62,7 +62,7 @@ def build(path: Path, kind: str) -> None:
             *sources,
             *LIBRARIES,
             "-o",
-            str(made),
+            str(library),
         )
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -70,7 +70,7 @@ def build(path: Path, kind: str) -> None:
                 (line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200]
             )
             raise CapabilityError(f"{tool} could not build the native runtime ({first.strip()})")
-        os.replace(made, path)  # atomic: a reader sees the whole file or none
+        os.replace(library, path)  # atomic: a reader sees the whole file or none
 
 
 def build_all(folder: Path = PREBUILT) -> list[Path]:

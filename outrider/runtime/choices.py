@@ -70,18 +70,18 @@ def take(low: Lowering, event: Event) -> list[Known]:
     block = _last(low, tensor, dim)
     indices = low.block(index)
     _check(block, indices)
-    made = low.value(indices.own.sizes, event.outputs[0].dtype)
+    result = low.value(indices.own.sizes, event.outputs[0].dtype)
     rows = _rows(low, block)
     at = _rows(low, indices)
     low.add(
         Op(
             Code.TAKE,
             (rows, at),
-            View(made.value, at.rows, at.cols, 0, at.cols),
+            View(result.value, at.rows, at.cols, 0, at.cols),
             (float(rows.cols),),
         )
     )
-    return [Block(indices.axes, made)]
+    return [Block(indices.axes, result)]
 
 
 def reorder(low: Lowering, event: Event) -> list[Known]:
@@ -91,13 +91,13 @@ def reorder(low: Lowering, event: Event) -> list[Known]:
     indices = low.block(index)
     if any(indices.axes) or len(block.own.sizes) != 1:
         raise NotLoweredError("a choice among other numbers than a row's")
-    made = low.value(indices.own.sizes, event.outputs[0].dtype)
+    result = low.value(indices.own.sizes, event.outputs[0].dtype)
     rows = _rows(low, block)
     at = _rows(low, indices)
     low.add(
-        Op(Code.TAKE, (rows, at), View(made.value, 1, at.cols, 0, at.cols), (float(rows.cols),))
+        Op(Code.TAKE, (rows, at), View(result.value, 1, at.cols, 0, at.cols), (float(rows.cols),))
     )
-    return [Block(block.axes, made)]
+    return [Block(block.axes, result)]
 
 
 def put(low: Lowering, event: Event) -> list[Known]:
@@ -117,16 +117,16 @@ def put(low: Lowering, event: Event) -> list[Known]:
         new = _rows(low, numbers)
     else:
         new = View(low.block(source).own.value, at.rows, at.cols, 0, 0, 0)
-    made = low.value(block.own.sizes, event.outputs[0].dtype)
+    result = low.value(block.own.sizes, event.outputs[0].dtype)
     low.add(
         Op(
             Code.PUT,
             (rows, at, new),
-            View(made.value, rows.rows, rows.cols, 0, rows.cols),
+            View(result.value, rows.rows, rows.cols, 0, rows.cols),
             (float(at.cols),),
         )
     )
-    return [Block(block.axes, made)]
+    return [Block(block.axes, result)]
 
 
 def _last(low: Lowering, tensor: Tensor, dim: Any) -> Block:
@@ -143,11 +143,11 @@ def _check(block: Block, indices: Block) -> None:
 
 def _rows(low: Lowering, block: Block) -> View:
     """All numbers, the last dimension in a row."""
-    found = collapse([block.own], keep_last=True)
-    if found is None:
-        found = collapse([dense(low.copied(block.own).value, block.own.sizes)], keep_last=True)
-    assert found is not None
-    return found[0]
+    collapsed = collapse([block.own], keep_last=True)
+    if collapsed is None:
+        collapsed = collapse([dense(low.copied(block.own).value, block.own.sizes)], keep_last=True)
+    assert collapsed is not None
+    return collapsed[0]
 
 
 CHOICES: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

@@ -42,30 +42,30 @@ def multiply(low: Lowering, event: Event) -> list[Known]:
         return combined(low, Code.MUL, (left, right), tuple(out.shape), torch.float32)
 
     first = product(a, c)
-    made = low.value((*first.own.sizes, 2), torch.float32)
-    parts = _parts(Block((*first.axes, ""), made))
+    result = low.value((*first.own.sizes, 2), torch.float32)
+    parts = _parts(Block((*first.axes, ""), result))
     low.emit(Code.SUB, [first.own, product(b, d).own], parts[0].own)
     low.emit(Code.ADD, [product(a, d).own, product(b, c).own], parts[1].own)
-    return [Complex(Block((*first.axes, ""), made))]
+    return [Complex(Block((*first.axes, ""), result))]
 
 
 def _numbers(low: Lowering, tensor: Tensor) -> Complex:
-    found = low.find(tensor) if isinstance(tensor, Tensor) else None
-    if not isinstance(found, Complex):
+    values = low.find(tensor) if isinstance(tensor, Tensor) else None
+    if not isinstance(values, Complex):
         raise NotLoweredError("complex numbers combined with real ones")
-    return found
+    return values
 
 
 def _parts(pairs: Block) -> list[Block]:
     """Real and imaginary parts."""
-    own = pairs.own
-    sizes = own.sizes[:-1]
-    steps = own.steps[:-1]
-    apart = own.steps[-1]
+    block = pairs.own
+    sizes = block.sizes[:-1]
+    steps = block.steps[:-1]
+    apart = block.steps[-1]
     return [
         Block(
             pairs.axes[:-1],
-            replace(own, sizes=sizes, steps=steps, offset=own.offset + part * apart),
+            replace(block, sizes=sizes, steps=steps, offset=block.offset + part * apart),
         )
         for part in range(2)
     ]

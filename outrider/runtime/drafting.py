@@ -33,9 +33,9 @@ def noise_tables(rows: Rows, num_positions: int) -> list[Tensor | None]:
     if racing := rows.racing_rows:
         starts = rows.starts
         positions = [list(range(starts[row], starts[row] + num_positions)) for row in racing]
-        made = rows.rng.select(racing).noise(positions, rows.vocab_size)
+        noise = rows.rng.select(racing).noise(positions, rows.vocab_size)
         for index, row in enumerate(racing):
-            tables[row * num_positions : (row + 1) * num_positions] = made[
+            tables[row * num_positions : (row + 1) * num_positions] = noise[
                 index * num_positions : (index + 1) * num_positions
             ]
     return tables
@@ -120,7 +120,7 @@ class ChainRequest(NamedTuple):
         num_rows = len(picks.options)
         probs = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
         probs[:, num_tokens] = 0
-        found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
+        scratch = torch.empty(num_rows, num_tokens, dtype=torch.int64)
         by_row: list[Tensor | None] = [None] * num_rows
         for table, row in zip(probs, picks.drawn, strict=True):
             by_row[row] = table
@@ -134,12 +134,12 @@ class ChainRequest(NamedTuple):
             sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
             options=picks.options.data_ptr(),
             uniforms=picks.uniforms.ctypes.data,
-            found=found.data_ptr(),
+            found=scratch.data_ptr(),
             carried=None if carried is None else carried.data_ptr(),
             carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
             **{name: ctypes.addressof(table) for name, table in tables.items()},
         )
-        return cls(struct, found, probs, (picks, tables, vocabulary, carried))
+        return cls(struct, scratch, probs, (picks, tables, vocabulary, carried))
 
 
 def first_pass(
@@ -192,10 +192,10 @@ def draft_chains(
     asked = ChainRequest.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
     bases = torch.tensor(kv.bases) if kv.is_short else None
-    found = bound.executor.draft(
+    drafted = bound.executor.draft(
         first, kv.keys, kv.values, rotary, carried, asked.struct, states, bases
     )
-    return (asked.tokens, asked.probs) if found else None
+    return (asked.tokens, asked.probs) if drafted else None
 
 
 def chains_behind(
@@ -242,10 +242,10 @@ class ChainLoop:
         See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token
         says more.
         """
-        found = chains_behind(
+        drafted = chains_behind(
             self.lm, self._run, Picks.of(rows, num_tokens), pending, num_tokens, self._vocabulary
         )
-        if found is not None:
+        if drafted is not None:
             for row, tokens in enumerate(pending):
                 self.lm.kv.advance(row, len(tokens) + num_tokens - 1)
-        return found
+        return drafted

@@ -66,9 +66,9 @@ def combined(
             if axis and axes[dim] not in ("", axis):
                 raise NotLoweredError("rows combined with tokens")
             axes[dim] = axes[dim] or axis
-    made = low.value([size for size, axis in zip(shape, axes, strict=True) if not axis], dtype)
-    low.emit(code, [_broadcast(block, axes, shape) for block in blocks], made, numbers)
-    return Block(tuple(axes), made)
+    result = low.value([size for size, axis in zip(shape, axes, strict=True) if not axis], dtype)
+    low.emit(code, [_broadcast(block, axes, shape) for block in blocks], result, numbers)
+    return Block(tuple(axes), result)
 
 
 def _broadcast(block: Block, axes: Sequence[str], shape: tuple[int, ...]) -> Strided:
@@ -102,10 +102,10 @@ def binary(code: Code, low: Lowering, event: Event) -> list[Known]:
     if (
         code == Code.ADD
         and isinstance(first, Tensor)
-        and isinstance(found := low.find(first), Index)
+        and isinstance(block := low.find(first), Index)
         and isinstance(second, int)
     ):
-        return [replace(found, offset=found.offset + second)]
+        return [replace(block, offset=block.offset + second)]
     return elementwise(low, code, [first, second], event.outputs[0])
 
 
@@ -126,9 +126,9 @@ def power(low: Lowering, event: Event) -> list[Known]:
     (square,) = elementwise(low, Code.SQUARE, [tensor], event.outputs[0])
     first = low.block(tensor)
     assert isinstance(square, Block)
-    made = low.value(square.own.sizes, event.outputs[0].dtype)
-    low.emit(Code.MUL, [square.own, first.own], made)
-    return [Block(first.axes, made)]
+    result = low.value(square.own.sizes, event.outputs[0].dtype)
+    low.emit(Code.MUL, [square.own, first.own], result)
+    return [Block(first.axes, result)]
 
 
 def gelu(low: Lowering, event: Event) -> list[Known]:
@@ -161,7 +161,7 @@ def absolute(low: Lowering, event: Event) -> list[Known]:
 
 
 def softplus(low: Lowering, event: Event) -> list[Known]:
-    numbers = tuple(float(one) for one in (*event.args[1:], *(1.0, 20.0)[len(event.args) - 1 :]))
+    numbers = tuple(float(item) for item in (*event.args[1:], *(1.0, 20.0)[len(event.args) - 1 :]))
     return elementwise(low, Code.SOFTPLUS, event.args[:1], event.outputs[0], numbers)
 
 
@@ -176,9 +176,9 @@ def differ(low: Lowering, first: Any, second: Any, out: Tensor) -> list[Known]:
     """Whether numbers are different."""
     (equal,) = elementwise(low, Code.EQUAL, [first, second], out)
     assert isinstance(equal, Block)
-    made = low.value(equal.own.sizes, TRUTHS)
-    low.emit(Code.NOT, [equal.own], made)
-    return [Block(equal.axes, made)]
+    result = low.value(equal.own.sizes, TRUTHS)
+    low.emit(Code.NOT, [equal.own], result)
+    return [Block(equal.axes, result)]
 
 
 def not_equal(low: Lowering, event: Event) -> list[Known]:
@@ -203,8 +203,8 @@ def masked_fill(low: Lowering, event: Event) -> list[Known]:
 def filled(number: float | None, low: Lowering, event: Event) -> list[Known]:
     """Numbers of the shape of others, all the same."""
     block = low.block(event.args[0])
-    own = low.block(event.args[1] if number is None else number).own
-    return [Block(block.axes, Strided(own.value, block.own.sizes, (0,) * len(block.own.sizes)))]
+    filler = low.block(event.args[1] if number is None else number).own
+    return [Block(block.axes, Strided(filler.value, block.own.sizes, (0,) * len(block.own.sizes)))]
 
 
 ELEMENTWISE: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

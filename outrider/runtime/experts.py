@@ -71,7 +71,7 @@ def _forward(
         if part.has_gate
         else part.act_fn(multiplied(hidden_states, "up_proj"))
     )
-    found = multiplied(inner, "down_proj")
+    output = multiplied(inner, "down_proj")
     if getattr(part, "has_post_expert_norm", False):
-        found = part.post_expert_norm(found)
-    return (found * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
+        output = part.post_expert_norm(output)
+    return (output * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)

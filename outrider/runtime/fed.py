@@ -45,8 +45,8 @@ class FedRun:
         def fused(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
-            found = head.fuse(inputs[0])
-            return {AFTER_NORM: found}, found
+            features = head.fuse(inputs[0])
+            return {AFTER_NORM: features}, features
 
         config = head.config
         dtype = lm.dtype

@@ -100,10 +100,10 @@ def grow_trees(
     )
     rotary = bound.rotary.up_to(max(map(max, first.positions.tolist())) + limits.max_depth)
     bases = torch.tensor(kv.bases) if kv.is_short else None
-    found = bound.executor.grow(
+    grown = bound.executor.grow(
         first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_expanded), bases
     )
-    if not found:
+    if not grown:
         return None
     width = max(lengths.tolist())
     return GrownTrees(

@@ -33,8 +33,8 @@ def compared(low: Lowering, event: Event) -> list[Known]:
 
 def both(low: Lowering, event: Event) -> list[Known]:
     """logical_and of two such comparisons."""
-    found = [_find(low, tensor) for tensor in event.args[:2]]
-    bounds = [one.bound for one in found if isinstance(one, IsBelow)]
+    pair = [_find(low, tensor) for tensor in event.args[:2]]
+    bounds = [operand.bound for operand in pair if isinstance(operand, IsBelow)]
     if len(bounds) < 2:
         raise NotLoweredError(f"torch's '{event.name}'")
     return [IsBelow(min((bound for bound in bounds if bound is not None), default=None))]

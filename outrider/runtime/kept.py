@@ -98,7 +98,7 @@ def key_of(source: ModelSource, *options: object) -> Key | None:
         name,
         files,
         options,
-        [_version(one) for one in PACKAGES],
+        [_version(package) for package in PACKAGES],
         checked.sources(),
         fingerprint(),
         cpu_name(),
@@ -147,7 +147,7 @@ def _start(content: Any) -> Start:
     return start
 
 
-def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found) -> None:
+def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, facts: Found) -> None:
     """Remember a start, where all of it can be kept. An error costs the next start its time,
     nothing else."""
     if key is None:
@@ -160,23 +160,23 @@ def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found
         if written is None or waves is None:
             return
         start = {
-            "card": asdict(found.card),
-            "tokenizer": _keep_tokenizer(found.tokenizer),
+            "card": asdict(facts.card),
+            "tokenizer": _keep_tokenizer(facts.tokenizer),
             "dtype": str(lm.dtype).removeprefix("torch."),
-            "ends": sorted(found.ends),
-            "asked": None if found.asked is None else asdict(found.asked),
-            "notes": found.notes,
+            "ends": sorted(facts.ends),
+            "asked": None if facts.asked is None else asdict(facts.asked),
+            "notes": facts.notes,
             "program": written,
             "stored": find_stored(
                 source, module, tensors_of(program, module), program.matrices, _weights(key)
             ),
             "waves": [asdict(wave) for wave in waves],
-            "memory": asdict(found.memory),
+            "memory": asdict(facts.memory),
         }
         keep_json(_path(key), start, max_files=MAX_FILES)
 
 
-def started_lm(start: Start, key: Key, source: ModelSource, found: checked.Checked) -> LM | None:
+def started_lm(start: Start, key: Key, source: ModelSource, facts: checked.Checked) -> LM | None:
     """The model that was kept, ready to run; None where its weights are not as they were. Damaged
     files may raise anything."""
     if (stored := read_stored(source, start.stored, _weights(key), pack)) is None:
@@ -187,12 +187,12 @@ def started_lm(start: Start, key: Key, source: ModelSource, found: checked.Check
     program = program_text.read(start.program)
     program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
     waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
-    check_start(program, waves, start.ends, found.shape)
+    check_start(program, waves, start.ends, facts.shape)
     every: dict[str, Tensor | Matrix] = {**tensors, **program.constants, **program.matrices}
-    bound = Bound(Executor(program, every, found.shape.layers, dtype, path), Rotary(waves))
+    bound = Bound(Executor(program, every, facts.shape.layers, dtype, path), Rotary(waves))
     run = NativeRun.around(bound, path)
-    lm = LM(run, found.shape, dtype, torch.device("cpu"))
-    lm.limits = found.limits
+    lm = LM(run, facts.shape, dtype, torch.device("cpu"))
+    lm.limits = facts.limits
     lm.kernels = run.executor.library
     return lm
 

@@ -112,10 +112,10 @@ class ReleasedLinear(nn.Module):
         raise AssertionError("this layer's weights are in the native runtime's panels alone")
 
 
-def release_linears(module: nn.Module, kept: Collection[nn.Module | None] = ()) -> None:
+def release_linears(module: nn.Module, kept_modules: Collection[nn.Module | None] = ()) -> None:
     """Drop the weights of the module's linear layers, but for those inside the parts that are
     `kept`."""
-    stay = {id(layer) for part in kept if part is not None for layer in part.modules()}
+    stay = {id(layer) for part in kept_modules if part is not None for layer in part.modules()}
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear and id(child) not in stay:

@@ -65,8 +65,11 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _rope_types(part: Any) -> set[str]:
-    found = getattr(part, "rope_type", "default")
-    return {str(one) for one in (found.values() if isinstance(found, dict) else (found,))}
+    rope_types = getattr(part, "rope_type", "default")
+    return {
+        str(rope_type)
+        for rope_type in (rope_types.values() if isinstance(rope_types, dict) else (rope_types,))
+    }
 
 
 class _Events(Lowering):
@@ -138,7 +141,9 @@ class _Events(Lowering):
 
     def _event(self, event: Event) -> None:
         tensors = [
-            one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))
+            item
+            for arg in event.args
+            for item in (arg if isinstance(arg, list | tuple) else (arg,))
         ]
         tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
         if event.name == "t" and id(tensors[0]) not in self._known:
@@ -158,7 +163,7 @@ class _Events(Lowering):
         try:
             if rule is None:
                 raise NotLoweredError(f"torch's '{event.name}'")
-            made: Sequence[Known] = self._by_rule(rule, event)
+            results: Sequence[Known] = self._by_rule(rule, event)
         except NotLoweredError as error:
             if event.name in (
                 "attention",
@@ -171,12 +176,12 @@ class _Events(Lowering):
                 "scan",
             ):
                 raise
-            made = [Unknown(str(error))] * len(event.outputs)
+            results = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:
             before = self._known.get(id(tensors[0]))
             for other in self._sharing.get(_memory(event.outputs[0]), ()):
-                self._known[other] = rewritten(self, self._known[other], before, made[0])
-        for output, known in zip(event.outputs, made, strict=True):
+                self._known[other] = rewritten(self, self._known[other], before, results[0])
+        for output, known in zip(event.outputs, results, strict=True):
             self._known[id(output)] = known
             if isinstance(output, Tensor):
                 self._sharing.setdefault(_memory(output), {})[id(output)] = output

@@ -31,7 +31,7 @@ from outrider.runtime.strides import Strided, collapse, dense, reshape, stretch
 def _has_bits(left: Tensor, right: Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    return torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (left, right)))
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (left, right)))
 
 
 class Lowering:
@@ -93,19 +93,21 @@ class Lowering:
             known.why if isinstance(known, Unknown) else "numbers made of token ids or positions"
         )
 
-    def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
+    def _looked_up(self, tensor: Tensor, positional: Positional) -> Block:
         """Numbers that follow from the position, out of a table for all positions."""
-        own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
+        sizes = tuple(
+            size for size, axis in zip(tensor.shape, positional.axes, strict=True) if not axis
+        )
         dtype = tensor.dtype
         length = self._reach
-        if dtype not in DTYPES or not 0 < length * prod(own) <= MAX_NUMBERS:
+        if dtype not in DTYPES or not 0 < length * prod(sizes) <= MAX_NUMBERS:
             raise NotLoweredError("a table of positions that is too large")
-        made = self.value(own, dtype)
-        out = View(made.value, 1, made.count, 0, made.count)
+        result = self.value(sizes, dtype)
+        out = View(result.value, 1, result.count, 0, result.count)
         self._ops.append(
-            Op(Code.EMBED, (), out, weight=self._named(found.table(length)), by_position=True)
+            Op(Code.EMBED, (), out, weight=self._named(positional.table(length)), by_position=True)
         )
-        return Block(found.axes, made)
+        return Block(positional.axes, result)
 
     def _constant(self, tensor: Tensor) -> Block:
         number = self._constants.get(id(tensor))
@@ -140,11 +142,11 @@ class Lowering:
     def _named(self, tensor: Tensor) -> str:
         """The name, from now on, of a constant that is no parameter."""
         dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
-        made = tensor.detach().to(dtype).contiguous().clone()
-        same = (name for name, known in self._made.constants.items() if _has_bits(known, made))
+        weight = tensor.detach().to(dtype).contiguous().clone()
+        same = (name for name, known in self._made.constants.items() if _has_bits(known, weight))
         # layers may make the same table, each for itself
         name = next(same, f"constant.{len(self._made.constants)}")
-        self._made.constants[name] = made
+        self._made.constants[name] = weight
         self._names[id(tensor)] = name
         self._kept.append(tensor)  # as long as it lives no other tensor has its identity
         return name
@@ -179,9 +181,9 @@ class Lowering:
 
     def opened(self, sizes: Sequence[int], dtype: torch.dtype) -> Strided:
         """A value that is yet to be filled, part by part."""
-        made = self.value(sizes, dtype)
-        self._unfilled[made.value] = made.count
-        return made
+        result = self.value(sizes, dtype)
+        self._unfilled[result.value] = result.count
+        return result
 
     def fill(self, part: Strided) -> None:
         """Before a part of such a value is written. Raises NotLoweredError where it may have been
@@ -223,11 +225,11 @@ class Lowering:
         flat = self.flat(block)
         return flat if flat.cols == self._made.values[flat.value].size else self.copied(block.own)
 
-    def copied(self, own: Strided) -> View:
+    def copied(self, strided: Strided) -> View:
         """A dense copy."""
-        made = self.new(own.count, self.dtype(own.value))
-        self.emit(Code.COPY, [own], dense(made.value, own.sizes))
-        return made
+        result = self.new(strided.count, self.dtype(strided.value))
+        self.emit(Code.COPY, [strided], dense(result.value, strided.sizes))
+        return result
 
     def emit(
         self,

@@ -55,7 +55,10 @@ class Matrix:
         """A plain copy, fp32; (experts, outputs, inputs) where there are some."""
         if self.experts:
             return torch.stack(
-                [values_of(own, self.form, self.outputs)[:, : self.inputs] for own in self.panels]
+                [
+                    values_of(panel, self.form, self.outputs)[:, : self.inputs]
+                    for panel in self.panels
+                ]
             )
         return values_of(self.panels, self.form, self.outputs)[:, : self.inputs]
 

@@ -39,8 +39,8 @@ class MedusaRun:
             def part(
                 ids: Tensor, positions: Tensor, inputs: list[Tensor], attend: object
             ) -> tuple[dict[int, Tensor], Tensor]:
-                found = forward(inputs[0])
-                return {AFTER_NORM: found}, found
+                logits = forward(inputs[0])
+                return {AFTER_NORM: logits}, logits
 
             try:
                 recording = record_part(
@@ -61,7 +61,7 @@ class MedusaRun:
         states = self._blocks.map(features.contiguous()).unflatten(1, self._shape)
         if len(self._outputs) == 1:
             return self._outputs[0].map(states.flatten(0, 1)).unflatten(0, states.shape[:2])
-        own = states.transpose(0, 1).contiguous()
+        flat = states.transpose(0, 1).contiguous()
         return torch.stack(
-            [output.map(each) for output, each in zip(self._outputs, own, strict=True)], dim=1
+            [output.map(each) for output, each in zip(self._outputs, flat, strict=True)], dim=1
         )

@@ -49,10 +49,10 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
             )
         return NativeRun(made, module, program, path)
 
-    made = moved_states(lm, module, run)
-    assert isinstance(made.run, NativeRun)
-    made.kernels = made.run.executor.library
-    return made
+    states_lm = moved_states(lm, module, run)
+    assert isinstance(states_lm.run, NativeRun)
+    states_lm.kernels = states_lm.run.executor.library
+    return states_lm
 
 
 def moved_states(lm: StateLM, module: Any, make_run: Callable[[LM, Program], Run]) -> LM:

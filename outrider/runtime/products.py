@@ -39,18 +39,18 @@ def multiplied(
         raise NotLoweredError("a matrix product of a token's parts")
     if any(dtype != weight.dtype for dtype in (*dtypes, *(() if bias is None else (bias.dtype,)))):
         raise NotLoweredError("a matrix product of mixed types")
-    made = low.new(outputs, dtypes[1])
+    result = low.new(outputs, dtypes[1])
     low.add(
         Op(
             Code.LINEAR,
             (low.whole(block),),
-            made,
+            result,
             weight=names[0],
             bias=names[1],
             transposed=transposed,
         )
     )
-    return Block(block.axes, dense(made.value, (outputs,)))
+    return Block(block.axes, dense(result.value, (outputs,)))
 
 
 def matrix(low: Lowering, event: Event) -> list[Known]:
@@ -62,17 +62,17 @@ def matrix(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a matrix product of a token's parts")
     if layer.bias is not None and layer.bias.dtype != out.dtype:
         raise NotLoweredError("a matrix product of mixed types")
-    made = low.new(layer.out_features, out.dtype)
+    result = low.new(layer.out_features, out.dtype)
     low.add(
         Op(
             Code.LINEAR,
             (low.whole(block),),
-            made,
+            result,
             weight=low.matrix(path, layer),
             bias=low.bias(path, layer.bias),
         )
     )
-    return [Block(block.axes, dense(made.value, (layer.out_features,)))]
+    return [Block(block.axes, dense(result.value, (layer.out_features,)))]
 
 
 def mm(low: Lowering, event: Event) -> list[Known]:
@@ -107,8 +107,10 @@ def bmm(low: Lowering, event: Event) -> list[Known]:
     if block.axes != ("B", "", "T"):
         raise NotLoweredError("a matrix product of a token's parts")
     dtypes = (x.dtype, event.outputs[0].dtype)
-    made = multiplied(low, Block(("B", "T", ""), block.own), weight, None, dtypes, transposed=False)
-    return [Block(block.axes, made.own)]
+    result = multiplied(
+        low, Block(("B", "T", ""), block.own), weight, None, dtypes, transposed=False
+    )
+    return [Block(block.axes, result.own)]
 
 
 def baddbmm(low: Lowering, event: Event) -> list[Known]:
@@ -127,20 +129,20 @@ def baddbmm(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a product of parts of an unusual shape")
     if not (weight.dtype == bias.dtype == x.dtype == out.dtype):
         raise NotLoweredError("a product of parts of mixed types")
-    made = low.value((parts, outputs), out.dtype)
+    result = low.value((parts, outputs), out.dtype)
     flat = low.flat(block)
     choice = low.flat(low.block(torch.arange(parts, dtype=torch.float32)))
     low.add(
         Op(
             Code.EXPERTS,
             (View(flat.value, parts, inputs, flat.offset, inputs), choice),
-            View(made.value, parts, outputs, 0, outputs),
+            View(result.value, parts, outputs, 0, outputs),
             weight=low.name(weight),
             bias=low.name(bias),
             transposed=True,
         )
     )
-    return [Block(block.axes, made)]
+    return [Block(block.axes, result)]
 
 
 PRODUCTS: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

@@ -37,20 +37,20 @@ def written(program: Program) -> dict[str, Any] | None:
     }
 
 
-def read(kept: dict[str, Any]) -> Program:
+def read(stored: dict[str, Any]) -> Program:
     """The program that `written` wrote down."""
     return Program(
         values=[
             Value(size, getattr(torch, dtype), Source(source), name)
-            for size, dtype, source, name in kept["values"]
+            for size, dtype, source, name in stored["values"]
         ],
-        body=[_read_op(op) for op in kept["body"]],
-        head=[_read_op(op) for op in kept["head"]],
-        logits=View(*kept["logits"]),
-        signals=tuple(kept["signals"]),
-        hidden_size=kept["hidden_size"],
-        states=[StateShape(*state) for state in kept["states"]],
-        constants={name: tensor_of_text(text) for name, text in kept["constants"].items()},
+        body=[_read_op(op) for op in stored["body"]],
+        head=[_read_op(op) for op in stored["head"]],
+        logits=View(*stored["logits"]),
+        signals=tuple(stored["signals"]),
+        hidden_size=stored["hidden_size"],
+        states=[StateShape(*state) for state in stored["states"]],
+        constants={name: tensor_of_text(text) for name, text in stored["constants"].items()},
     )
 
 
@@ -67,8 +67,8 @@ def _op(op: Op) -> list[Any]:
     return list((fields | {"output": None if op.output is None else _view(op.output)}).values())
 
 
-def _read_op(kept: list[Any]) -> Op:
-    code, inputs, output, given, *others = kept
+def _read_op(stored: list[Any]) -> Op:
+    code, inputs, output, given, *others = stored
     others[-1] = tuple(others[-1])  # the part
     views = tuple(View(*view) for view in inputs)
     return Op(Code(code), views, None if output is None else View(*output), tuple(given), *others)

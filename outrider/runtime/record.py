@@ -115,18 +115,18 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
         % module.config.get_text_config().vocab_size
     )
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
-    found = Recording(ids, positions)
-    recorder = Recorder(found.events)
+    recording = Recording(ids, positions)
+    recorder = Recorder(recording.events)
     with (
-        attending(module, found.events, recorder),
+        attending(module, recording.events, recorder),
         _written_down(module, recorder),
         ExitStack() as stack,
     ):
         if signals:
-            stack.enter_context(Listening(module, signals).during(found.signals))
+            stack.enter_context(Listening(module, signals).during(recording.signals))
         stack.enter_context(recorder)
-        found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
-    return found
+        recording.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
+    return recording
 
 
 @contextmanager
@@ -201,16 +201,18 @@ def record_part(
     """
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % num_ids
     positions = torch.arange(TOKENS).expand(ROWS, -1).contiguous()
-    found = Recording(
+    recording = Recording(
         ids,
         positions,
         inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size, dtype in inputs],
     )
-    recorder = Recorder(found.events)
+    recorder = Recorder(recording.events)
     with _written_down(module, recorder), recorder:
-        cache = RecordedCache(found.events, recorder)
-        found.signals, found.logits = forward(found.ids, found.positions, found.inputs, cache)
-    return found
+        cache = RecordedCache(recording.events, recorder)
+        recording.signals, recording.logits = forward(
+            recording.ids, recording.positions, recording.inputs, cache
+        )
+    return recording
 
 
 def signals_of(num_layers: int) -> tuple[int, ...]:

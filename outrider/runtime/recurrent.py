@@ -177,7 +177,7 @@ def _selective_scan(
     """Mamba 1's outputs (B, channels, T)."""
     dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
     dt = torch.nn.functional.softplus(dt) if delta_softplus else dt
-    x, step, key, query = (one.transpose(1, 2) for one in (hidden_states, dt, B, C))
+    x, step, key, query = (tensor.transpose(1, 2) for tensor in (hidden_states, dt, B, C))
     value = x.float() * step.float()
     with recorder.paused():
         scanned = x.clone()

@@ -29,7 +29,7 @@ def convolution(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a convolution of an unusual shape")
     if activation not in (None, *SILU):
         raise NotLoweredError(f"a convolution with '{activation}' after it")
-    made = low.value((channels,), out.dtype)
+    result = low.value((channels,), out.dtype)
     state = low.state(
         StateShape((width - 1) * channels, channels * low.dtype(low.flat(block).value).itemsize)
     )
@@ -37,14 +37,14 @@ def convolution(low: Lowering, event: Event) -> list[Known]:
         Op(
             Code.CONVOLUTION,
             (low.flat(block),),
-            View(made.value, 1, channels, 0, channels),
+            View(result.value, 1, channels, 0, channels),
             (float(activation in SILU),),
             weight=low.name(weight),
             bias=low.name(bias),
             layer=state,
         )
     )
-    return [Block(("B", "", "T"), made)]
+    return [Block(("B", "", "T"), result)]
 
 
 def delta_rule(low: Lowering, event: Event) -> list[Known]:
@@ -71,7 +71,7 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
         decays + 1
     ) * torch.float32.itemsize
     state = low.state(StateShape(heads * size * value_size, record))
-    made = low.value((heads, value_size), event.outputs[0].dtype)
+    result = low.value((heads, value_size), event.outputs[0].dtype)
     parts = [
         (query, (key_heads, size)),
         (key, (key_heads, size)),
@@ -83,14 +83,14 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
         Op(
             Code.DELTA_RULE,
             tuple(_rows(low, block, sizes) for block, sizes in parts),
-            View(made.value, heads, value_size, 0, value_size),
+            View(result.value, heads, value_size, 0, value_size),
             (EPSILON if event.kwargs["norms"] else 0.0,),
             layer=state,
             heads=heads,
             scale=event.kwargs["scale"],
         )
     )
-    return [Block(("B", "T", "", ""), made)]
+    return [Block(("B", "T", "", ""), result)]
 
 
 def scan(low: Lowering, event: Event) -> list[Known]:
@@ -111,25 +111,25 @@ def scan(low: Lowering, event: Event) -> list[Known]:
             each * channels, sum(w * size for w, size in zip(widths[:3], sizes[:3], strict=True))
         )
     )
-    made = low.value((channels,), event.outputs[0].dtype)
+    result = low.value((channels,), event.outputs[0].dtype)
     low.add(
         Op(
             Code.SCAN,
             tuple(low.flat(block) for block in blocks),
-            View(made.value, 1, channels, 0, channels),
+            View(result.value, 1, channels, 0, channels),
             weight=low.name(rates),
             layer=state,
         )
     )
-    return [Block(("B", "T", ""), made)]
+    return [Block(("B", "T", ""), result)]
 
 
 def _rows(low: Lowering, block: Block, sizes: tuple[int, int]) -> View:
     """(rows, numbers) of a value that an operation makes."""
-    own: Strided = block.own
-    if not low.is_made(own.value) or (len(own.sizes) == 2 and own.steps[1] != 1):
-        own = dense(low.copied(own).value, own.sizes)
-    return View(own.value, *sizes, own.offset, own.steps[0], 1)
+    strided: Strided = block.own
+    if not low.is_made(strided.value) or (len(strided.sizes) == 2 and strided.steps[1] != 1):
+        strided = dense(low.copied(strided).value, strided.sizes)
+    return View(strided.value, *sizes, strided.offset, strided.steps[0], 1)
 
 
 RECURRENT: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

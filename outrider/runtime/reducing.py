@@ -30,16 +30,16 @@ def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a sum over something else than the last dimension")
     rows = block.own.sizes[:-1]
     cols = block.own.sizes[-1]
-    made = low.value((*rows, 1), event.outputs[0].dtype)
+    result = low.value((*rows, 1), event.outputs[0].dtype)
     low.emit(
         code,
         [block.own],
-        replace(made, sizes=(*rows, cols), steps=(*made.steps[:-1], 0)),
+        replace(result, sizes=(*rows, cols), steps=(*result.steps[:-1], 0)),
         keep_last=True,
     )
     if (*keep, False)[0]:
-        return [Block(block.axes, made)]
-    return [Block(block.axes[:-1], replace(made, sizes=rows, steps=made.steps[:-1]))]
+        return [Block(block.axes, result)]
+    return [Block(block.axes[:-1], replace(result, sizes=rows, steps=result.steps[:-1]))]
 
 
 def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
@@ -48,21 +48,25 @@ def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> 
     if block.axes[dim]:
         raise NotLoweredError("a sum over tokens")
     own_dim = sum(not axis for axis in block.axes[:dim])
-    own = block.own
-    sizes, steps = (tuple(each[:own_dim] + each[own_dim + 1 :]) for each in (own.sizes, own.steps))
-    count = own.sizes[own_dim]
-    step = own.steps[own_dim]
+    strided = block.own
+    sizes, steps = (
+        tuple(each[:own_dim] + each[own_dim + 1 :]) for each in (strided.sizes, strided.steps)
+    )
+    count = strided.sizes[own_dim]
+    step = strided.steps[own_dim]
     if not 1 <= count <= MAX_ADDED:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
-    total = Strided(own.value, sizes, steps, own.offset)
+    total = Strided(strided.value, sizes, steps, strided.offset)
     for index in range(1, count):
-        made = low.value(
+        result = low.value(
             sizes, out.dtype if code == Code.SUM and index == count - 1 else torch.float32
         )
         low.emit(
-            Code.ADD, [total, Strided(own.value, sizes, steps, own.offset + index * step)], made
+            Code.ADD,
+            [total, Strided(strided.value, sizes, steps, strided.offset + index * step)],
+            result,
         )
-        total = made
+        total = result
     found = Block((*block.axes[:dim], *block.axes[dim + 1 :]), total)
     return [
         found
@@ -89,24 +93,22 @@ def deviation(low: Lowering, event: Event) -> list[Known]:
     shape = tuple(tensor.shape)
 
     def mean_of(numbers: Block) -> Block:
-        made = low.value((*sizes[:-1], 1), torch.float32)
+        result = low.value((*sizes[:-1], 1), torch.float32)
         low.emit(
             Code.MEAN,
             [numbers.own],
-            replace(made, sizes=sizes, steps=(*made.steps[:-1], 0)),
+            replace(result, sizes=sizes, steps=(*result.steps[:-1], 0)),
             keep_last=True,
         )
-        return Block(block.axes, made)
+        return Block(block.axes, result)
 
     apart = combined(low, Code.SUB, (block, mean_of(block)), shape, torch.float32)
     squares = combined(low, Code.SQUARE, (apart,), shape, torch.float32)
-    found = combined(low, Code.SQRT, (mean_of(squares),), (*shape[:-1], 1), out.dtype)
+    root = combined(low, Code.SQRT, (mean_of(squares),), (*shape[:-1], 1), out.dtype)
     return [
-        found
+        root
         if event.kwargs.get("keepdim")
-        else Block(
-            block.axes[:-1], replace(found.own, sizes=sizes[:-1], steps=found.own.steps[:-1])
-        )
+        else Block(block.axes[:-1], replace(root.own, sizes=sizes[:-1], steps=root.own.steps[:-1]))
     ]
 
 
@@ -137,10 +139,11 @@ def small_products(low: Lowering, event: Event) -> list[Known]:
 
 def _column(matrix: Block, own_dim: int, index: int) -> Block:
     """One column (`own_dim` 1) or row (0) of each token's matrix, as a matrix."""
-    own = matrix.own
-    sizes = tuple(1 if each == own_dim else size for each, size in enumerate(own.sizes))
+    strided = matrix.own
+    sizes = tuple(1 if each == own_dim else size for each, size in enumerate(strided.sizes))
     return replace(
-        matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[own_dim])
+        matrix,
+        own=replace(strided, sizes=sizes, offset=strided.offset + index * strided.steps[own_dim]),
     )
 
 
@@ -160,12 +163,14 @@ def normed(code: Code, low: Lowering, event: Event) -> list[Known]:
     inputs = [block.own]
     for other in others:
         if other is not None:
-            own = low.block(other).own
-            step = 0 if own.count == 1 else own.steps[-1]
-            inputs.append(Strided(own.value, (*rows, cols), (*(0 for _ in rows), step), own.offset))
-    made = low.value((*rows, cols), event.outputs[0].dtype)
-    low.emit(code, inputs, made, (epsilon,), keep_last=True)
-    return [Block(block.axes, made)] * len(event.outputs)
+            strided = low.block(other).own
+            step = 0 if strided.count == 1 else strided.steps[-1]
+            inputs.append(
+                Strided(strided.value, (*rows, cols), (*(0 for _ in rows), step), strided.offset)
+            )
+    result = low.value((*rows, cols), event.outputs[0].dtype)
+    low.emit(code, inputs, result, (epsilon,), keep_last=True)
+    return [Block(block.axes, result)] * len(event.outputs)
 
 
 def softmax(low: Lowering, event: Event) -> list[Known]:
@@ -174,9 +179,9 @@ def softmax(low: Lowering, event: Event) -> list[Known]:
     block = low.block(tensor)
     if dim % tensor.dim() != tensor.dim() - 1 or block.axes[-1]:
         raise NotLoweredError("a softmax over something else than the last dimension")
-    made = low.value(block.own.sizes, event.outputs[0].dtype)
-    low.emit(Code.SOFTMAX, [block.own], made, keep_last=True)
-    return [Block(block.axes, made)]
+    result = low.value(block.own.sizes, event.outputs[0].dtype)
+    low.emit(Code.SOFTMAX, [block.own], result, keep_last=True)
+    return [Block(block.axes, result)]
 
 
 REDUCING: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

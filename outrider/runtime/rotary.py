@@ -105,21 +105,21 @@ def waves_of(module: Any, program: Program, reach: int) -> list[Wave] | None:
     where one is none."""
     made = rotary_of(module, program)
     positions = torch.cat([torch.arange(COMPARED), torch.arange(max(0, reach - COMPARED), reach)])
-    found = []
+    waves = []
     for (path, _, _), maker in zip(program.rotary, made.makers, strict=True):
         table = maker(positions)
         wave = next(
             (
-                one
-                for one in _possible(module.get_submodule(path), table)
-                if _same_bits(one(positions), table)
+                candidate
+                for candidate in _possible(module.get_submodule(path), table)
+                if _same_bits(candidate(positions), table)
             ),
             None,
         )
         if wave is None:
             return None
-        found.append(wave)
-    return found
+        waves.append(wave)
+    return waves
 
 
 def _by_module(part: Any, further: tuple[object, ...], which: int, dtype: torch.dtype) -> Maker:
@@ -140,11 +140,13 @@ def _possible(part: Any, table: Tensor) -> Iterator[Wave]:
     named = (value for name, value in vars(part).items() if name.endswith("attention_scaling"))
     scales = {float(value) for value in named if isinstance(value, float | int)}
     dtype = str(table.dtype).removeprefix("torch.")
-    for one, scale, is_sine in product(frequencies, {1.0, *scales}, (False, True)):
-        times, rest = divmod(table.shape[1], len(one))
+    for frequency, scale, is_sine in product(frequencies, {1.0, *scales}, (False, True)):
+        times, rest = divmod(table.shape[1], len(frequency))
         if not rest and times in (1, 2):
             for side_by_side in (False, True)[:times]:
-                yield Wave(tuple(one.float().tolist()), scale, times, side_by_side, is_sine, dtype)
+                yield Wave(
+                    tuple(frequency.float().tolist()), scale, times, side_by_side, is_sine, dtype
+                )
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:

@@ -42,22 +42,22 @@ def rows(low: Lowering, event: Event) -> list[Known]:
 
 
 def looked_up(low: Lowering, table: str, index: Tensor, out: Tensor) -> list[Known]:
-    found = low.find(index)
-    if not isinstance(found, Index) or out.dim() != 3:
+    block = low.find(index)
+    if not isinstance(block, Index) or out.dim() != 3:
         raise NotLoweredError("an embedding of something else than tokens or positions")
-    made = low.new(out.shape[2], out.dtype)
+    result = low.new(out.shape[2], out.dtype)
     low.add(
         Op(
             Code.EMBED,
             (),
-            made,
+            result,
             weight=table,
-            layer=found.offset,
-            by_position=found.by_position,
-            bound=found.bound or 0,
+            layer=block.offset,
+            by_position=block.by_position,
+            bound=block.bound or 0,
         )
     )
-    return [Block(("B", "T", ""), dense(made.value, (out.shape[2],)))]
+    return [Block(("B", "T", ""), dense(result.value, (out.shape[2],)))]
 
 
 def rotary(low: Lowering, event: Event) -> list[Known]:
@@ -65,13 +65,13 @@ def rotary(low: Lowering, event: Event) -> list[Known]:
     if low.find(positions) != Index(by_position=True):
         raise NotLoweredError("rotary embeddings of something else than positions")
     further = (*rest, *(value for _, value in sorted(event.kwargs.items())))
-    if any(isinstance(one, Tensor) for one in further):
+    if any(isinstance(table_, Tensor) for table_ in further):
         raise NotLoweredError("rotary embeddings of further tensors")
-    found: list[Known] = []
+    embeddings: list[Known] = []
     for which, out in enumerate(event.outputs):
         value = low.rotary((path, further, which), path, further, which, out)
-        found.append(Block(("B", "T", ""), dense(value, (out.shape[2],))))
-    return found
+        embeddings.append(Block(("B", "T", ""), dense(value, (out.shape[2],))))
+    return embeddings
 
 
 def store(low: Lowering, event: Event) -> list[Known]:
@@ -111,18 +111,18 @@ def choice(low: Lowering, event: Event) -> list[Known]:
     (heads, _) = query.own.sizes
     count = event.kwargs["count"]
     low.add(Op(Code.STORE, (low.flat(key),), None, layer=layer))
-    made = low.value((count,), INDICES)
+    result = low.value((count,), INDICES)
     low.add(
         Op(
             Code.CHOICE,
             (_by_head(low, query), low.flat(weights)),
-            View(made.value, 1, count, 0, count),
+            View(result.value, 1, count, 0, count),
             layer=layer,
             heads=heads,
             scale=event.kwargs["scale"],
         )
     )
-    return [Block(("B", "T", ""), made)]
+    return [Block(("B", "T", ""), result)]
 
 
 def attention(low: Lowering, event: Event) -> list[Known]:
@@ -132,7 +132,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
     (heads, size) = query.own.sizes
     value_size = value.own.sizes[1]
     sizes = (heads, value_size)
-    made = low.value(sizes, event.outputs[0].dtype)
+    result = low.value(sizes, event.outputs[0].dtype)
     sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
     chosen = () if options["chosen"] is None else (low.flat(low.block(options["chosen"])),)
     if chosen and (options["window"] or options["sees_all"] or options["slopes"] is not None):
@@ -141,7 +141,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
         Op(
             Code.ATTENTION,
             (_by_head(low, query), *chosen, *sinks),
-            View(made.value, heads, value_size, 0, value_size),
+            View(result.value, heads, value_size, 0, value_size),
             layer=options["layer"],
             heads=heads,
             scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
@@ -149,18 +149,18 @@ def attention(low: Lowering, event: Event) -> list[Known]:
             window=int(options["window"] or 0),
             sees_all=options["sees_all"],
             weight=low.name(options["slopes"]),
-            chosen=sum(one.cols for one in chosen),
+            chosen=sum(position.cols for position in chosen),
         )
     )
-    return [Block(("B", "T", "", ""), made)]
+    return [Block(("B", "T", "", ""), result)]
 
 
 def _sinks(low: Lowering, sinks: Tensor, heads: int) -> View:
     """A score for each head, which is a constant of the model."""
-    own = low.block(sinks).own
-    if low.is_made(own.value) or own.sizes != (heads,):
+    strided = low.block(sinks).own
+    if low.is_made(strided.value) or strided.sizes != (heads,):
         raise NotLoweredError("attention sinks that are no constant for each head")
-    return View(own.value, 1, heads, own.offset, 0, own.steps[0])
+    return View(strided.value, 1, heads, strided.offset, 0, strided.steps[0])
 
 
 def experts(low: Lowering, event: Event) -> list[Known]:
@@ -186,7 +186,7 @@ def experts(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("experts of mixed types")
     rows = chosen.own.count
     flat = low.flat(block)
-    made = low.value((rows, outputs), out.dtype)
+    result = low.value((rows, outputs), out.dtype)
     low.add(
         Op(
             Code.EXPERTS,
@@ -200,13 +200,13 @@ def experts(low: Lowering, event: Event) -> list[Known]:
                 ),
                 low.flat(chosen),
             ),
-            View(made.value, rows, outputs, 0, outputs),
+            View(result.value, rows, outputs, 0, outputs),
             weight=low.matrix(event.kwargs["path"], weight) if in_blocks else low.name(weight),
             bias=low.name(bias),
             transposed=transposed,
         )
     )
-    return [Block((*chosen.axes, ""), made)]
+    return [Block((*chosen.axes, ""), result)]
 
 
 def heads(low: Lowering, event: Event) -> list[Known]:
@@ -218,28 +218,28 @@ def heads(low: Lowering, event: Event) -> list[Known]:
     is_query = event.kwargs["half"] == "to_latent"
     if block.axes != ("B", "T", "", "") or not x.dtype == product.weight.dtype == out.dtype:
         raise NotLoweredError("a product of heads of an unusual shape or of mixed types")
-    made = low.value((product.num_heads, out.shape[3]), out.dtype)
+    result = low.value((product.num_heads, out.shape[3]), out.dtype)
     low.add(
         Op(
             Code.HEADS,
             (_by_head(low, block),),
-            View(made.value, product.num_heads, out.shape[3], 0, out.shape[3]),
+            View(result.value, product.num_heads, out.shape[3], 0, out.shape[3]),
             weight=low.name(product.weight),
             transposed=is_query,
             heads=product.num_heads,
             part=(0, product.key_size) if is_query else (product.key_size, whole),
         )
     )
-    return [Block(block.axes, made)]
+    return [Block(block.axes, result)]
 
 
 def _by_head(low: Lowering, block: Block) -> View:
     """(heads, size), each head one stretch."""
-    own = block.own
-    if own.steps[1] != 1 or not low.is_made(own.value):
-        own = dense(low.copied(own).value, own.sizes)
-    heads, size = own.sizes
-    return View(own.value, heads, size, own.offset, own.steps[0])
+    strided = block.own
+    if strided.steps[1] != 1 or not low.is_made(strided.value):
+        strided = dense(low.copied(strided).value, strided.sizes)
+    heads, size = strided.sizes
+    return View(strided.value, heads, size, strided.offset, strided.steps[0])
 
 
 RULES: dict[str, Rule] = {
@@ -258,30 +258,30 @@ def rewritten(low: Lowering, whole: Known, part: Known | None, result: Known) ->
     a token's own dimensions."""
     if not (isinstance(whole, Block) and isinstance(part, Block) and isinstance(result, Block)):
         return UNKNOWN
-    own = whole.own
+    strided = whole.own
     old = part.own
-    if (whole.axes, own.value, own.steps) != (
+    if (whole.axes, strided.value, strided.steps) != (
         part.axes,
         old.value,
         old.steps,
     ) or result.axes != whole.axes:
         return UNKNOWN
-    if [*old.sizes] == [*own.sizes] and old.offset == own.offset:
+    if [*old.sizes] == [*strided.sizes] and old.offset == strided.offset:
         return result
-    dims = [dim for dim, size in enumerate(own.sizes) if size != old.sizes[dim]]
-    if len(dims) != 1 or not own.steps[dims[0]]:
+    dims = [dim for dim, size in enumerate(strided.sizes) if size != old.sizes[dim]]
+    if len(dims) != 1 or not strided.steps[dims[0]]:
         return UNKNOWN
     (dim,) = dims
-    start, rest = divmod(old.offset - own.offset, own.steps[dim])
+    start, rest = divmod(old.offset - strided.offset, strided.steps[dim])
     end = start + old.sizes[dim]
-    size = own.sizes[dim]
+    size = strided.sizes[dim]
     if rest or start < 0 or end > size:
         return UNKNOWN
-    made = low.value(own.sizes, low.dtype(own.value))
+    made = low.value(strided.sizes, low.dtype(strided.value))
     for begin, behind in ((0, start), (end, size)):
         if begin < behind:
             low.emit(
-                Code.COPY, [stretch(own, dim, begin, behind)], stretch(made, dim, begin, behind)
+                Code.COPY, [stretch(strided, dim, begin, behind)], stretch(made, dim, begin, behind)
             )
     low.emit(Code.COPY, [result.own], stretch(made, dim, start, end))
     return Block(whole.axes, made)

@@ -71,14 +71,14 @@ class Executor:
             sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
         ):
             self._binding = Binding(program, tensors, layers, dtype)
-        made = {
+        dtypes = {
             op.layer: program.values[op.inputs[0].value].dtype
             for op in program.body
             if op.code == Code.SIGNAL
         }
         # by key; layers may be added up in fp32 in a model of bf16
         self._signal_types = {
-            key: made.get(number, dtype) for number, key in enumerate(program.signals)
+            key: dtypes.get(number, dtype) for number, key in enumerate(program.signals)
         }
         windows = [shape.window for shape in layers]
         self._whole = windows.index(None) if None in windows else None  # a layer without a window
@@ -242,8 +242,10 @@ class Executor:
             ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
         )
         known = [
-            kept(each)
-            for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)
+            buffer(each)
+            for buffer, each in zip(
+                self._lists, (keys, values, tables, states, records), strict=True
+            )
         ]
         lists = [*known[:3], addresses(inputs), *known[3:]]
         signal_table = addresses(wanted)
@@ -260,7 +262,7 @@ class Executor:
             self._arena = torch.empty(needed, dtype=torch.uint8)
         # of this pass, whatever a pass of another thread may need: their turns follow one another
         arena = self._arena
-        made = PassStruct(
+        pass_struct = PassStruct(
             num_rows,
             num_tokens,
             keys[self._whole or 0].shape[1] if keys else 0,
@@ -282,7 +284,7 @@ class Executor:
             _address(logits),
             -(-arena.data_ptr() // 64) * 64,
         )
-        made.kept = (
+        pass_struct.kept = (
             lists,
             signal_table,
             keys,
@@ -301,7 +303,7 @@ class Executor:
             state_pass,
             bases,
         )
-        return made
+        return pass_struct
 
     def logits(self, num_rows: int, num_columns: int) -> Tensor:
         """Room for logits (B, K, V)."""

@@ -64,7 +64,7 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
     for index, count in enumerate(waits):
         if not count:
             heappush(ready[_kind(ops[index])], index)
-    found: list[Phase] = []
+    phases: list[Phase] = []
 
     def take(index: int) -> Op:
         for follower in followers[index]:
@@ -84,8 +84,8 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
             ready[kind] = [index for index in ready[kind] if index not in several]
             heapify(ready[kind])
             taken += [take(index) for index in several]
-        found.append(Phase(kind, tuple(taken), is_head))
-    return found
+        phases.append(Phase(kind, tuple(taken), is_head))
+    return phases
 
 
 def _kind(op: Op) -> Kind:
@@ -121,7 +121,7 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
 
 
 def _offsets(
-    program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None
+    program: Program, phases: Sequence[Phase], values: Collection[int], kept_offset: int | None
 ) -> tuple[dict[int, int], int]:
     """The offsets of these values, and bytes in all: first fit, each from the phase that makes it
     to the last that reads it."""
@@ -133,8 +133,8 @@ def _offsets(
                 if view.value in values:
                     first.setdefault(view.value, number)
                     last[view.value] = number
-    if kept is not None:
-        last[kept] = len(phases)
+    if kept_offset is not None:
+        last[kept_offset] = len(phases)
     taken: dict[int, tuple[int, int]] = {}
     live: list[int] = []
     for value in sorted(first, key=lambda value: first[value]):

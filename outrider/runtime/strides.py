@@ -75,24 +75,24 @@ def collapse(views: Sequence[Strided], *, keep_last: bool = False) -> list[View]
     for dim in range(len(sizes) - (2 if keep_last else 1), -1, -1):
         if sizes[dim] == 1:  # no direction at all
             del sizes[dim]
-            for own in steps:
-                del own[dim]
+            for step in steps:
+                del step[dim]
     if not keep_last and len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()
-        for own in steps:
-            own.pop()
+        for step in steps:
+            step.pop()
     for dim in range(len(sizes) - 2, -1, -1):
         if keep_last and dim == len(sizes) - 2:
             continue
-        if all(own[dim] == sizes[dim + 1] * own[dim + 1] for own in steps):
+        if all(step[dim] == sizes[dim + 1] * step[dim + 1] for step in steps):
             sizes[dim : dim + 2] = [sizes[dim] * sizes[dim + 1]]
-            for own in steps:
-                del own[dim]
+            for step in steps:
+                del step[dim]
     if len(sizes) > 2:
         return None
     rows, cols = [1, 1, *sizes][-2:]
-    found = []
-    for view, own in zip(views, steps, strict=True):
-        row_step, col_step = [0, 0, *own][-2:]
-        found.append(View(view.value, rows, cols, view.offset, row_step, col_step))
-    return found
+    dims = []
+    for view, step in zip(views, steps, strict=True):
+        row_step, col_step = [0, 0, *step][-2:]
+        dims.append(View(view.value, rows, cols, view.offset, row_step, col_step))
+    return dims

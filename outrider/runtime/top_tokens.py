@@ -39,12 +39,12 @@ class TopTokens:
         """The `count` likeliest tokens (n, k) after rows `outputs` of scores (..., V), read as (M,
         V)."""
         if not self._reads(scores):
-            found: np.ndarray = (
+            top_ids: np.ndarray = (
                 torch.topk(scores.flatten(0, -2)[list(outputs)], count, dim=-1)
                 .indices.cpu()
                 .numpy()
             )
-            return found
+            return top_ids
         return self._found(scores, outputs, count, scores.shape[-1], None)[0]
 
     def shares(

@@ -59,12 +59,12 @@ def _openmp() -> Callable[[int], object]:
     before = torch.get_num_threads()
     try:
         # torch loads its OpenMP for the whole process
-        found = ctypes.CDLL(None).omp_set_num_threads
-        found.argtypes = (ctypes.c_int,)
-        found.restype = None
-        found(before + 1)
+        set_threads = ctypes.CDLL(None).omp_set_num_threads
+        set_threads.argtypes = (ctypes.c_int,)
+        set_threads.restype = None
+        set_threads(before + 1)
         serves = torch.get_num_threads() == before + 1
-        found(before)
+        set_threads(before)
     except (OSError, TypeError, AttributeError):  # TypeError: Windows
         return lambda count: None
-    return found if serves else lambda count: None
+    return set_threads if serves else lambda count: None

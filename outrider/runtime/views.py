@@ -32,10 +32,10 @@ def view(low: Lowering, event: Event) -> list[Known]:
         return [Folded(block)]
     axes = _regrouped(block, tuple(out.shape))
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
-    own = reshape(block.own, sizes)
-    if own is None:
-        own = dense(low.copied(block.own).value, sizes)
-    return [Block(axes, own)]
+    reshaped = reshape(block.own, sizes)
+    if reshaped is None:
+        reshaped = dense(low.copied(block.own).value, sizes)
+    return [Block(axes, reshaped)]
 
 
 def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -105,8 +105,8 @@ def permute(low: Lowering, event: Event) -> list[Known]:
 def _picked(block: Block, order: Sequence[int]) -> Block:
     """These of its dimensions, in this order."""
     own_dims = [own_dim for own_dim, axis in enumerate(block.axes) if not axis]
-    own = [own_dims.index(dim) for dim in order if not block.axes[dim]]
-    sizes, steps = (tuple(each[i] for i in own) for each in (block.own.sizes, block.own.steps))
+    dims = [own_dims.index(dim) for dim in order if not block.axes[dim]]
+    sizes, steps = (tuple(each[i] for i in dims) for each in (block.own.sizes, block.own.steps))
     return Block(
         tuple(block.axes[dim] for dim in order),
         Strided(block.own.value, sizes, steps, block.own.offset),
@@ -117,8 +117,8 @@ def _copies(low: Lowering, event: Event) -> list[Known] | None:
     """Token ids or positions (copies, rows, tokens), all copies alike, of which an operation makes
     or takes some."""
     tensor = event.args[0]
-    found = low.find(event.args[0])
-    if not isinstance(found, Index):
+    block = low.find(event.args[0])
+    if not isinstance(block, Index):
         return None
     (out,) = event.outputs
     if event.name == "expand":
@@ -127,7 +127,7 @@ def _copies(low: Lowering, event: Event) -> list[Known] | None:
         leads = event.args[1] % max(tensor.dim(), out.dim()) <= max(tensor.dim(), out.dim()) - 3
     if not leads or tuple(out.shape[-2:]) != (SIZES["B"], SIZES["T"]):
         raise NotLoweredError("a part of the token ids or positions")
-    return [found]
+    return [block]
 
 
 def unsqueeze(low: Lowering, event: Event) -> list[Known]:
@@ -136,9 +136,9 @@ def unsqueeze(low: Lowering, event: Event) -> list[Known]:
     tensor = event.args[0]
     (out,) = event.outputs
     dim = event.args[1] % out.dim()
-    found = low.find(tensor)
-    if isinstance(found, Complex):
-        return [Complex(_widened(found.pairs, dim))]
+    block = low.find(tensor)
+    if isinstance(block, Complex):
+        return [Complex(_widened(block.pairs, dim))]
     return [_widened(low.block(tensor), dim)]
 
 
@@ -193,19 +193,19 @@ def repeat(low: Lowering, event: Event) -> list[Known]:
     ):
         sizes += [count, size]
         steps += [0, step]
-    made = low.copied(replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))
+    result = low.copied(replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))
     own = [size for size, axis in zip(event.outputs[0].shape, block.axes, strict=True) if not axis]
-    return [Block(block.axes, dense(made.value, own))]
+    return [Block(block.axes, dense(result.value, own))]
 
 
 def cut(low: Lowering, event: Event) -> list[Known]:
     """slice(tensor, dim, start, end, step)"""
     tensor, *options = event.args
     dim, start, _, step = (options + [0, 0, None, 1][len(options) :])[:4]
-    found = low.find(tensor)
+    block = low.find(tensor)
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:
-        return [found]
+        return [block]
     if (copies := _copies(low, event)) is not None:
         return copies
     return [
@@ -244,11 +244,11 @@ def split(low: Lowering, event: Event) -> list[Known]:
     dim %= tensor.dim()
     block = low.block(tensor)
     start = 0
-    found = []
+    pieces = []
     for out in event.outputs:
-        found.append(_part(block, dim, start, out.shape[dim]))
+        pieces.append(_part(block, dim, start, out.shape[dim]))
         start += out.shape[dim]
-    return list(found)
+    return list(pieces)
 
 
 def unbind(low: Lowering, event: Event) -> list[Known]:
@@ -273,14 +273,14 @@ def cat(low: Lowering, event: Event) -> list[Known]:
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
     own_dim = sum(not axis for axis in axes[:dim])
     # indices are numbers, too
-    made = low.value(
+    result = low.value(
         sizes, out.dtype if out.is_floating_point() else low.dtype(blocks[0].own.value)
     )
     offset = 0
     for block in blocks:
-        low.emit(Code.COPY, [block.own], replace(made, sizes=block.own.sizes, offset=offset))
-        offset += block.own.sizes[own_dim] * made.steps[own_dim]
-    return [Block(axes, made)]
+        low.emit(Code.COPY, [block.own], replace(result, sizes=block.own.sizes, offset=offset))
+        offset += block.own.sizes[own_dim] * result.steps[own_dim]
+    return [Block(axes, result)]
 
 
 def opened(low: Lowering, event: Event) -> list[Known]:
@@ -321,8 +321,8 @@ def _widened(block: Block, dim: int) -> Block:
     steps = list(block.own.steps)
     sizes.insert(own_dim, 1)
     steps.insert(own_dim, 0)
-    own = replace(block.own, sizes=tuple(sizes), steps=tuple(steps))
-    return Block((*block.axes[:dim], "", *block.axes[dim:]), own)
+    widened = replace(block.own, sizes=tuple(sizes), steps=tuple(steps))
+    return Block((*block.axes[:dim], "", *block.axes[dim:]), widened)
 
 
 VIEWS: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {

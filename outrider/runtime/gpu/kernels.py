@@ -283,7 +283,7 @@ def expert_products(
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_output = n < OUTPUTS
     total = tl.zeros([BLOCK, STEP], tl.float32)
-    own = weight + expert * WEIGHT_STEP
+    expert_weight = weight + expert * WEIGHT_STEP
     for first in range(0, INPUTS, STEP):
         k = first + tl.arange(0, STEP)
         is_input = k < INPUTS
@@ -293,11 +293,11 @@ def expert_products(
         where = (
             k[None, :] * OUTPUTS + n[:, None] if TRANSPOSED else n[:, None] * INPUTS + k[None, :]
         )
-        matrix = tl.load(own + where, mask=is_output[:, None] & is_input[None, :], other=0.0).to(
-            tl.float32
-        )
+        matrix = tl.load(
+            expert_weight + where, mask=is_output[:, None] & is_input[None, :], other=0.0
+        ).to(tl.float32)
         total += matrix * numbers[None, :]
-    found = tl.sum(total, axis=1)
+    product = tl.sum(total, axis=1)
     if BIASED:
-        found += tl.load(bias + expert * OUTPUTS + n, mask=is_output, other=0.0).to(tl.float32)
-    tl.store(out + line * OUTPUTS + n, found.to(out.dtype.element_ty), mask=is_output)
+        product += tl.load(bias + expert * OUTPUTS + n, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + line * OUTPUTS + n, product.to(out.dtype.element_ty), mask=is_output)

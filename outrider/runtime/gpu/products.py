@@ -22,14 +22,14 @@ def narrow(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     step, stages, warps = _shape(outputs, inputs)
 
     def multiply(x: Tensor) -> Tensor:
-        made = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
+        output = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
         lines = FEW if len(x) <= FEW else SEVERAL
         block = _block(len(x), outputs)
         narrow_product[(triton.cdiv(len(x), lines), triton.cdiv(outputs, block))](
             x,
             weight,
             weight if bias is None else bias,
-            made,
+            output,
             len(x),
             x.stride(0),
             INPUTS=inputs,
@@ -41,7 +41,7 @@ def narrow(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
             num_warps=warps,
             num_stages=stages,
         )
-        return made
+        return output
 
     return multiply
 

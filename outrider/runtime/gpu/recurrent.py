@@ -77,9 +77,9 @@ class Recurrence:
         """Make the operation's value for all tokens of a pass."""
         states = work.plan.states
         assert states is not None
-        made = torch.empty(work.count, self.out.width, dtype=self.dtype, device=work.ids.device)
-        self._make(work, states.table(work.ids.device), made)
-        work.tensors[self.out.tensor] = made
+        output = torch.empty(work.count, self.out.width, dtype=self.dtype, device=work.ids.device)
+        self._make(work, states.table(work.ids.device), output)
+        work.tensors[self.out.tensor] = output
 
     def _input(self, view: View) -> Input:
         if view.value not in self._offsets:
@@ -113,7 +113,7 @@ class Recurrence:
             device=work.ids.device,
         )
 
-    def _convolve(self, work: Work, moves: Tensor, made: Tensor) -> None:
+    def _convolve(self, work: Work, moves: Tensor, output: Tensor) -> None:
         (x,) = self.inputs
         weight = self.weight
         states = work.plan.states
@@ -121,14 +121,14 @@ class Recurrence:
         assert states is not None
         last = len(weight) - 1
         channels = weight.shape[1]
-        own = states.states[self._op.layer]
+        buffer = states.states[self._op.layer]
         records = states.records[self._op.layer].view(x.dtype)
         window = torch.empty(
             max(1, work.num_rows * last * channels), dtype=torch.float32, device=work.ids.device
         )
         blocks = triton.cdiv(channels, CHANNELS)
         window_before[(work.num_rows, blocks)](
-            own,
+            buffer,
             records,
             moves,
             window,
@@ -145,10 +145,10 @@ class Recurrence:
             weight if self.bias is None else self.bias,
             window,
             _parents(work),
-            own,
+            buffer,
             records,
             moves,
-            made,
+            output,
             work.num_tokens,
             states.num_records,
             X_WIDTH=width,
@@ -163,7 +163,7 @@ class Recurrence:
             num_warps=4,
         )
 
-    def _delta_rule(self, work: Work, moves: Tensor, made: Tensor) -> None:
+    def _delta_rule(self, work: Work, moves: Tensor, output: Tensor) -> None:
         op = self._op
         states = work.plan.states
         assert states is not None
@@ -178,7 +178,7 @@ class Recurrence:
         pad = max(1, triton.next_power_of_2(size))
         block = min(COLUMNS, triton.next_power_of_2(value_size))
         named: dict[str, int] = {}
-        for name, one in (
+        for name, operand in (
             ("QUERY", query),
             ("KEY", key),
             ("VALUE", value),
@@ -186,9 +186,11 @@ class Recurrence:
             ("BETA", beta),
         ):
             named |= dict(
-                zip((f"{name}_WIDTH", f"{name}_OFFSET", f"{name}_STEP"), one.by_row, strict=True)
+                zip(
+                    (f"{name}_WIDTH", f"{name}_OFFSET", f"{name}_STEP"), operand.by_row, strict=True
+                )
             )
-        given = (work.tensors[one.tensor] for one in (query, key, value, decay, beta))
+        given = (work.tensors[operand.tensor] for operand in (query, key, value, decay, beta))
         delta_rule[(work.num_rows * heads, triton.cdiv(value_size, block))](
             *given,
             records.view(key.dtype),
@@ -197,7 +199,7 @@ class Recurrence:
             self._branches(work, heads * size * value_size),
             _parents(work),
             moves,
-            made,
+            output,
             work.num_tokens,
             states.num_records,
             op.scale,
@@ -221,7 +223,7 @@ class Recurrence:
             num_warps=4,
         )
 
-    def _scan(self, work: Work, moves: Tensor, made: Tensor) -> None:
+    def _scan(self, work: Work, moves: Tensor, output: Tensor) -> None:
         op = self._op
         states = work.plan.states
         assert states is not None
@@ -235,11 +237,15 @@ class Recurrence:
         step_at = channels * value.dtype.itemsize
         key_at = step_at + channels * step.dtype.itemsize
         named: dict[str, int] = {}
-        for name, one in (("VALUE", value), ("STEP", step), ("KEY", key), ("QUERY", query)):
+        for name, operand in (("VALUE", value), ("STEP", step), ("KEY", key), ("QUERY", query)):
             named |= dict(
-                zip((f"{name}_WIDTH", f"{name}_OFFSET", f"{name}_STEP"), one.by_column, strict=True)
+                zip(
+                    (f"{name}_WIDTH", f"{name}_OFFSET", f"{name}_STEP"),
+                    operand.by_column,
+                    strict=True,
+                )
             )
-        given = (work.tensors[one.tensor] for one in (value, step, key, query))
+        given = (work.tensors[operand.tensor] for operand in (value, step, key, query))
         scan[(work.num_rows, triton.cdiv(channels, block))](
             *given,
             work.ids if self.weight is None else self.weight,
@@ -250,7 +256,7 @@ class Recurrence:
             self._branches(work, each * channels),
             _parents(work),
             moves,
-            made,
+            output,
             work.num_tokens,
             states.num_records,
             **named,

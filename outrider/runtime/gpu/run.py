@@ -52,8 +52,8 @@ class DeviceRun:
     def find_limits(self, lm: LM, max_tokens: int) -> PassLimits:
         """Limits of passes that decode at most this many tokens. The cache is empty, before and
         after."""
-        found = find_native_limits(lm, min(max_tokens, self.max_exact_tokens))
-        return replace(found, exact_rows=found.exact_rows and max_tokens <= self.max_exact_tokens)
+        limits = find_native_limits(lm, min(max_tokens, self.max_exact_tokens))
+        return replace(limits, exact_rows=limits.exact_rows and max_tokens <= self.max_exact_tokens)
 
     def sees_chains(self, num_tokens: int) -> bool:
         """Whether a pass of chains with this many tokens needs no mask: `PassPlan.chain_keys` says
@@ -122,9 +122,9 @@ def device_states(lm: StateLM, module: Any) -> LM:
     where that cannot be; `lm` still runs then."""
     _refuse_dtype(lm)
 
-    def run(made: LM, program: Program) -> DeviceRun:
+    def run(lm: LM, program: Program) -> DeviceRun:
         _refuse_program(program)
-        return DeviceRun(made, module, program)
+        return DeviceRun(lm, module, program)
 
     try:
         return moved_states(lm, module, run)

@@ -75,15 +75,15 @@ def _chains(ops: Sequence[Op]) -> list[list[Op]]:
     """Operations that share no value that one of them makes, in lists of their own."""
     owner: dict[int, int] = {}
     chains: dict[int, list[Op]] = {}
-    made = {op.output.value for op in ops if op.output is not None}
+    outputs = {op.output.value for op in ops if op.output is not None}
     for number, op in enumerate(ops):
         touched = {
             view.value for view in (*op.inputs, *([op.output] if op.output is not None else []))
-        } & made
+        } & outputs
         joined = sorted({owner[value] for value in touched if value in owner} | {number})
         chains[number] = [op]
         chains[joined[0]] = sorted(
-            (one for chain in joined for one in chains.pop(chain)), key=list(ops).index
+            (member for chain in joined for member in chains.pop(chain)), key=list(ops).index
         )
         owner.update({value: joined[0] for value, chain in owner.items() if chain in joined})
         owner.update(dict.fromkeys(touched, joined[0]))

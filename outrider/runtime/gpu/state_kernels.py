@@ -15,17 +15,17 @@ import triton.language as tl
 @triton.jit
 def source_of(moves, row):
     """The pointers of one row's move in a pass: base, begin, end and source in the state buffer."""
-    own = moves + row * 8
-    return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    move = moves + row * 8
+    return tl.load(move), tl.load(move + 1), tl.load(move + 2), tl.load(move + 3)
 
 
 @triton.jit
 def target_of(moves, row):
     """The buffer that a pass leaves its state in, its start, and whether it writes states, and
     records."""
-    own = moves + row * 8
-    is_written = tl.load(own + 7) > 0
-    return tl.load(own + 4), tl.load(own + 6), is_written, (tl.load(own + 5) > 0) & is_written
+    move = moves + row * 8
+    is_written = tl.load(move + 7) > 0
+    return tl.load(move + 4), tl.load(move + 6), is_written, (tl.load(move + 5) > 0) & is_written
 
 
 @triton.jit

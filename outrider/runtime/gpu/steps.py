@@ -56,9 +56,9 @@ class Steps:
             last.update(dict.fromkeys(self._touched(phase), len(self._steps) - 1))
         self._forgotten: dict[int, list[int]] = {}
         assert program.logits is not None
-        kept = {self._offsets[program.logits.value].tensor}
+        kept_tensors = {self._offsets[program.logits.value].tensor}
         for tensor, number in last.items():
-            if tensor not in kept:
+            if tensor not in kept_tensors:
                 self._forgotten.setdefault(number, []).append(tensor)
 
     def run(self, work: Work) -> Tensor:
@@ -132,14 +132,14 @@ class Steps:
         return step
 
     def _tokenwise(self, phase: Phase, wanted: frozenset[int]) -> Step:
-        made = kernel_text(phase.ops, self._program, self._offsets, wanted)
-        kernel = compiled(made.text)
+        text = kernel_text(phase.ops, self._program, self._offsets, wanted)
+        kernel = compiled(text.text)
         fresh = [
             (self._offsets[value], self._program.values[value].dtype)
-            for value in sorted(made.stored)
+            for value in sorted(text.stored)
         ]
-        programs = triton.cdiv(made.columns, SPLIT) if made.columns else made.programs
-        warps = min(16, max(1 if made.tile <= 128 else 4, made.tile // 1024))
+        programs = triton.cdiv(text.columns, SPLIT) if text.columns else text.programs
+        warps = min(16, max(1 if text.tile <= 128 else 4, text.tile // 1024))
 
         def step(work: Work) -> None:
             count = work.num_rows * len(work.columns) if phase.is_head else work.count
@@ -148,7 +148,7 @@ class Steps:
                     work.tensors[at.tensor] = torch.empty(
                         count, at.width, dtype=dtype, device=work.ids.device
                     )
-            given = [self._given(work, argument) for argument in made.arguments]
+            given = [self._given(work, argument) for argument in text.arguments]
             kernel[(count, programs)](len(work.columns), work.num_tokens, *given, num_warps=warps)
 
         return step
@@ -253,12 +253,12 @@ class Steps:
                 LINES=block,
                 num_warps=4,
             )
-            made = torch.empty(work.count, out.width, dtype=dtype, device=device)
+            output = torch.empty(work.count, out.width, dtype=dtype, device=device)
             attention_joined[(work.count * heads,)](
                 parts,
                 sums,
                 sums if sinks is None else sinks,
-                made,
+                output,
                 num_parts,
                 HEADS=heads,
                 HAS_SINKS=sinks is not None,
@@ -267,7 +267,7 @@ class Steps:
                 BLOCK=JOINED,
                 num_warps=2,
             )
-            work.tensors[out.tensor] = made
+            work.tensors[out.tensor] = output
 
         return step
 
@@ -293,13 +293,13 @@ class Steps:
         dtype = self._program.values[op.output.value].dtype
 
         def step(work: Work) -> None:
-            made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
+            output = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
             expert_products[(work.count * rows, triton.cdiv(outputs, EXPERT_BLOCK))](
                 work.tensors[source.tensor],
                 work.tensors[index.tensor],
                 weight,
                 weight if bias is None else bias,
-                made,
+                output,
                 X_WIDTH=source.width,
                 X_OFFSET=source.offset + x.offset,
                 X_STEP=x.row_step,
@@ -316,7 +316,7 @@ class Steps:
                 NAMED=True,
                 num_warps=4,
             )
-            work.tensors[out.tensor] = made
+            work.tensors[out.tensor] = output
 
         return step
 
@@ -341,13 +341,13 @@ class Steps:
                 )
                 work.tensors[out.tensor] = torch.bmm(rows, by_input).transpose(0, 1).flatten(1)
                 return
-            made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
+            output = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
             expert_products[(work.count * op.heads, triton.cdiv(outputs, EXPERT_BLOCK))](
                 given,
                 given,
                 weight,
                 weight,
-                made,
+                output,
                 X_WIDTH=source.width,
                 X_OFFSET=source.offset + x.offset,
                 X_STEP=x.row_step,
@@ -364,7 +364,7 @@ class Steps:
                 NAMED=False,
                 num_warps=4,
             )
-            work.tensors[out.tensor] = made
+            work.tensors[out.tensor] = output
 
         return step
 
@@ -380,6 +380,6 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     whole = torch.cat([part.detach() for part in parts])
-    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-        part.data = own
+    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = view
     return whole

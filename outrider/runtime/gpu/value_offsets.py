@@ -22,11 +22,11 @@ class ValueOffset:
 def joinable(phase: Phase) -> list[list[Op]]:
     """The linear layers of a phase by what they read: those of one list are one product with a
     joined weight."""
-    found: dict[object, list[Op]] = {}
+    groups: dict[object, list[Op]] = {}
     for number, op in enumerate(phase.ops):
         key = number if op.transposed else (op.inputs[0], bool(op.bias))
-        found.setdefault(key, []).append(op)
-    return list(found.values())
+        groups.setdefault(key, []).append(op)
+    return list(groups.values())
 
 
 def offsets_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffset]:

@@ -53,6 +53,10 @@ def compiled(text: str) -> Any:
     source = HEAD + text + "\n"
     name = f"<outrider kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    found: dict[str, Any] = {"triton": triton, "tl": tl, "__name__": "outrider.runtime.gpu.written"}
-    exec(compile(source, name, "exec"), found)
-    return found["kernel"]
+    namespace: dict[str, Any] = {
+        "triton": triton,
+        "tl": tl,
+        "__name__": "outrider.runtime.gpu.written",
+    }
+    exec(compile(source, name, "exec"), namespace)
+    return namespace["kernel"]

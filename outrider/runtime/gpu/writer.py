@@ -150,8 +150,8 @@ class Writer:
         if op.bound:
             index = self._let(f"tl.where({index} < {op.bound}, {index}, 0)")
         # its last row stands for all after it
-        if (made := self.program.constants.get(op.weight)) is not None:
-            index = self._let(f"tl.minimum({index}, {len(made) - 1})")
+        if (constant := self.program.constants.get(op.weight)) is not None:
+            index = self._let(f"tl.minimum({index}, {len(constant) - 1})")
         r, c = self._grid((1, op.output.cols))
         table = self._pointer(("constant", op.weight))
         mask = self._mask((1, op.output.cols))
@@ -164,12 +164,12 @@ class Writer:
     def _gather(self, op: Op) -> None:
         assert op.output is not None
         view = op.inputs[0]
-        found = self.offsets[op.inputs[0].value]
+        offset = self.offsets[op.inputs[0].value]
         source = self._let(
             f"(t // num_columns) * num_tokens + tl.load({self._pointer(('columns', 0))} + t % "
             "num_columns)"
         )
-        at = f"{self._pointer(('tensor', found.tensor))} + {source} * {found.width} + {found.offset + view.offset}"
+        at = f"{self._pointer(('tensor', offset.tensor))} + {source} * {offset.width} + {offset.offset + view.offset}"
         r, c = self._grid((1, view.cols))
         mask = self._mask((1, view.cols))
         self._made(op.output, f"tl.load({at} + {r} + {c}, mask={mask}, other=0.0).to(tl.float32)")
@@ -201,10 +201,10 @@ class Writer:
                 index = self._let(
                     f"tl.min(tl.where(({x} == {best}) & {mask}, {c}, {view.cols}), axis=1)[:, None]"
                 )
-                one = replace(
+                piece = replace(
                     op.output, offset=op.output.offset + column * op.output.col_step, cols=1
                 )
-                self._made(one, f"{index}.to(tl.float32)")
+                self._made(piece, f"{index}.to(tl.float32)")
                 x = self._let(f"tl.where({c} == {index}, float('-inf'), {x})")
             return
         index = self._let(f"{self._read(op.inputs[1])}.to(tl.int64)")
@@ -263,8 +263,8 @@ class Writer:
             r, c = self._grid((rows, cols))
             steps = (
                 "".join(
-                    f" + {one} * {step}"
-                    for one, step, size in ((r, view.row_step, rows), (c, view.col_step, cols))
+                    f" + {axis} * {step}"
+                    for axis, step, size in ((r, view.row_step, rows), (c, view.col_step, cols))
                     if size > 1
                 )
                 or f" + {r} + {c}"
@@ -314,8 +314,8 @@ class Writer:
             self.missed.add(view.value)
             if view.value in self.unread:
                 self._barrier()
-        found = self.offsets[view.value]
-        return f"{self._pointer(('tensor', found.tensor))} + t * {found.width} + {found.offset + view.offset}"
+        offset = self.offsets[view.value]
+        return f"{self._pointer(('tensor', offset.tensor))} + t * {offset.width} + {offset.offset + view.offset}"
 
     def _position(self, kind: str) -> str:
         if kind == "input":
@@ -400,12 +400,12 @@ def _stretch(view: View) -> tuple[int, int, int]:
 
 
 def _apart(
-    one: tuple[int, int, int, int, int, int], other: tuple[int, int, int, int, int, int]
+    span: tuple[int, int, int, int, int, int], other: tuple[int, int, int, int, int, int]
 ) -> bool:
     """Whether two views of one value share no number: tiles of the same steps whose columns do not
     overlap."""
     (_, a, rows, step, cols, unit), (_, b, other_rows, other_step, other_cols, other_unit) = (
-        one,
+        span,
         other,
     )
     if unit not in (0, 1) or other_unit not in (0, 1):
