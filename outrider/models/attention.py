@@ -74,11 +74,11 @@ def choose(number: int, scores: Scores) -> Tensor:
     num_tokens, num_heads = scores.query.shape[1:3]
     rows = (0, 0, 0, mask.shape[1] - num_tokens)
     query = F.pad(scores.query.flatten(2), rows).unflatten(2, (num_heads, -1)).flatten(1, 2)
-    found = torch.relu(query.float() @ keys.float().transpose(1, 2) * scores.scale).unflatten(
+    totals = torch.relu(query.float() @ keys.float().transpose(1, 2) * scores.scale).unflatten(
         1, (-1, num_heads)
     )
-    found = (F.pad(scores.weights, rows)[:, :, None] @ found)[:, :, 0] + mask
-    return found.sort(dim=-1, descending=True, stable=True).indices[:, :num_tokens, : scores.count]
+    totals = (F.pad(scores.weights, rows)[:, :, None] @ totals)[:, :, 0] + mask
+    return totals.sort(dim=-1, descending=True, stable=True).indices[:, :num_tokens, : scores.count]
 
 
 def attend(

@@ -134,21 +134,21 @@ class DraftLoop:
         Tokens (B, n) and distributions (R, n + 1, V), n = `num_tokens`, a `length`.
         """
         kv = self.lm.kv
-        found = []
+        chunks = []
         self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
         kv.make_room(0, len(pending), num_tokens + 2 * WIDTH)
         state = self._state(pending)
         done = 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
-            own = draws if size == num_tokens else draws.of(slice(done, done + size))
+            part_draws = draws if size == num_tokens else draws.of(slice(done, done + size))
             tokens, probs, state = self._programs[size](
-                state, self._keys.positions, kv.keys, kv.values, list(own)
+                state, self._keys.positions, kv.keys, kv.values, list(part_draws)
             )
-            found.append((tokens, probs))
+            chunks.append((tokens, probs))
             done += size
         for row, missing in enumerate(pending):
             kv.advance(row, len(missing) + num_tokens - 1)
-        return joined(found)
+        return joined(chunks)
 
     def _calls(self, wanted: int) -> list[int]:
         """Lengths of the programs that make up `wanted` tokens, or a few more where none is that
@@ -192,8 +192,8 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     another."""
     if len(parts) == 1:
         return parts[0]
-    found, probs = zip(*parts, strict=True)
-    tokens = torch.cat(found, dim=1)
+    drafted, probs = zip(*parts, strict=True)
+    tokens = torch.cat(drafted, dim=1)
     last = probs[-1]
     if not len(last):  # greedy batches have none
         return tokens, last.new_empty(0, tokens.shape[1] + 1, last.shape[2])

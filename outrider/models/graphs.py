@@ -148,8 +148,8 @@ class _Recording:
             current.wait_stream(stream)
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for own, tensor in zip(self._inputs, inputs, strict=True):
-            own.copy_(tensor)
+        for buffer, tensor in zip(self._inputs, inputs, strict=True):
+            buffer.copy_(tensor)
         self._graph.replay()
         return [tensor.clone() for tensor in self._outputs]
 
@@ -222,7 +222,7 @@ class GraphedPass:
             masks = others[len(short) :]
             full, *near = [partial(_given, mask) for mask in masks] or [partial(_given, None)]
             chain_keys = plan.chain_keys if by_indices else None
-            own = PassPlan(
+            static_plan = PassPlan(
                 plan.keys,
                 plan.values,
                 indices,
@@ -234,8 +234,8 @@ class GraphedPass:
                 states=None if states is None else replace(states, on_device=known[0]),
             )
             if not layers:
-                return [self._run(ids, positions, own, columns)]
-            logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
+                return [self._run(ids, positions, static_plan, columns)]
+            logits, hidden = self._run.with_hidden(ids, positions, static_plan, columns, layers)
             return [logits, *hidden]
 
         stores = [

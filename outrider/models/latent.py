@@ -59,9 +59,9 @@ class LatentProduct(nn.Module):
         return _by_head(query, self._weights()[:, : self.key_size])
 
     # (B, T, heads, rank) -> (B, T, heads, value size)
-    def from_latent(self, found: Tensor) -> Tensor:
+    def from_latent(self, attended: Tensor) -> Tensor:
         """The values that each head gets, from the latents it attended to."""
-        return _by_head(found, self._weights()[:, self.key_size :].transpose(1, 2))
+        return _by_head(attended, self._weights()[:, self.key_size :].transpose(1, 2))
 
     def _weights(self) -> Tensor:
         """(heads, key size + value size, rank)"""

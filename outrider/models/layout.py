@@ -103,8 +103,8 @@ def tree_mask(starts: Sequence[int], sees: np.ndarray, num_keys: int, dtype: tor
     num_rows, num_tokens, _ = sees.shape
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
     mask = np.full((num_rows, 1, padded, num_keys), -np.inf, dtype=np.float32)
-    for (queries,), start, own in zip(mask, starts, sees, strict=True):
+    for (queries,), start, seen in zip(mask, starts, sees, strict=True):
         queries[:num_tokens, :start] = 0
-        queries[:num_tokens, start : start + num_tokens][own] = 0
+        queries[:num_tokens, start : start + num_tokens][seen] = 0
         queries[num_tokens:, 0] = 0  # padding queries see one key: no 0/0
     return torch.from_numpy(mask).to(dtype)

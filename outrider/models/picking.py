@@ -75,8 +75,10 @@ def pick(
 
     `ids` (V,): where a head has a vocabulary of its own, its tokens in the vocabulary of the noise.
     """
-    own = draws._replace(uniforms=draws.uniforms[:, node, None], noise=draws.noise[:, node, None])
-    tokens, probs = pick_all(logits[:, None], own, ids)
+    node_draws = draws._replace(
+        uniforms=draws.uniforms[:, node, None], noise=draws.noise[:, node, None]
+    )
+    tokens, probs = pick_all(logits[:, None], node_draws, ids)
     return tokens[:, 0], probs[:, 0]
 
 

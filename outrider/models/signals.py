@@ -33,19 +33,19 @@ def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS
     """
     # several decoders: none (BLT)
     count = getattr(module.config.get_text_config(), "num_hidden_layers", None)
-    found: dict[str, nn.ModuleList] = {}
+    lists: dict[str, nn.ModuleList] = {}
     for path, part in module.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
+        inside = any(path.startswith(f"{outer}.") for outer in lists)
         if isinstance(part, nn.ModuleList) and len(part) == count and not inside:
-            found[path] = part
-    if len(found) != 1:
-        what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
+            lists[path] = part
+    if len(lists) != 1:
+        what = f"{len(lists)} lists ({', '.join(lists)})" if lists else "no list"
         which = "decoder layers" if count is None else f"{count} decoder layers"
         raise CapabilityError(
             f"{name} ({module.config.model_type}): its {which} were not found: {what} of that "
             f"many modules. {hint}"
         )
-    return next(iter(found.values()))
+    return next(iter(lists.values()))
 
 
 def check_capture(layers: Sequence[int], num_layers: int, what: str) -> None:
@@ -121,13 +121,13 @@ def _base_of(module: Any) -> Any:
     return base
 
 
-def _states(found: Any, part: nn.Module) -> Tensor:
+def _states(output: Any, part: nn.Module) -> Tensor:
     """Hidden states (B, T, H); not those of several streams (hyper-connections), which have a
     dimension more."""
-    if not isinstance(found, Tensor) or found.dim() != 3:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(output, Tensor) or output.dim() != 3:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise CapabilityError(
             f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but "
             f"{shape}"
         )
-    return found
+    return output

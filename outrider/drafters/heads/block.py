@@ -347,7 +347,7 @@ def _passes_of(head: BlockHead, lm: LM) -> tuple[BlockPasses, list[str]]:
             run = BlockRun(head, lm.run.path)
             release_linears(
                 head,
-                kept=[head.confidence_head]
+                kept_modules=[head.confidence_head]
                 if run.drafts_whole
                 else [head.confidence_head, head.markov_head],
             )

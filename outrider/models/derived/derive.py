@@ -72,13 +72,15 @@ def with_replaced(module: nn.Module, replace: Callable[[nn.Module], nn.Module | 
     Parts without a replacement below them are shared. A part that stands in several places is
     replaced once.
     """
-    made: dict[int, nn.Module] = {}
+    replacements: dict[int, nn.Module] = {}
 
     def rebuilt(part: nn.Module) -> nn.Module:
-        if id(part) not in made:
-            found = replace(part)
-            made[id(part)] = _with_children(part, rebuilt) if found is None else found
-        return made[id(part)]
+        if id(part) not in replacements:
+            duplicate = replace(part)
+            replacements[id(part)] = (
+                _with_children(part, rebuilt) if duplicate is None else duplicate
+            )
+        return replacements[id(part)]
 
     return rebuilt(module)
 

@@ -95,11 +95,11 @@ def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
 def _prompts(target: LoadedModel) -> list[list[int]]:
     """Token ids of the built-in prompts; without a tokenizer one prompt of arbitrary tokens."""
     if target.tokenizer is None:
-        found = probe_tokens(target.lm.shape.vocab_size, 16, target.lm.device).tolist()
+        prompts = probe_tokens(target.lm.shape.vocab_size, 16, target.lm.device).tolist()
     else:
-        found = [target.tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+        prompts = [target.tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     longest = max(1, target.lm.shape.context_length // 2)
-    return [prompt[:longest] for prompt in found]
+    return [prompt[:longest] for prompt in prompts]
 
 
 def _up_to_the_end(text: list[int], start: int, ends: frozenset[int]) -> list[int]:

@@ -86,14 +86,16 @@ def gguf_config(file: GgufFile) -> Any:
 def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
     """The file's end tokens, and the sampling that it recommends (`general.sampling.*`), in the
     form of a generation_config."""
-    made = transformers.GenerationConfig.from_model_config(config)
+    generation_config = transformers.GenerationConfig.from_model_config(config)
     for theirs, ours in SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{theirs}")
         if value is not None:
             setattr(
-                made, ours, float(f"{value:.6g}") if isinstance(value, float) else value
+                generation_config,
+                ours,
+                float(f"{value:.6g}") if isinstance(value, float) else value,
             )  # an fp32 0.6 is meant as 0.6
-    return made
+    return generation_config
 
 
 def own_dtype(file: GgufFile) -> torch.dtype:
@@ -109,7 +111,7 @@ def own_dtype(file: GgufFile) -> torch.dtype:
 def end_tokens(file: GgufFile) -> list[int]:
     """Ids of all tokens that end an answer: those the metadata names, and control tokens of a known
     name."""
-    found = {file.metadata[key] for key in END_KEYS if isinstance(file.metadata.get(key), int)}
+    ids = {file.metadata[key] for key in END_KEYS if isinstance(file.metadata.get(key), int)}
     kinds = "tokenizer.ggml.token_type"
     if TOKENS in file.metadata and kinds in file.metadata:
         marked = zip(long_list(file, TOKENS), long_list(file, kinds), strict=False)
@@ -120,8 +122,8 @@ def end_tokens(file: GgufFile) -> list[int]:
         }
         if named.keys() >= HARMONY:
             named.pop("<|end|>", None)
-        found |= set(named.values())
-    return sorted(found)
+        ids |= set(named.values())
+    return sorted(ids)
 
 
 def rope_factors(file: GgufFile, name: str = "rope_freqs.weight") -> torch.Tensor | None:
@@ -184,10 +186,10 @@ def rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and original:
-        found = {
+        scaling = {
             name: file.of_model(f"rope.scaling.yarn_{theirs}") for theirs, name in YARN.items()
         }
-        said = {name: value for name, value in found.items() if value is not None}
+        said = {name: value for name, value in scaling.items() if value is not None}
         return {
             "rope_type": "yarn",
             "factor": factor,

@@ -47,7 +47,7 @@ class Experts:
 
 def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
     """The parameters of experts whose tensors are all among `names`."""
-    found = []
+    experts = []
     for path, part in module.named_modules():
         layer = LAYER.search(path)
         if layer is None or not hasattr(part, "has_gate"):
@@ -59,27 +59,33 @@ def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
                 tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in way)
                 if all(each in names for each in tensors):
                     interleaved = kind == "gate_up_proj" and not part.is_concatenated
-                    found.append(
+                    experts.append(
                         Experts(
                             path, name, tensors, interleaved, part.is_transposed and end == "weight"
                         )
                     )
-    return found
+    return experts
 
 
 def staying(file: GgufFile, *, experts: bool = True) -> frozenset[str]:
     """The tensors that keep their blocks: matrices, and with `experts` theirs, of formats that the
     kernels multiply."""
     kinds = {tensor.name: tensor.kind for tensor in file.tensors}
-    found = [tensor for tensor in file.tensors if tensor.kind.name in FORMS]
-    matrices = [tensor.name for tensor in found if len(tensor.shape) == 2]
+    tensors = [tensor for tensor in file.tensors if tensor.kind.name in FORMS]
+    matrices = [tensor.name for tensor in tensors if len(tensor.shape) == 2]
     theirs = [
-        tensor for tensor in found if experts and len(tensor.shape) == 3 and "_exps." in tensor.name
+        tensor
+        for tensor in tensors
+        if experts and len(tensor.shape) == 3 and "_exps." in tensor.name
     ]
     return frozenset(
         [
             *matrices,
-            *(one.name for one in theirs if kinds.get(_beside(one.name), one.kind) == one.kind),
+            *(
+                group.name
+                for group in theirs
+                if kinds.get(_beside(group.name), group.kind) == group.kind
+            ),
         ]
     )
 

@@ -457,10 +457,10 @@ def _bytes(part: Tensor, panels: int, groups: int, blocks: int) -> Tensor:
 def _gathered(fields: Tensor, bits: int) -> Tensor:
     """(panels, groups, blocks, in turn, half, output, 4) of this many bits -> (panels, groups,
     blocks, bytes)."""
-    found = torch.zeros_like(fields[:, :, :, 0])
+    values = torch.zeros_like(fields[:, :, :, 0])
     for turn in range(8 // bits):
-        found |= fields[:, :, :, turn] << turn * bits
-    return found.flatten(3)
+        values |= fields[:, :, :, turn] << turn * bits
+    return values.flatten(3)
 
 
 def _spread(data: Tensor, bits: int) -> Tensor:

@@ -123,16 +123,16 @@ class GgufFile:
 def with_whole_experts(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
     """Experts that lie one by one (`blk.0.ffn_up.3.weight`) as one tensor of a layer, as files
     since 2024 have them."""
-    found: dict[str, dict[int, TensorInfo]] = {}
+    experts: dict[str, dict[int, TensorInfo]] = {}
     for tensor in tensors:
-        if one := ONE_EXPERT.fullmatch(tensor.name):
-            found.setdefault(f"{one['layer']}_exps.weight", {})[int(one["expert"])] = tensor
+        if match := ONE_EXPERT.fullmatch(tensor.name):
+            experts.setdefault(f"{match['layer']}_exps.weight", {})[int(match["expert"])] = tensor
     whole = [
         _whole(name, [each[number] for number in sorted(each)])
-        for name, each in found.items()
+        for name, each in experts.items()
         if _is_whole(each)
     ]
-    inside = {part.name for one in whole for part in one.parts}
+    inside = {part.name for match in whole for part in match.parts}
     return (*(tensor for tensor in tensors if tensor.name not in inside), *whole)
 
 
@@ -195,14 +195,14 @@ def read_gguf(path: Path) -> GgufFile:
 def long_list(file: GgufFile, key: str) -> list[Any]:
     """A list of the metadata, in full. Raises CheckpointError where the file has none under this
     key."""
-    found = file.metadata.get(key)
-    if isinstance(found, Count):
-        found = _long_list(file.path, file.path.stat().st_mtime_ns, key)
-    if not isinstance(found, list):
+    values = file.metadata.get(key)
+    if isinstance(values, Count):
+        values = _long_list(file.path, file.path.stat().st_mtime_ns, key)
+    if not isinstance(values, list):
         raise CheckpointError(
             f"'{file.path}' has no list {key}: incomplete. Convert the model again."
         )
-    return found
+    return values
 
 
 @lru_cache(maxsize=64)
@@ -380,9 +380,9 @@ class _HeaderReader:
     def _take(self, count: int) -> bytes:
         if self._at + count > self._size:
             self._cut_off()
-        found = self._blob[self._at : self._at + count]
+        chunk = self._blob[self._at : self._at + count]
         self._at += count
-        return found
+        return chunk
 
     def _cut_off(self, wanted: int | None = None) -> Any:
         expected = "end within its header" if wanted is None else f"instead of at least {wanted}"

@@ -88,8 +88,8 @@ class ReorderedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A plain copy (out, in)."""
-        found = self.inner.weight
-        return torch.empty_like(found).index_copy_(1, self.order, found)
+        weight = self.inner.weight
+        return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     @property
     def bias(self) -> Tensor | None:
@@ -119,8 +119,8 @@ class BlockEmbedding(WeightPanels, KernelLayer):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (...) -> (..., in)
-        found = self.rows(tokens)
-        return found if self.scale is None else found * self.scale.to(found.dtype)
+        embedded = self.rows(tokens)
+        return embedded if self.scale is None else embedded * self.scale.to(embedded.dtype)
 
     def rows(self, tokens: Tensor) -> Tensor:
         """The rows themselves, unscaled."""
@@ -130,8 +130,8 @@ class BlockEmbedding(WeightPanels, KernelLayer):
         near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(
             -1, WIDTH, self.inputs
         )
-        found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
-        return found.to(self.dtype).view(*tokens.shape, self.inputs)
+        values = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
+        return values.to(self.dtype).view(*tokens.shape, self.inputs)
 
 
 class BlockExperts(WeightPanels):
@@ -157,10 +157,10 @@ class BlockExperts(WeightPanels):
 
     def __getitem__(self, index: Any) -> Tensor:
         """A plain copy of one expert's weights, as transformers' code multiplies with them."""
-        found = values_of(self.panels[int(index)], self.form, self.outputs)[:, : self.inputs].to(
+        row = values_of(self.panels[int(index)], self.form, self.outputs)[:, : self.inputs].to(
             self.dtype
         )
-        return found.t() if self.is_transposed else found
+        return row.t() if self.is_transposed else row
 
     @property
     def num_weights(self) -> int:

@@ -120,7 +120,7 @@ class GgufLoading:
 
     def run(self) -> None:
         experts = experts_in(self.module, self.file.tensor_names)
-        of_experts = {name for own in experts for name in own.tensors}
+        of_experts = {name for expert in experts for name in expert.tensors}
         latents = {
             tensor.name: tensor for tensor in self.file.tensors if LATENT.search(tensor.name)
         }
@@ -147,8 +147,8 @@ class GgufLoading:
                 continue
             if not self._widen(tensor, paths):
                 unknown.append(tensor.name)
-        for own in experts:
-            self._put_experts(own)
+        for expert in experts:
+            self._put_experts(expert)
         self._put_latents(latents, paths)
         for name, pair in halves.items():
             self._put_halves(paths[name].removesuffix(".weight"), pair)
@@ -239,11 +239,11 @@ class GgufLoading:
     def _split(self, tensor: TensorInfo, paths: Mapping[str, str]) -> bool:
         """Load queries, keys and values of one tensor into three layers, in blocks where it may
         stay so; whether there are."""
-        found = [paths.get(tensor.name.replace("attn_qkv", f"attn_{part}")) for part in "qkv"]
-        if None in found:
+        parts = [paths.get(tensor.name.replace("attn_qkv", f"attn_{part}")) for part in "qkv"]
+        if None in parts:
             return False
         start = 0
-        for path in (path for path in found if path is not None):
+        for path in (path for path in parts if path is not None):
             shape = self.module.get_parameter(path).shape
             rows = np.arange(start, start := start + shape[0], dtype=np.int64)
             if tensor.name in self.stay:
@@ -254,30 +254,38 @@ class GgufLoading:
         self._check_shape(tensor.name, tensor.shape[:1], (start,))
         return True
 
-    def _put_experts(self, own: Experts) -> None:
+    def _put_experts(self, experts_module: Experts) -> None:
         """A parameter of all experts, in blocks where they may stay so."""
         tensors = tuple(
-            tensor for name in own.tensors for tensor in self.file.tensors if tensor.name == name
+            tensor
+            for name in experts_module.tensors
+            for tensor in self.file.tensors
+            if tensor.name == name
         )
-        if own.tensors[0] in self.stay:
-            found = (
+        if experts_module.tensors[0] in self.stay:
+            sizes = (
                 len(tensors[0].read()),
                 sum(tensor.shape[1] for tensor in tensors),
                 tensors[0].shape[2],
             )
-            there = self.module.get_parameter(own.path).shape
+            there = self.module.get_parameter(experts_module.path).shape
             self._check_shape(
-                own.path, found, (there[0], there[2], there[1]) if own.is_transposed else there
+                experts_module.path,
+                sizes,
+                (there[0], there[2], there[1]) if experts_module.is_transposed else there,
             )
-            self.kept.append((tensors, own.path, own.order(found[1])))
+            self.kept.append((tensors, experts_module.path, experts_module.order(sizes[1])))
             return
         values = torch.from_numpy(
             np.concatenate([plain_values(tensor) for tensor in tensors], axis=1)
         )
-        order = own.order(values.shape[1])
+        order = experts_module.order(values.shape[1])
         values = values if order is SAME else values[:, torch.from_numpy(order)]
-        self._put(own.path, values.transpose(1, 2).contiguous() if own.is_transposed else values)
-        self.stored[own.path] = StoredTensor(own.tensors, order)
+        self._put(
+            experts_module.path,
+            values.transpose(1, 2).contiguous() if experts_module.is_transposed else values,
+        )
+        self.stored[experts_module.path] = StoredTensor(experts_module.tensors, order)
 
     def _halves(self) -> dict[str, tuple[TensorInfo, TensorInfo]]:
         """Two tensors that transformers has as one, by its name: Qwen3-Next's projections, and
@@ -342,16 +350,18 @@ class GgufLoading:
             put_experts(part, name, experts)
             return
         layer = self.module.get_submodule(path)
-        made: nn.Module
+        replacement: nn.Module
         if isinstance(layer, nn.Embedding):
-            made = BlockEmbedding(
+            replacement = BlockEmbedding(
                 panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None)
             )
         else:
-            made = linear = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
+            replacement = linear = BlockLinear(
+                panels, form, outputs, inputs, self.dtype, layer.bias
+            )
             if path in self.columns:
-                made = ReorderedLinear(linear, torch.from_numpy(self.columns[path]))
-        self.module.set_submodule(path, made)
+                replacement = ReorderedLinear(linear, torch.from_numpy(self.columns[path]))
+        self.module.set_submodule(path, replacement)
 
     def _widen(self, tensor: TensorInfo, paths: dict[str, str]) -> bool:
         """Load a tensor as plain numbers; whether the module has a parameter for it."""
@@ -377,17 +387,17 @@ class GgufLoading:
     def _rows(self) -> dict[str, list[str]]:
         """The parameters that a tensor has a row for each of: StableLM 2's norms of heads, Gemma
         3n's projections."""
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for path, _ in self.module.named_parameters():
             if norm := HEAD_NORM.search(path):
-                found.setdefault(f"blk.{norm['layer']}.attn_{norm['kind']}_norm.weight", []).append(
-                    path
-                )
+                groups.setdefault(
+                    f"blk.{norm['layer']}.attn_{norm['kind']}_norm.weight", []
+                ).append(path)
             if altup := ALTUP.search(path):
-                found.setdefault(
+                groups.setdefault(
                     f"altup_{'unembd_' if altup['back'] else ''}proj.weight", []
                 ).append(path)
-        return found
+        return groups
 
     def _put(self, path: str, values: Tensor) -> None:
         owner_name, _, name = path.rpartition(".")
@@ -400,10 +410,10 @@ class GgufLoading:
         else:
             owner._buffers[name] = values
 
-    def _check_shape(self, path: str, found: Any, wanted: Any) -> None:
-        if tuple(found) != tuple(wanted):
+    def _check_shape(self, path: str, shape: Any, wanted: Any) -> None:
+        if tuple(shape) != tuple(wanted):
             raise CheckpointError(
-                f"'{self.file.path}': '{path}' has shape {tuple(found)}, by its metadata it "
+                f"'{self.file.path}': '{path}' has shape {tuple(shape)}, by its metadata it "
                 f"should have {tuple(wanted)}: "
                 "damaged, or of another architecture."
             )

@@ -43,7 +43,7 @@ def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> 
             )
         )
     if path.suffix.lower() == SUFFIX:
-        near = _nearest(path.name, [one.name for one in path.parent.glob(f"*{SUFFIX}")])
+        near = _nearest(path.name, [candidate.name for candidate in path.parent.glob(f"*{SUFFIX}")])
         raise CheckpointError(
             f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf."
         )
@@ -72,19 +72,19 @@ def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> st
     files = sorted(name for name in names if name.lower().endswith(SUFFIX) and not _is_part(name))
     models = [name for name in files if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if wanted is None:
-        found = models
+        chosen = models
     elif wanted.lower().endswith(SUFFIX):
-        found = [name for name in files if wanted in (name, PurePosixPath(name).name)]
+        chosen = [name for name in files if wanted in (name, PurePosixPath(name).name)]
     else:
-        found = [name for name in models if _has_tag(name, wanted)]
-    if len(found) == 1:
-        return found[0]
+        chosen = [name for name in models if _has_tag(name, wanted)]
+    if len(chosen) == 1:
+        return chosen[0]
     if not models and wanted is None:
         return None
     shown = ", ".join(files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
-    if found:
+    if chosen:
         raise CheckpointError(
-            f"'{where}' has {len(found)} GGUF files that could be meant: {shown}. Name one of them."
+            f"'{where}' has {len(chosen)} GGUF files that could be meant: {shown}. Name one of them."
         )
     near = _nearest(wanted or "", [PurePosixPath(name).name for name in files])
     raise CheckpointError(f"'{where}' has no GGUF file '{wanted}'.{near}")
@@ -123,8 +123,8 @@ def _has_tag(name: str, tag: str) -> bool:
 def _in_folder(folder: Path) -> GgufFile | None:
     if any(next(folder.glob(pattern), None) for pattern in OTHER_WEIGHTS):
         return None
-    found = only_file([file.name for file in folder.glob("*")], str(folder))
-    return None if found is None else read_gguf(folder / found)
+    file_name = only_file([file.name for file in folder.glob("*")], str(folder))
+    return None if file_name is None else read_gguf(folder / file_name)
 
 
 @lru_cache(maxsize=16)
@@ -139,14 +139,14 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None, offline: bool
             names = [str(file.relative_to(folder)) for file in folder.rglob(f"*{SUFFIX}")]
         else:
             names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
-        found = only_file(names, repo, wanted)
-        if found is None:
+        file_name = only_file(names, repo, wanted)
+        if file_name is None:
             raise CheckpointError(
                 f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone."
             )
-        shard = SHARD.fullmatch(found)
+        shard = SHARD.fullmatch(file_name)
         parts = (
-            [found]
+            [file_name]
             if shard is None
             else [
                 f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}"

@@ -30,7 +30,7 @@ def by_torch(stored: Stored) -> Tensor:
     return on_huge_pages(
         panels_of(blocks, kind)
         if blocks.dim() == 2
-        else torch.stack([panels_of(own, kind) for own in blocks])
+        else torch.stack([panels_of(block, kind) for block in blocks])
     )
 
 

@@ -266,10 +266,10 @@ def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
     used = [token for token in (before, behind) if token is not None]
     if not used:
         return
-    one, two = ([before, f"${name}", behind] for name in "AB")
+    single, two = ([before, f"${name}", behind] for name in "AB")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=[part for part in one if part],
-        pair=[part for part in (*one, *two) if part],
+        single=[part for part in single if part],
+        pair=[part for part in (*single, *two) if part],
         special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in used],
     )
 
@@ -300,5 +300,5 @@ def _template(file: GgufFile) -> str | dict[str, str] | None:
     if not isinstance(names, list):
         return template
     others = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}
-    found = {"default": template, **others}
-    return {name: text for name, text in found.items() if isinstance(text, str)}
+    templates = {"default": template, **others}
+    return {name: text for name, text in templates.items() if isinstance(text, str)}

@@ -111,8 +111,8 @@ def read_layers(config: Any) -> dict[str, int]:
     models without such kinds."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or []
-    own = kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", 0) or 0)]
-    return {kind: index for index, kind in enumerate(own)}
+    own_layers = kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", 0) or 0)]
+    return {kind: index for index, kind in enumerate(own_layers)}
 
 
 def check_fits(source: ModelSource, target_config: Any) -> None:
@@ -124,10 +124,10 @@ def check_fits(source: ModelSource, target_config: Any) -> None:
         ("backbone_hidden_size", target.hidden_size),
         ("vocab_size", target.vocab_size),
     ):
-        found = config.get(name, text.get(name))
-        if found is not None and found != expected:
+        value = config.get(name, text.get(name))
+        if value is not None and value != expected:
             what = f"the assistant in '{source.name}' was made for another target"
-            raise CheckpointError(f"{what}: {name} is {found}, expected {expected}.")
+            raise CheckpointError(f"{what}: {name} is {value}, expected {expected}.")
     if lacking := sorted({*text.get("layer_types", ())} - read_layers(target_config).keys()):
         raise CheckpointError(
             f"the assistant in '{source.name}' was made for another target: it reads the keys of "
@@ -197,7 +197,7 @@ class Assistant:
         inputs = module.pre_projection(
             torch.cat([self._embedding(tokens).to(states.dtype), states], dim=-1)
         )
-        made = module.model(
+        output = module.model(
             inputs_embeds=inputs,
             position_ids=seen.positions.expand(-1, width),
             use_cache=False,
@@ -208,7 +208,7 @@ class Assistant:
             shared_kv_states=dict(seen.shared),
             logits_to_keep=None,
         ).last_hidden_state
-        return self._logits(made), module.post_projection(made)
+        return self._logits(output), module.post_projection(output)
 
     def _logits(self, states: Tensor) -> Tensor:
         chooser = self._module.masked_embedding
@@ -288,9 +288,9 @@ def load_assistant(
     if lacking := sorted(report["missing_keys"]):
         raise CheckpointError(f"{what} is incomplete: it lacks '{lacking[0]}'.")
     if other := sorted(report["mismatched_keys"]):
-        name, found, wanted = other[0]
+        name, actual, wanted = other[0]
         raise CheckpointError(
-            f"{what} is damaged: '{name}' has shape {list(found)}, expected {list(wanted)}."
+            f"{what} is damaged: '{name}' has shape {list(actual)}, expected {list(wanted)}."
         )
     for name, tensor in module.named_parameters():
         if not tensor.isfinite().all():
@@ -310,13 +310,13 @@ def _check_shapes(
 ) -> None:
     """Raises CheckpointError where the assistant's queries do not fit the keys that they meet."""
     for index, kind in enumerate(text.layer_types):
-        own = text.per_layer_config[index]
+        layer_config = text.per_layer_config[index]
         there = shapes[layers[kind]]
-        found = (own.num_key_value_heads, own.head_dim)
+        actual = (layer_config.num_key_value_heads, layer_config.head_dim)
         expected = (there.num_kv_heads, there.key_size)
-        if found != expected:
+        if actual != expected:
             raise CheckpointError(
-                f"{what} was made for another target: its layers with {kind} read {found[0]} key "
-                f"heads of size {found[1]}, the "
+                f"{what} was made for another target: its layers with {kind} read {actual[0]} key "
+                f"heads of size {actual[1]}, the "
                 f"target has {expected[0]} of {expected[1]}."
             )

@@ -140,18 +140,18 @@ class BlockHead(nn.Module):
     def new(cls, config: BlockConfig, target: Any) -> BlockHead:
         """An untrained head of a transformers module: random layers, a Markov head and a confidence
         that say nothing yet."""
-        made = cls(config)
-        for part in made.modules():
+        head = cls(config)
+        for part in head.modules():
             if isinstance(part, nn.Linear | nn.Embedding):
                 nn.init.normal_(part.weight, std=INITIAL_STD)
             if isinstance(part, nn.Linear) and part.bias is not None:
                 nn.init.zeros_(part.bias)
-        if made.markov_head is not None:
-            nn.init.zeros_(made.markov_head.markov_w2.weight)
-        if made.confidence_head is not None:
-            nn.init.zeros_(made.confidence_head.proj.weight)
-        made.bind(target.get_input_embeddings(), target.get_output_embeddings())
-        return made.to(target.get_input_embeddings().weight.device)
+        if head.markov_head is not None:
+            nn.init.zeros_(head.markov_head.markov_w2.weight)
+        if head.confidence_head is not None:
+            nn.init.zeros_(head.confidence_head.proj.weight)
+        head.bind(target.get_input_embeddings(), target.get_output_embeddings())
+        return head.to(target.get_input_embeddings().weight.device)
 
     def bind(self, embedding: nn.Module, output: nn.Module) -> None:
         """Use the target's tables where the head has none of its own."""
@@ -164,11 +164,11 @@ class BlockHead(nn.Module):
     def tables(self) -> tuple[Any, Any]:
         """(embedding, output layer) in use: the head's own, or the target's. Bind a head without
         its own first."""
-        own = self.embed_tokens, self.lm_head
-        if own[0] is not None and own[1] is not None:
-            return own
+        modules = self.embed_tokens, self.lm_head
+        if modules[0] is not None and modules[1] is not None:
+            return modules
         target = self._bound()
-        return own[0] or target[0], own[1] or target[1]
+        return modules[0] or target[0], modules[1] or target[1]
 
     @property
     def rotary(self) -> nn.Module:

@@ -100,10 +100,10 @@ class _Values:
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of the first of these names that has one."""
-        found = (
+        matches = (
             table[name] for name in names for table in self._tables if table.get(name) is not None
         )
-        return next(found, default)
+        return next(matches, default)
 
     def need(self, name: str) -> Any:
         value = self.get(name)
@@ -144,7 +144,7 @@ def _config(
     corrections = _corrections(source, hidden)
     named = any("DSpark" in str(name) for name in source.config.get("architectures") or [])
     is_dspark = named or bool(corrections["markov_rank"]) or corrections["confidence"]
-    own = source.config.get("outrider") or {}
+    settings = source.config.get("outrider") or {}
     num_layers = len({name.split(".")[1] for name in source.names if name.startswith("layers.")})
     return BlockConfig(
         hidden_size=hidden,
@@ -174,7 +174,7 @@ def _config(
         embedding_scale=float(values.get("input_embedding_scale", default=1.0)),
         logit_scale=float(values.get("output_multiplier", default=1.0)),
         softcap=values.get("final_logit_softcapping"),
-        temperatures=tuple(float(value) for value in own.get("temperatures", ())),
+        temperatures=tuple(float(value) for value in settings.get("temperatures", ())),
         trained_for=source.trained_for,
     )
 
@@ -253,14 +253,14 @@ def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
     named = tuple(index for index, kind in enumerate(kinds[:num_layers]) if kind == SLIDING)
     layers = tuple(range(num_layers)) if slide_all and not named else named
     causal = values.get("is_causal", "causal", "causal_head")
-    found: dict[str, Any] = {"causal": bool(causal), "window_layers": layers}
+    sight: dict[str, Any] = {"causal": bool(causal), "window_layers": layers}
     if layers:
         bidirectional = values.get("sliding_window_non_causal", default=is_muse or not named)
-        found |= {
+        sight |= {
             "window": _window(values, is_muse),
             "causal_windows": causal is None and not bidirectional,
         }
-    return found
+    return sight
 
 
 def _window(values: _Values, is_muse: bool) -> int:
@@ -315,9 +315,9 @@ def _mask_token(source: HeadSource, values: _Values, vocab_size: int) -> int:
 
 
 def _rope(values: _Values) -> dict[str, Any]:
-    found = values.get("rope_parameters")
-    if found is not None:
-        return dict(found)
+    rope = values.get("rope_parameters")
+    if rope is not None:
+        return dict(rope)
     scaling = dict(values.get("rope_scaling", default={}))
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     return {
@@ -369,12 +369,12 @@ def export_block(head: BlockHead, folder: Path, layout: str, *, tables: bool = F
 
 
 def _tensors(head: BlockHead) -> dict[str, Tensor]:
-    found = dict(head.state_dict())
+    tensors = dict(head.state_dict())
     if head.token_ids is not None:
         known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         known[head.token_ids.cpu()] = True
-        found |= {"d2t": head.token_ids.cpu() - torch.arange(len(head.token_ids)), "t2d": known}
-    return found
+        tensors |= {"d2t": head.token_ids.cpu() - torch.arange(len(head.token_ids)), "t2d": known}
+    return tensors
 
 
 def _layer_config(config: BlockConfig) -> dict[str, Any]:

@@ -49,11 +49,11 @@ class BlockConvolution(nn.Module):
         # (B, S, taps, groups, channels of one)
         kernels = base.unflatten(-1, (self._groups, -1)) + deltas[..., None]
         kernels = kernels.flatten(-2).unflatten(1, (-1, self._block_size))
-        found = kernels[..., 0, :] * blocks
+        mixed = kernels[..., 0, :] * blocks
         for tap in range(1, self._taps):
             earlier = nn.functional.pad(blocks[:, :, :-tap], (0, 0, tap, 0))
-            found = found + kernels[..., tap, :] * earlier
-        return found.flatten(1, 2)
+            mixed = mixed + kernels[..., tap, :] * earlier
+        return mixed.flatten(1, 2)
 
 
 class CandidateSelector(nn.Module):
@@ -116,7 +116,7 @@ class MarkovHead(nn.Module):
         gate, candidate, output = self.joint_proj(
             torch.cat([memory, latent, states], dim=-1)
         ).chunk(3, dim=-1)
-        kept = torch.sigmoid(gate)
-        return self.markov_w2(torch.tanh(output)), kept * memory + (1 - kept) * torch.tanh(
+        share = torch.sigmoid(gate)
+        return self.markov_w2(torch.tanh(output)), share * memory + (1 - share) * torch.tanh(
             candidate
         )

@@ -162,5 +162,7 @@ def corrected_by(
     head: BlockHead, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
 ) -> Corrected:
     """`BlockPasses.corrected` by a head's own modules."""
-    base, own = (one[:, None].expand(-1, before.shape[1], -1) for one in (logits, states))
-    return Corrected(*head.remembering(base, own, before, memory))
+    base, wide_states = (
+        tensor[:, None].expand(-1, before.shape[1], -1) for tensor in (logits, states)
+    )
+    return Corrected(*head.remembering(base, wide_states, before, memory))

@@ -116,10 +116,10 @@ def _check_kind(source: HeadSource, kind: Kind) -> None:
         raise CheckpointError(
             f"{source.what()} is not {KINDS[kind]}: it lacks '{missing[0]}' and has {held}"
         )
-    found: Kind = "eagle3" if "layers.0.hidden_norm.weight" in source else "eagle"
-    if found != kind:
+    actual: Kind = "eagle3" if "layers.0.hidden_norm.weight" in source else "eagle"
+    if actual != kind:
         raise CheckpointError(
-            f"{source.what()} is {KINDS[found]}, not {KINDS[kind]}: use --drafter {found}"
+            f"{source.what()} is {KINDS[actual]}, not {KINDS[kind]}: use --drafter {actual}"
         )
 
 
@@ -343,7 +343,7 @@ def flags(head: EagleHead) -> dict[str, Any]:
 def raw_config(head: EagleHead) -> dict[str, Any]:
     """config.json of the original layout."""
     config = head.config
-    own = {
+    fields = {
         "logit_scale": config.logit_scale,
         "outrider": {"head": config.kind, "target": config.trained_for},
     }
@@ -352,7 +352,7 @@ def raw_config(head: EagleHead) -> dict[str, Any]:
             "architectures": ["EagleLlamaForCausalLM"],
             "bias": config.fc_bias,
             **layer_config(head),
-            **own,
+            **fields,
         }
     nested = {
         "use_aux_hidden_state": True,
@@ -363,20 +363,20 @@ def raw_config(head: EagleHead) -> dict[str, Any]:
         **layer_config(head),
         **flags(head),
         "eagle_config": nested,
-        **own,
+        **fields,
     }
 
 
 def head_tensors(head: EagleHead) -> dict[str, Tensor]:
     """The head's own tensors and its draft vocabulary, by the names `layers.N`."""
-    found = {name: tensor for name, tensor in head.state_dict().items() if name != "draft_ids"}
+    tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "draft_ids"}
     if head.draft_ids is not None:
         ids = head.draft_ids.cpu()
-        found["d2t"] = ids - torch.arange(len(ids))
-        found["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill_(
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill_(
             0, ids, True
         )
-    return found
+    return tensors
 
 
 def raw_tensors(head: EagleHead) -> dict[str, Tensor]:

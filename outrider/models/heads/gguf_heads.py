@@ -105,7 +105,7 @@ def _layer_config(file: GgufFile) -> dict[str, Any]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     size = _needed(file, "embedding_length")
     heads = _needed(file, "attention.head_count")
-    found = {
+    layer_config = {
         "hidden_size": size,
         "num_attention_heads": heads,
         "num_key_value_heads": file.of_model("attention.head_count_kv", heads),
@@ -120,10 +120,12 @@ def _layer_config(file: GgufFile) -> dict[str, Any]:
         or (int(tokens) if isinstance(tokens, Count) else len(tokens or ()))
         or None,
     }
-    scaling = rope_scaling(file) or _llama3(file, found["rope_theta"], found["head_dim"])
+    scaling = rope_scaling(file) or _llama3(
+        file, layer_config["rope_theta"], layer_config["head_dim"]
+    )
     if scaling is not None:
-        found["rope_parameters"] = {"rope_theta": found["rope_theta"], **scaling}
-    return {name: value for name, value in found.items() if value is not None}
+        layer_config["rope_parameters"] = {"rope_theta": layer_config["rope_theta"], **scaling}
+    return {name: value for name, value in layer_config.items() if value is not None}
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any] | None:
@@ -169,7 +171,7 @@ def _dflash(file: GgufFile) -> dict[str, Any]:
         )
     mask = file.metadata.get("tokenizer.ggml.mask_token_id", file.of_model("mask_token_id"))
     slides = file.of_model("attention.sliding_window_pattern")
-    own = {
+    settings = {
         # llama.cpp's, where a file does not say
         "block_size": file.of_model("block_size", 16),
         "mask_token_id": mask,
@@ -184,7 +186,7 @@ def _dflash(file: GgufFile) -> dict[str, Any]:
         and ["sliding_attention" if slide else "full_attention" for slide in slides],
     }
     return _layer_config(file) | {
-        "dflash_config": {name: value for name, value in own.items() if value is not None}
+        "dflash_config": {name: value for name, value in settings.items() if value is not None}
     }
 
 

@@ -50,11 +50,11 @@ def head_kind(source: ModelSource) -> str | None:
         return None
     config = read_config(folder)
     model_type = str(config.get("model_type"))
-    own = config.get("outrider")
+    settings = config.get("outrider")
     if model_type in OURS or model_type in ASSISTANTS.model_types:
         return OURS.get(model_type, "mtp")
-    if isinstance(own, dict) and own.get("head"):
-        return str(own["head"])
+    if isinstance(settings, dict) and settings.get("head"):
+        return str(settings["head"])
     pickled = any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
     if any(folder.glob("*.safetensors")) or (pickled and not has_tokenizer(folder)):
         return _kind_by_names(HeadSource.open(folder).names)

@@ -113,18 +113,18 @@ class MedusaHeads(nn.Module):
         """Untrained heads of a transformers module: blocks that change nothing, output layers that
         are copies of its own. So every head begins with the target's distribution of the token
         before the one it should guess."""
-        made = cls(config)
+        heads = cls(config)
         weight = target.get_output_embeddings().weight
         with torch.no_grad():
-            for head in made.parts:
+            for head in heads.parts:
                 for layer in head.layers:
                     nn.init.zeros_(layer.weight)
                     if layer.bias is not None:
                         nn.init.zeros_(layer.bias)
                 if head.output is not None:
                     head.output.weight.copy_(weight)
-        made.bind(target.get_output_embeddings())
-        return made.to(weight.device)
+        heads.bind(target.get_output_embeddings())
+        return heads.to(weight.device)
 
     def bind(self, output: nn.Module) -> None:
         """Read logits through the target's output layer, where the heads have none of their own."""
@@ -151,19 +151,20 @@ class MedusaHeads(nn.Module):
 
     def output_weight(self, head: int) -> Tensor:
         """(V, H): of one head's output layer, its own or the target's."""
-        own = self.parts[head].output
-        return weight_of(self.__dict__["_target_output"] if own is None else own)
+        output = self.parts[head].output
+        return weight_of(self.__dict__["_target_output"] if output is None else output)
 
     def forward(self, features: Tensor, num_heads: int | None = None) -> Tensor:
         """Features (..., H) -> logits (..., heads, V), of all heads or of the first few."""
-        own = features.to(self.dtype)  # in training the heads are fp32, whatever the target is
+        states = features.to(self.dtype)  # in training the heads are fp32, whatever the target is
         if self.run is not None:
-            logits = self.run(own.reshape(-1, own.shape[-1])).unflatten(0, own.shape[:-1])[
+            logits = self.run(states.reshape(-1, states.shape[-1])).unflatten(0, states.shape[:-1])[
                 ..., :num_heads, :
             ]
         else:
             logits = torch.stack(
-                [self._logits(head, own, features.dtype) for head in self.parts[:num_heads]], dim=-2
+                [self._logits(head, states, features.dtype) for head in self.parts[:num_heads]],
+                dim=-2,
             )
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
@@ -215,10 +216,10 @@ def load_medusa(
         raise CheckpointError(
             f"{source.what()} holds no {KIND}: it has {', '.join(sorted(names)[:6])}"
         )
-    own = source.config.get("outrider") or {}
+    settings = source.config.get("outrider") or {}
     with source.making(KIND):
         ids = _token_ids(source, vocab_size)
-        has_outputs = "heads.0.output.weight" in source or own.get("output") != "target"
+        has_outputs = "heads.0.output.weight" in source or settings.get("output") != "target"
         config = MedusaConfig(
             hidden_size,
             vocab_size,
@@ -230,7 +231,7 @@ def load_medusa(
             trained_for=source.trained_for,
             logit_scale=1.0 if is_original else float(source.config.get("logit_scale", 1.0)),
             accuracies=tuple(
-                tuple(float(value) for value in line) for line in own.get("accuracies", ())
+                tuple(float(value) for value in line) for line in settings.get("accuracies", ())
             ),
         )
         with torch.device(source.device):
@@ -312,30 +313,30 @@ def export_medusa(heads: MedusaHeads, folder: Path, layout: str) -> None:
 
 def _original_tensors(heads: MedusaHeads, outputs: bool) -> dict[str, Tensor]:
     """By the names of the original layout; `outputs`: with the output layers."""
-    found = dict[str, Tensor]()
+    tensors = dict[str, Tensor]()
     names = original(heads.config.num_layers)
     for index, head in enumerate(heads.parts):
         layers = {
             f"heads.{index}.layers.{name}": tensor
             for name, tensor in head.layers.state_dict().items()
         }
-        found |= {names.theirs(name): tensor for name, tensor in layers.items()}
+        tensors |= {names.theirs(name): tensor for name, tensor in layers.items()}
         if outputs:
-            found[names.theirs(f"heads.{index}.output.weight")] = (
+            tensors[names.theirs(f"heads.{index}.output.weight")] = (
                 heads.output_weight(index) * heads.config.logit_scale
             )
-    return {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
 def _vllm_tensors(heads: MedusaHeads) -> dict[str, Tensor]:
-    found = {name: tensor for name, tensor in heads.state_dict().items() if ".layers." in name}
+    tensors = {name: tensor for name, tensor in heads.state_dict().items() if ".layers." in name}
     num_outputs = heads.num_heads if heads.config.own_output else 1
-    found |= {
+    tensors |= {
         f"heads.{index}.output.weight": heads.output_weight(index) for index in range(num_outputs)
     }
     if heads.token_ids is not None:
-        found["token_ids"] = heads.token_ids
-    return {VLLM.theirs(name): tensor for name, tensor in found.items()}
+        tensors["token_ids"] = heads.token_ids
+    return {VLLM.theirs(name): tensor for name, tensor in tensors.items()}
 
 
 def _original_config(heads: MedusaHeads) -> dict[str, Any]:

@@ -60,9 +60,9 @@ def _copied(norm: nn.Module) -> nn.Module:
     where it is."""
     weight: Any = norm.weight
     device = weight.device
-    made = copy.deepcopy(norm.cpu()).to(device)
+    duplicate = copy.deepcopy(norm.cpu()).to(device)
     norm.to(device)
-    return made
+    return duplicate
 
 
 class MtpLayer(nn.Module):
@@ -162,9 +162,9 @@ class MtpHead(nn.Module):
         )
 
     def layer(self, index: int) -> MtpLayer:
-        found = self.layers[index]
-        assert isinstance(found, MtpLayer)
-        return found
+        mtp_layer = self.layers[index]
+        assert isinstance(mtp_layer, MtpLayer)
+        return mtp_layer
 
     @property
     def output_parameters(self) -> list[Tensor]:

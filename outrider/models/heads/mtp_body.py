@@ -51,11 +51,11 @@ def one_layer_config(config: Any, *, has_experts: bool, kinds: str = "", index: 
     """
     text = copy.deepcopy(config.get_text_config(decoder=True))
     types = getattr(text, "layer_types", None)
-    own = getattr(text, "mtp_layer_types", None)
+    layer_types = getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
     if types:
         usual = FULL if FULL in types else types[-1]
-        text.layer_types = [own[min(index, len(own) - 1)] if own else usual]
+        text.layer_types = [layer_types[min(index, len(layer_types) - 1)] if layer_types else usual]
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
     if kinds:
@@ -173,10 +173,10 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
             n: t.shape for n, t in there.items()
         }:
             norm = _norm_name(type(module), text)
-            own = module.base_model
+            base = module.base_model
             model = target.get_decoder()
             copy_to.load_state_dict(there)
-            getattr(own, norm).load_state_dict(getattr(model, norm).state_dict())
+            getattr(base, norm).load_state_dict(getattr(model, norm).state_dict())
             return body_of(what, module.float(), device)
     raise CapabilityError(f"{what}: none of the target's layers with full attention can be copied")
 
@@ -217,15 +217,15 @@ def _norm_name(code: Any, text: Any) -> str:
         whole = code(copy.deepcopy(text))
     decoder = whole.base_model
     parts = decoder.named_children()
-    found = [
+    norms = [
         name for name, part in parts if "norm" in name and getattr(part, "weight", None) is not None
     ]
-    if len(found) != 1 or not hasattr(decoder, "layers"):
+    if len(norms) != 1 or not hasattr(decoder, "layers"):
         raise CapabilityError(
             f"MTP heads of {code.__name__} are not read: its final norm or its layers were not "
             "found"
         )
-    return found[0]
+    return norms[0]
 
 
 def _check(what: str, code: Any, report: Mapping[str, Any], inner: str, last: str) -> None:
@@ -244,15 +244,15 @@ def _check(what: str, code: Any, report: Mapping[str, Any], inner: str, last: st
         raise CheckpointError(
             f"{what} is no layer of {code.__name__}: it {' and '.join(problems)}."
         )
-    own = [
+    mismatches = [
         each
         for each in report["mismatched_keys"]
         if "embed" not in each[0] and "lm_head" not in each[0]
     ]
-    if own:
-        name, found, wanted = sorted(own)[0]
+    if mismatches:
+        name, actual, wanted = sorted(mismatches)[0]
         raise CheckpointError(
-            f"{what}: tensor '{name.removeprefix(inner)}' has shape {list(found)}, expected "
+            f"{what}: tensor '{name.removeprefix(inner)}' has shape {list(actual)}, expected "
             f"{list(wanted)}: it was trained "
             "for another target."
         )

@@ -134,12 +134,12 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
         on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
         if on_cuda and text.get("index_topk"):  # an indexer's keys are in our cache on a CPU alone
             return False
-        found = find_mtp(folder, layers)
-        if found is not None:
-            found.check()
+        head = find_mtp(folder, layers)
+        if head is not None:
+            head.check()
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
-    return found is not None
+    return head is not None
 
 
 def weigh_mtp(source: ModelSource, config: Any, dtype: torch.dtype) -> ModelMemory:
@@ -177,8 +177,8 @@ def num_mtp_layers(source: ModelSource, num_layers: int) -> int:
     if source.gguf is not None:
         nextn = find_nextn(source.gguf, num_layers)
         return 0 if nextn is None else len(nextn.layers)
-    found = None if source.folder is None else find_mtp(source.folder, num_layers)
-    return 0 if found is None else len(found.tensors.layers)
+    files = None if source.folder is None else find_mtp(source.folder, num_layers)
+    return 0 if files is None else len(files.tensors.layers)
 
 
 def load_mtp(
@@ -200,14 +200,14 @@ def load_mtp(
     if file is not None:
         nextn = _nextn(file, config)
         text = config.get_text_config()
-        made = MtpConfig(
+        head_config = MtpConfig(
             nextn.layout.name,
             text.hidden_size,
             max_position_embeddings=file.of_model("context_length"),
         )
         layers = range(len(nextn.layers))
         return MtpHead(
-            made,
+            head_config,
             [
                 nextn_layer(nextn, index, config, dtype, device, pack, blocks_stay=blocks_stay)
                 for index in layers
@@ -219,12 +219,12 @@ def load_mtp(
     layout = files.layout
     text = config.get_text_config()
     stored = read_config(folder)
-    own = stored.get("outrider")
+    settings = stored.get("outrider")
     known = (stored.get("text_config") or stored).get("max_position_embeddings")
-    trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
-    made = MtpConfig(layout.name, text.hidden_size, layout.hidden_first, known, trained_for)
+    trained_for = str(settings.get("target", "")) if isinstance(settings, dict) else ""
+    head_config = MtpConfig(layout.name, text.hidden_size, layout.hidden_first, known, trained_for)
     return MtpHead(
-        made,
+        head_config,
         [_layer(files, index, config, dtype, device) for index in range(len(files.tensors.layers))],
     ).eval()
 
@@ -240,19 +240,19 @@ def _layer(
     layer = MtpLayer(*body, size, bias=bias)
     with torch.no_grad():
         for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
-            for name, own in getattr(layer, part).named_parameters():
+            for name, parameter in getattr(layer, part).named_parameters():
                 stored = tensors.get(f"{part}.{name}")
-                if stored is None or stored.shape != own.shape:
-                    found = (
+                if stored is None or stored.shape != parameter.shape:
+                    fault = (
                         "is missing"
                         if stored is None
-                        else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
+                        else f"has shape {list(stored.shape)}, expected {list(parameter.shape)}"
                     )
                     raise CheckpointError(
-                        f"{what}: tensor '{part}.{name}' {found}: it was trained for another "
+                        f"{what}: tensor '{part}.{name}' {fault}: it was trained for another "
                         "target."
                     )
-                own.copy_(stored)
+                parameter.copy_(stored)
     return layer.requires_grad_(False)
 
 

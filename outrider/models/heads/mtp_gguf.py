@@ -64,12 +64,12 @@ class NextnHead:
     @cached_property
     def layers(self) -> list[dict[str, TensorInfo]]:
         """The tensors of each layer by their names after its number."""
-        found: dict[int, dict[str, TensorInfo]] = {}
+        layers: dict[int, dict[str, TensorInfo]] = {}
         for tensor in self.file.tensors:
             name = TENSOR.fullmatch(tensor.name)
             if name is not None and int(name["block"]) >= self.first:
-                found.setdefault(int(name["block"]), {})[name["name"]] = tensor
-        return [found[block] for block in sorted(found)]
+                layers.setdefault(int(name["block"]), {})[name["name"]] = tensor
+        return [layers[block] for block in sorted(layers)]
 
     @property
     def is_alone(self) -> bool:
@@ -85,17 +85,17 @@ class NextnHead:
 
     def final_norm(self, index: int) -> TensorInfo | None:
         """The norm before the output head, which is the target's where the layer has none."""
-        own = next(
+        norm = next(
             (found for name in FINAL if (found := self.beside(index, name)) is not None), None
         )
-        return own or next(
+        return norm or next(
             (tensor for tensor in self.file.tensors if tensor.name == OUTPUT_NORM), None
         )
 
     def of_layer(self, index: int) -> list[TensorInfo]:
         """The decoder layer's tensors, with the norm after it, as a model of that layer alone
         would have them."""
-        found = [tensor for tensor in self.file.tensors if tensor.name in EVERYWHERE]
+        tensors = [tensor for tensor in self.file.tensors if tensor.name in EVERYWHERE]
         for name, tensor in self.layers[index].items():
             if not name.startswith("nextn.") and name not in FINAL:
                 second = self.layout.second_block
@@ -105,9 +105,9 @@ class NextnHead:
                     if is_second and name.startswith("post_attention_norm")
                     else name
                 )
-                found.append(replace(tensor, name=f"blk.{int(is_second)}.{name}"))
+                tensors.append(replace(tensor, name=f"blk.{int(is_second)}.{name}"))
         norm = self.final_norm(index)
-        return found if norm is None else [*found, replace(norm, name=OUTPUT_NORM)]
+        return tensors if norm is None else [*tensors, replace(norm, name=OUTPUT_NORM)]
 
     @property
     def lacking(self) -> list[str]:
@@ -185,10 +185,10 @@ def nextn_layer(
     with torch.no_grad():
         for name, part in NORMS.items():
             _put_norm(what, head.beside(index, name), getattr(layer, part), arrange)
-        made = _projection(
+        projection = _projection(
             what, head, index, layer.projection, dtype, pack, blocks_stay=blocks_stay
         )
-        layer.add_module("projection", made.to(device))
+        layer.add_module("projection", projection.to(device))
     return layer.requires_grad_(False)
 
 

@@ -170,10 +170,10 @@ class HeadSource:
 
         `given`: tensors of parameters that are made of others, or read already.
         """
-        own = given or {}
+        tensors = given or {}
         shapes = {name: parameter.shape for name, parameter in network.state_dict().items()}
         state = {
-            name: own[name] if name in own else self.take(name, *shape)
+            name: tensors[name] if name in tensors else self.take(name, *shape)
             for name, shape in shapes.items()
         }
         self.finish(kind)

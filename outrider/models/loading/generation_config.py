@@ -128,16 +128,19 @@ def sampling_defaults(choice: str, model: LoadedModel, context: int) -> Sampling
     source = FILE if is_read else "config.json"  # as transformers does
     if Path(model.name).is_file():  # a GGUF file
         source = "its metadata"
-    found = _defaults_of(model.generation_config, source, context)
+    defaults = _defaults_of(model.generation_config, source, context)
     if choice == NONE:
-        asked = [*_words(found.values), *_foreign(model.generation_config, context)]
+        asked = [*_words(defaults.values), *_foreign(model.generation_config, context)]
         return SamplingDefaults(unused=f"{source} asks for {', '.join(asked)}" if asked else "")
     if is_broken:
-        found = replace(
-            found,
-            notes=(*found.notes, f"{FILE} is not JSON and was not read, nor were its end tokens"),
+        defaults = replace(
+            defaults,
+            notes=(
+                *defaults.notes,
+                f"{FILE} is not JSON and was not read, nor were its end tokens",
+            ),
         )
-    return found
+    return defaults
 
 
 def _is_json(file: Path) -> bool:
@@ -150,9 +153,9 @@ def _is_json(file: Path) -> bool:
 
 def _read(folder: Path) -> Asked:
     try:
-        found = asked_of(transformers.GenerationConfig.from_dict(load_object(folder / FILE)))
-        assert found is not None
-        return found
+        settings = asked_of(transformers.GenerationConfig.from_dict(load_object(folder / FILE)))
+        assert settings is not None
+        return settings
     except Exception as error:  # transformers checks values in many ways
         raise ConfigError(f"cannot read {folder / FILE}: {error}") from error
 
@@ -195,14 +198,14 @@ def _words(values: Mapping[str, Any]) -> list[str]:
 
 def _foreign(asked: Asked, context: int) -> list[str]:
     """Settings that would change texts and that nothing here honours."""
-    found = [f"{name}={text}" for name, text in asked.foreign.items()]
+    fields = [f"{name}={text}" for name, text in asked.foreign.items()]
     if (
         asked.max_length is not None
         and asked.max_length < context
         and "max_new_tokens" not in asked.values
     ):
-        found.append(f"max_length={asked.max_length}")
-    return found
+        fields.append(f"max_length={asked.max_length}")
+    return fields
 
 
 if TYPE_CHECKING:
@@ -219,11 +222,11 @@ def eos_token_ids(
     document in the other. Ids outside the vocabulary, as some configs have them (-1), are left out.
     Raises CheckpointError for what is no id.
     """
-    named, fallback, own = (
+    named, fallback, declared = (
         _eos_ids(source, vocab_size)
         for source in (module.generation_config, module.config, tokenizer)
     )
-    return (named or fallback) | own
+    return (named or fallback) | declared
 
 
 def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:

@@ -110,8 +110,8 @@ def resolve_dtype(
     rounds (`rounded`)."""
     if dtype == "auto":
         in_integers = device.type == "cpu" and (rounded or scheme_of(config, device) is not None)
-        own = torch.bfloat16 if in_integers else own_dtype(config)
-        return torch.float32 if device.type == "cpu" and not _is_fast(own, ours) else own
+        declared = torch.bfloat16 if in_integers else own_dtype(config)
+        return torch.float32 if device.type == "cpu" and not _is_fast(declared, ours) else declared
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
@@ -202,15 +202,15 @@ def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> PreT
     offline = hub.only_cached(name)
     try:
         check_tokenizer_files(name, revision, offline)
-        found = transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
-        if getattr(found, "chat_template", None) is None and (
+        if getattr(tokenizer, "chat_template", None) is None and (
             template := hub.template_of_processor(name, revision, offline)
         ):
-            found.chat_template = template
-        check_tokenizer(found)
-        return found
+            tokenizer.chat_template = template
+        check_tokenizer(tokenizer)
+        return tokenizer
     except OutriderError:
         raise
     except Exception as error:
@@ -285,10 +285,10 @@ def load_module(
             "checkpoint."
         )
     if mismatched := sorted(report.get("mismatched_keys") or ()):
-        key, found, wanted = mismatched[0]
+        key, actual, wanted = mismatched[0]
         raise CheckpointError(
             f"'{name}': {len(mismatched)} weights of another shape than config.json says, first "
-            f"'{key}': {tuple(found)} in the "
+            f"'{key}': {tuple(actual)} in the "
             f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
         )
     if widened:
@@ -381,12 +381,12 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
     knows shapes and windows."""
     config = module.config.get_text_config()
     outputs = _num_outputs(module.get_output_embeddings())
-    kept = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
+    shapes = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
     return LMShape(
         # Inkling cuts its logits off
         vocab_size=min(outputs, getattr(config, "unpadded_vocab_size", None) or outputs),
         context_length=min([context_length(config), *reaches(config, layers)]),
-        layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
+        layers=shapes or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next(
             (layer.window for layer in layers if layer.window), sliding_window(config)
         ),

@@ -29,15 +29,15 @@ def auto_classes(config: Any) -> list[Any]:
     own_code = getattr(config, "auto_map", None)
     if own_code:
         return [transformers.AutoModelForCausalLM]
-    found = [loader for mapping, loader in _loaders() if kind in mapping][:2]
-    if not found:
+    loaders = [loader for mapping, loader in _loaders() if kind in mapping][:2]
+    if not loaders:
         named = config.name_or_path or "the model"
         version = transformers.__version__
         raise CapabilityError(
             f"{named}: transformers {version} has no language model of model_type "
             f"'{config.model_type}'."
         )
-    return found
+    return loaders
 
 
 def _loaders() -> list[tuple[Any, Any]]:
@@ -58,7 +58,7 @@ def loaded(kind: Any, name: str, config: Any, **options: Any) -> tuple[Any, dict
     language model inside it alone.
     """
     try:
-        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        result: tuple[Any, dict[str, Any]] = kind.from_pretrained(
             name, config=config, output_loading_info=True, **options
         )
     except ImportError:
@@ -68,10 +68,10 @@ def loaded(kind: Any, name: str, config: Any, **options: Any) -> tuple[Any, dict
         alone = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
         if text.eos_token_id is None:
             text.eos_token_id = config.eos_token_id
-        found = alone.from_pretrained(
+        result = alone.from_pretrained(
             name, config=text, key_mapping=TEXT_NAMES, output_loading_info=True, **options
         )
-    return found
+    return result
 
 
 def text_part(module: Any) -> Any:
@@ -159,9 +159,9 @@ def _has_its_logits(alone: Any, module: Any) -> bool:
             raise
         except Exception:  # noqa: BLE001  code that takes no text without a picture
             return True
-        own = alone(input_ids=tokens, use_cache=False).logits
+        logits = alone(input_ids=tokens, use_cache=False).logits
         dtype = alone.lm_head.weight.dtype
-    return difference(own, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(
+    return difference(logits, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(
         dtype
     )
 
@@ -204,7 +204,7 @@ def _without_other_senses(module: Any) -> Any:
             hook.remove()
     for name, part in named.items():
         # nor is any part of it called
-        is_silent = not any(f"{one}.".startswith(f"{name}.") for one in called)
+        is_silent = not any(f"{call_args}.".startswith(f"{name}.") for call_args in called)
         if is_silent and _may_be_left_out(name) and not isinstance(part, nn.Embedding):
             owner, _, last = name.rpartition(".")
             setattr(named[owner], last, None)

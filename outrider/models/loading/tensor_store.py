@@ -71,7 +71,7 @@ def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | Non
     or damaged."""
     if not sums:
         return {}
-    found = {}
+    tensors = {}
     try:
         refuse_unsafe(path)
         with safe_open(path, "pt") as file:
@@ -79,13 +79,13 @@ def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | Non
             for name, expected in sums.items():
                 if name not in names:
                     return None
-                found[name] = on_huge_pages(file.get_tensor(name))
-                if _sum(found[name]) != expected:
+                tensors[name] = on_huge_pages(file.get_tensor(name))
+                if _sum(tensors[name]) != expected:
                     return None
         os.utime(path)
     except (OSError, SafetensorError):
         return None
-    return found
+    return tensors
 
 
 def _sum(tensor: Tensor) -> int:
@@ -141,24 +141,27 @@ def find_stored(
     stored_at = getattr(module, "outrider_stored", {})
     orders: list[np.ndarray] = [SAME]
     known = [(layer, stored_at[layer]) for layer in in_blocks if layer in stored_at]
-    blocks = {layer: [one.tensors, _number(orders, one.order)] for layer, one in known}
+    blocks = {
+        layer: [stored_tensor.tensors, _number(orders, stored_tensor.order)]
+        for layer, stored_tensor in known
+    }
     plain: dict[str, list[Any]] = {}
     few: dict[str, Any] = {}
-    made = _Made()
+    computed = _Made()
     with _files(source) as files:
         origins = _Origins(module, files.names)
-        for own, tensor in tensors.items():
-            there = stored_at[own].tensors if own in stored_at else origins.of(own)
+        for name, tensor in tensors.items():
+            there = stored_at[name].tensors if name in stored_at else origins.of(name)
             if there and _is_same(_joined(files, there, tensor.shape), tensor):
-                plain[own] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+                plain[name] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             elif tensor.numel() <= FEW:
-                few[own] = tensor_as_text(tensor)
+                few[name] = tensor_as_text(tensor)
             else:
-                made.tensors[own] = made.key(tensor)
+                computed.tensors[name] = computed.key(tensor)
     for layer, matrix in in_blocks.items():
         if layer not in blocks:
-            made.matrices[layer] = [
-                made.key(matrix.panels),
+            computed.matrices[layer] = [
+                computed.key(matrix.panels),
                 _form_text(matrix.form),
                 matrix.outputs,
                 matrix.inputs,
@@ -169,34 +172,34 @@ def find_stored(
         "few": few,
         "blocks": blocks,
         "orders": texts,
-        "made": made.keep(made_at),
+        "made": computed.keep(made_at),
     }
 
 
 def read_stored(
-    source: ModelSource, kept: Mapping[str, Any], made_at: Path, pack: Packer
+    source: ModelSource, record: Mapping[str, Any], made_at: Path, pack: Packer
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what
     loading made is damaged."""
-    tensors = {own: tensor_of_text(text) for own, text in kept["few"].items()}
+    tensors = {name: tensor_of_text(text) for name, text in record["few"].items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they copy, and would wait for one another longer than that takes
     try:
-        if (made := kept_tensors(made_at, kept["made"]["sums"])) is None:
+        if (computed := kept_tensors(made_at, record["made"]["sums"])) is None:
             return None
         with _files(source) as files:
-            for own, (there, dtype, shape) in kept["plain"].items():
+            for name, (there, dtype, shape) in record["plain"].items():
                 tensor = _joined(files, there, shape)
                 assert tensor is not None, f"the file has lost '{there[0]}'"
-                tensors[own] = tensor.to(getattr(torch, dtype), copy=True)
+                tensors[name] = tensor.to(getattr(torch, dtype), copy=True)
     finally:
         torch.set_num_threads(threads)
-    tensors |= {own: made[key] for own, key in kept["made"]["tensors"].items()}
+    tensors |= {name: computed[key] for name, key in record["made"]["tensors"].items()}
     blocks = {
-        layer: InBlocks(made[key], _form(text), *sizes)
-        for layer, (key, text, *sizes) in kept["made"]["matrices"].items()
+        layer: InBlocks(computed[key], _form(text), *sizes)
+        for layer, (key, text, *sizes) in record["made"]["matrices"].items()
     }
-    return tensors, blocks | _read_blocks(source, kept["blocks"], kept["orders"], pack)
+    return tensors, blocks | _read_blocks(source, record["blocks"], record["orders"], pack)
 
 
 class _Made:
@@ -228,10 +231,10 @@ class _Origins:
         self._names = names
         self._renamed = dict[str, list[str]]()
 
-    def of(self, own: str) -> list[str]:
+    def of(self, entry_name: str) -> list[str]:
         """None of them where nobody knows."""
-        if own in self._names:
-            return [own]
+        if entry_name in self._names:
+            return [entry_name]
         if not self._renamed:
             targets = TensorTargets(self._module)
             self._renamed = {targets.of(name): [name] for name in self._names}
@@ -241,7 +244,7 @@ class _Origins:
             self._renamed |= {
                 target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()
             }
-        return self._renamed.get(own, [])
+        return self._renamed.get(entry_name, [])
 
 
 def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor | None:
@@ -252,10 +255,10 @@ def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor
     if len(parts) > 1 and len({part.shape[-1] for part in parts}) > 1:
         return None
     # experts of GGUF have three
-    found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))
+    tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))
     return (
-        found.view(tuple(shape))
-        if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape))
+        tensor.view(tuple(shape))
+        if tensor.shape == tuple(shape) or (len(parts) > 1 and tensor.numel() == prod(shape))
         else None
     )
 
@@ -274,22 +277,23 @@ def _form(text: Mapping[str, Any]) -> Form:
 
 
 def _read_blocks(
-    source: ModelSource, kept: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer
+    source: ModelSource, record: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer
 ) -> dict[str, InBlocks]:
-    if source.gguf is None or not kept:
+    if source.gguf is None or not record:
         return {}
     infos = {tensor.name: tensor for tensor in source.gguf.tensors}
     orders = [SAME, *(tensor_of_text(text).numpy().astype(np.int64) for text in texts[1:])]
     known = {
-        layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()
+        layer: ([infos[name] for name in names], number)
+        for layer, (names, number) in record.items()
     }
     # an output layer may be the embeddings
-    each = dict.fromkeys((tuple(names), number) for names, number in kept.values())
+    each = dict.fromkeys((tuple(names), number) for names, number in record.values())
     stored = [([infos[name] for name in names], orders[number]) for names, number in each]
-    made = dict(zip(each, panels_in(stored, pack), strict=True))
+    panels = dict(zip(each, panels_in(stored, pack), strict=True))
     return {
         layer: InBlocks(
-            made[tuple(kept[layer][0]), number],
+            panels[tuple(record[layer][0]), number],
             FORMS[tensors[0].kind.name],
             len(orders[number]) or sum(tensor.shape[-2] for tensor in tensors),
             tensors[0].shape[-1],
@@ -311,8 +315,8 @@ def _is_same(stored: Tensor | None, tensor: Tensor) -> bool:
     if stored is None or stored.shape != tensor.shape:
         return False
     bits = (
-        one.contiguous().view(-1).view(torch.uint8)
-        for one in (stored.to(tensor.dtype), tensor.detach())
+        numbers.contiguous().view(-1).view(torch.uint8)
+        for numbers in (stored.to(tensor.dtype), tensor.detach())
     )
     return torch.equal(*bits)
 
@@ -344,9 +348,9 @@ def tensor_as_text(tensor: Tensor) -> list[Any]:
     ]
 
 
-def tensor_of_text(kept: list[Any]) -> Tensor:
+def tensor_of_text(record: list[Any]) -> Tensor:
     """The tensor that `tensor_as_text` wrote down."""
-    name, shape, text = kept
+    name, shape, text = record
     raw = bytearray(base64.b64decode(text))
     dtype = getattr(torch, name)
     return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)

@@ -58,14 +58,14 @@ def refuse_other_heads(name: str, config: Any) -> None:
 def refuse_unknown_kinds(name: str, error: Exception) -> None:
     """Raise CapabilityError where reading a config failed because transformers does not know its
     kinds of layers."""
-    found = re.search(r"The `(\w+)` entries must be in (\(.*\)) but got (\[.*\])", str(error))
-    if found is None:
+    match = re.search(r"The `(\w+)` entries must be in (\(.*\)) but got (\[.*\])", str(error))
+    if match is None:
         return
-    known, kinds = (ast.literal_eval(found[group]) for group in (2, 3))
+    known, kinds = (ast.literal_eval(match[group]) for group in (2, 3))
     unknown = ", ".join(f"'{kind}'" for kind in dict.fromkeys(kinds) if kind not in known)
     raise CapabilityError(
         f"'{name}': its config.json has layers of a kind that transformers "
-        f"{transformers.__version__} does not know ({found[1]}: "
+        f"{transformers.__version__} does not know ({match[1]}: "
         f"{unknown}). It knows {', '.join(known)}. A newer transformers may know more."
     ) from error
 
@@ -152,10 +152,11 @@ def refuse_other_logits(
 
     `what`: which logits differ by how much; more than `tolerance` of their range is too much.
     """
-    own = _plain_logits(module, tokens, "eager")
+    logits = _plain_logits(module, tokens, "eager")
     if (
         type(module)._supports_sdpa
-        and (own - _plain_logits(module, tokens, "sdpa")).abs().max() > tolerance * own.abs().max()
+        and (logits - _plain_logits(module, tokens, "sdpa")).abs().max()
+        > tolerance * logits.abs().max()
     ):
         dtype = str(module.dtype).removeprefix("torch.")
         raise CapabilityError(
@@ -203,12 +204,12 @@ def refuse_untrusted(name: str, part: str, error: Exception) -> None:
 
 def ignored_code(config: Any, module: Any, trusted: bool, name: str) -> list[str]:
     """A note where a checkpoint brings code for its model and transformers' own class runs instead."""
-    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
-    if trusted or not own:
+    class_name = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if trusted or not class_name:
         return []
     runs = type(module).__name__
     return [
-        f"'{name}' brings code of its own ({own}), transformers' {runs} runs instead; trust_remote_code=true runs its own"
+        f"'{name}' brings code of its own ({class_name}), transformers' {runs} runs instead; trust_remote_code=true runs its own"
     ]
 
 
@@ -219,9 +220,9 @@ def _files(folder: Path, file: str) -> list[str]:
     except (OSError, ValueError):
         return []
     classes = [
-        one
+        entry
         for value in named.values()
-        for one in (value if isinstance(value, list) else [value])
-        if one
+        for entry in (value if isinstance(value, list) else [value])
+        if entry
     ]
-    return sorted({one.split("--")[-1].rpartition(".")[0] + ".py" for one in classes})
+    return sorted({entry.split("--")[-1].rpartition(".")[0] + ".py" for entry in classes})

@@ -100,7 +100,7 @@ def _projection_sizes(module: nn.Module) -> set[int]:
     return {size for size in sizes if isinstance(size, int)}
 
 
-def _on(device: torch.device, found: PassLimits) -> PassLimits:
+def _on(device: torch.device, limits: PassLimits) -> PassLimits:
     """The limits for this device. On an accelerator a pass is never split for its bits, since each
     part reads all weights again.
 
@@ -108,20 +108,20 @@ def _on(device: torch.device, found: PassLimits) -> PassLimits:
     WIDTHS.
     """
     if device.type == "cpu":
-        return found
-    agree = found.max_tokens_per_pass >= max(WIDTHS)
+        return limits
+    agree = limits.max_tokens_per_pass >= max(WIDTHS)
     return PassLimits(
-        found.granularity, exact_trees=found.exact_trees, exact_rows=found.exact_rows and agree
+        limits.granularity, exact_trees=limits.exact_trees, exact_rows=limits.exact_rows and agree
     )
 
 
 def neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
     """Whether a token has the same bits whatever else is in its pass."""
-    found = []
+    outputs = []
     for start in range(1, 4 * QUERY_BLOCK, QUERY_BLOCK - 1):
         others = block[:, start : start + QUERY_BLOCK - 1]
-        found.append(lm.forward(torch.cat([block[:, :1], others], dim=1)).logits[:, 0])
-    return all(torch.equal(one, found[0]) for one in found)
+        outputs.append(lm.forward(torch.cat([block[:, :1], others], dim=1)).logits[:, 0])
+    return all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 def tree_path_is_exact(lm: LM, block: Tensor) -> bool:

@@ -148,7 +148,8 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         refuse_failure(error)
     picks = has_experts(module.config)
     worst, what = max(
-        (difference(ours, own, lm.dtype, picks_experts=picks), what) for what, ours, own in compared
+        (difference(ours, expected, lm.dtype, picks_experts=picks), what)
+        for what, ours, expected in compared
     )
     if not is_rounding(worst, module, lm.dtype):
         allowed = tolerance(lm.dtype)
@@ -276,14 +277,15 @@ def rounding_noise(module: Any, dtype: torch.dtype) -> float:
     if before == NAME:  # it reads a cache
         module.set_attn_implementation("eager")
     try:
-        own = plain_logits(module, tokens)
+        logits = plain_logits(module, tokens)
         with embedding.register_forward_hook(move):
             moved = [plain_logits(module, tokens) for _ in range(NUM_ROUNDINGS)]
     finally:
         if before == NAME:
             module.set_attn_implementation(before)
     return max(
-        difference(one, own, dtype, picks_experts=has_experts(module.config)) for one in moved
+        difference(plain, logits, dtype, picks_experts=has_experts(module.config))
+        for plain in moved
     )
 
 

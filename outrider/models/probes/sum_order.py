@@ -235,18 +235,18 @@ def _are_independent(experts: nn.Module, num_experts: int, size: int, lm: LM) ->
     hidden = torch.randn(count, size, generator=generator).to(lm.dtype).to(lm.device)
     chosen = torch.rand(count, num_experts, generator=generator).argsort(dim=1)[:, :2].to(lm.device)
     weights = torch.full(chosen.shape, 0.5, dtype=lm.dtype, device=lm.device)
-    found = []
+    sums = []
     for tokens in (2, 5, 40):
         parts = [slice(start, start + tokens) for start in range(0, count, tokens)]
         try:
-            found.append(
+            sums.append(
                 torch.cat([experts(hidden[part], chosen[part], weights[part]) for part in parts])
             )
         except torch.OutOfMemoryError:
             raise
         except Exception:  # noqa: BLE001  any model's code, which may be called in another way
             return False
-    return all(torch.equal(one, found[0]) for one in found)
+    return all(torch.equal(total, sums[0]) for total in sums)
 
 
 class _Bench:

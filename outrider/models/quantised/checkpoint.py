@@ -21,10 +21,14 @@ SCALES_OF_WEIGHTS = (".weight_scale", "_scale_inv", ".scales")
 
 def quantisation_of(config: Any) -> str | None:
     """The method a config names ("fp8", "gptq", "bitsandbytes"); None for plain weights."""
-    found = getattr(config, "quantization_config", None)
-    if found is None:
+    quantisation = getattr(config, "quantization_config", None)
+    if quantisation is None:
         return None
-    method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+    method = (
+        quantisation.get("quant_method")
+        if isinstance(quantisation, dict)
+        else quantisation.quant_method
+    )
     return str(getattr(method, "value", method) or "unknown")
 
 
@@ -32,10 +36,10 @@ def name_quantisation(config: Any) -> None:
     """Name the method of a model's text where the whole's is looked for: Kimi K2.5's config has it
     in `text_config` alone."""
     text = config.get_text_config()
-    found = getattr(text, "quantization_config", None)
-    if text is not config and found is not None:
+    quantisation = getattr(text, "quantization_config", None)
+    if text is not config and quantisation is not None:
         if getattr(config, "quantization_config", None) is None:
-            config.quantization_config = found
+            config.quantization_config = quantisation
         del text.quantization_config
 
 
@@ -56,16 +60,16 @@ def refuse_unused_scales(name: str, config: Any, unused: Iterable[str]) -> None:
 
     `unused`: tensors that the module has no place for.
     """
-    found = sorted(tensor for tensor in unused if tensor.endswith(SCALES_OF_WEIGHTS))
-    if found and (method := quantisation_of(config)) is not None:
+    scales = sorted(tensor for tensor in unused if tensor.endswith(SCALES_OF_WEIGHTS))
+    if scales and (method := quantisation_of(config)) is not None:
         raise CheckpointError(
-            f"'{name}': transformers leaves out {len(found)} scales of its weights ({method}), "
-            f"first '{found[0]}', and would "
+            f"'{name}': transformers leaves out {len(scales)} scales of its weights ({method}), "
+            f"first '{scales[0]}', and would "
             f"make another model of it. Use a checkpoint in bf16. What can be read: {KNOWN}."
         )
-    if found:
+    if scales:
         raise CheckpointError(
-            f"'{name}' has quantised weights (scales such as '{found[0]}'), and its config.json "
+            f"'{name}' has quantised weights (scales such as '{scales[0]}'), and its config.json "
             "does not say how: it has no "
             f"quantization_config. Use a checkpoint that has one. What can be read: {KNOWN}."
         )
@@ -74,23 +78,27 @@ def refuse_unused_scales(name: str, config: Any, unused: Iterable[str]) -> None:
 def widen_on_cpu(config: Any, device: torch.device) -> None:
     """Ask for plain weights where a CPU gains nothing from quantised ones: compressed-tensors would
     widen them at the first pass anyway, and round every layer's input in each pass."""
-    found = getattr(config, "quantization_config", None)
-    if device.type == "cpu" and quantisation_of(config) == COMPRESSED and isinstance(found, dict):
-        found["dequantize"] = True
+    quantisation = getattr(config, "quantization_config", None)
+    if (
+        device.type == "cpu"
+        and quantisation_of(config) == COMPRESSED
+        and isinstance(quantisation, dict)
+    ):
+        quantisation["dequantize"] = True
 
 
 def is_widened(config: Any, device: torch.device) -> bool:
     """Whether the quantised weights take as much memory as plain ones once loaded, as transformers'
     own quantizer decides here. False where it cannot say: loading then names what is missing."""
     method = quantisation_of(config)
-    found = getattr(config, "quantization_config", None)
+    quantisation = getattr(config, "quantization_config", None)
     if (scheme := scheme_of(config, device)) is not None:
         return scheme.is_widened
     if method is None or (method == COMPRESSED and device.type == "cpu"):
         return method is not None
     try:
         quantizer = transformers.quantizers.AutoHfQuantizer.from_config(
-            copy.deepcopy(found), pre_quantized=True
+            copy.deepcopy(quantisation), pre_quantized=True
         )
         quantizer.validate_environment(device_map=None)
     except Exception:  # noqa: BLE001  an absent library or device; loading says which
@@ -103,8 +111,8 @@ def is_widened(config: Any, device: torch.device) -> bool:
 def bits_per_weight(config: Any) -> int:
     """Bits of a weight in packed tensors, by the first group of layers that the config names; 4
     where it names none."""
-    found = getattr(config, "quantization_config", None)
-    groups = (found.get("config_groups") if isinstance(found, dict) else None) or {}
+    quantisation = getattr(config, "quantization_config", None)
+    groups = (quantisation.get("config_groups") if isinstance(quantisation, dict) else None) or {}
     return next(
         (group["weights"]["num_bits"] for group in groups.values() if group.get("weights")), 4
     )

@@ -48,12 +48,12 @@ class Codes:
     def values(self) -> Tensor:
         """The weights, fp32: what every other way to hold them is tested against."""
         codes = self.codes.to(torch.int16).view(*self.scales.shape, self.group)
-        found = (self.scales.float()[..., None] * (codes - self.zeros[..., None])).view(
+        values = (self.scales.float()[..., None] * (codes - self.zeros[..., None])).view(
             self.codes.shape
         )
         if self.order is None:
-            return found
-        return torch.empty_like(found).index_copy_(1, self.order, found)
+            return values
+        return torch.empty_like(values).index_copy_(1, self.order, values)
 
 
 def bits_of(parts: Mapping[str, Tensor]) -> int:
@@ -73,12 +73,12 @@ def bits_in_words(parts: Mapping[str, Tensor]) -> int:
     words that its inputs take."""
     words = wanted(parts, "weight_packed").shape[1]
     inputs = int(wanted(parts, "weight_shape")[1])
-    found = next((bits for bits in (4, 8) if words == -(-inputs * bits // WORD)), None)
-    if found is None:
+    num_bits = next((bits for bits in (4, 8) if words == -(-inputs * bits // WORD)), None)
+    if num_bits is None:
         raise MalformedError(
             f"its codes take {words * WORD / inputs:g} bits each; 4 and 8 can be read"
         )
-    return found
+    return num_bits
 
 
 def gptq(parts: Mapping[str, Tensor], bits: int, *, zeros_are_less: bool) -> Codes:
@@ -128,8 +128,8 @@ def integers(parts: Mapping[str, Tensor]) -> Codes:
         stored.shape[0], -1
     )
     zeros = torch.zeros(scales.shape, dtype=torch.int16)
-    if (found := parts.get("weight_zero_point")) is not None:
-        zeros = found.to(torch.int16).reshape(-1, scales.shape[1]).expand(scales.shape)
+    if (zero_point := parts.get("weight_zero_point")) is not None:
+        zeros = zero_point.to(torch.int16).reshape(-1, scales.shape[1]).expand(scales.shape)
     return _checked(8, (stored.to(torch.int16) + 128).to(torch.uint8), scales, zeros + 128, None)
 
 
@@ -149,11 +149,11 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
 
 def _in_order(codes: Tensor) -> Tensor:
     """(n, out) as AWQ's words have them -> outputs in order."""
-    found = torch.empty_like(codes)
-    found.view(codes.shape[0], -1, len(AWQ_ORDER))[..., list(AWQ_ORDER)] = codes.view(
+    ordered = torch.empty_like(codes)
+    ordered.view(codes.shape[0], -1, len(AWQ_ORDER))[..., list(AWQ_ORDER)] = codes.view(
         codes.shape[0], -1, len(AWQ_ORDER)
     )
-    return found
+    return ordered
 
 
 def wanted(parts: Mapping[str, Tensor], name: str) -> Tensor:

@@ -31,15 +31,15 @@ MAX_SHIFTED = 127  # what an int8 holds
 INPUTS_AT_ONCE = 4  # of floats
 
 
-def layer_of(found: Codes | SmallFloats, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:
+def layer_of(codes: Codes | SmallFloats, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:
     """The layer in blocks; with plain weights where no layout holds these values exactly."""
-    outputs, inputs = found.codes.shape
-    made = panels_of(found)
+    outputs, inputs = codes.codes.shape
+    made = panels_of(codes)
     if made is None:
-        return _plain(found.values().to(dtype), bias)
+        return _plain(codes.values().to(dtype), bias)
     panels, form = made
     linear = BlockLinear(on_huge_pages(panels), form, outputs, inputs, dtype, bias)
-    return linear if found.order is None else ReorderedLinear(linear, found.order)
+    return linear if codes.order is None else ReorderedLinear(linear, codes.order)
 
 
 def joined(layers: Sequence[Codes | SmallFloats]) -> Codes | SmallFloats:
@@ -66,21 +66,21 @@ def joined(layers: Sequence[Codes | SmallFloats]) -> Codes | SmallFloats:
     return replace(first, **parts)
 
 
-def _rows_of(found: Codes | SmallFloats) -> tuple[str, ...]:
+def _rows_of(codes: Codes | SmallFloats) -> tuple[str, ...]:
     """The fields that have a row for each output."""
-    return ("codes", "scales", "zeros") if isinstance(found, Codes) else ("codes", "scales")
+    return ("codes", "scales", "zeros") if isinstance(codes, Codes) else ("codes", "scales")
 
 
 def experts_of(
-    found: Codes | SmallFloats, experts: int, dtype: torch.dtype, *, is_transposed: bool
+    codes: Codes | SmallFloats, experts: int, dtype: torch.dtype, *, is_transposed: bool
 ) -> BlockExperts | None:
     """Layers of several experts, whose rows lie one after the other; None where no layout holds
     these values exactly."""
-    outputs = len(found.codes) // experts
-    inputs = found.codes.shape[1]
+    outputs = len(codes.codes) // experts
+    inputs = codes.codes.shape[1]
     lacking = -outputs % WIDTH  # panels are of one expert each
     parts = (
-        {name: getattr(found, name).view(experts, outputs, -1) for name in _rows_of(found)}
+        {name: getattr(codes, name).view(experts, outputs, -1) for name in _rows_of(codes)}
         if lacking
         else {}
     )
@@ -88,7 +88,7 @@ def experts_of(
         name: torch.cat([part, part[:, -1:].expand(-1, lacking, -1)], 1).flatten(0, 1)
         for name, part in parts.items()
     }
-    made = panels_of(replace(found, **filled))
+    made = panels_of(replace(codes, **filled))
     if made is None:
         return None
     panels, form = made
@@ -140,16 +140,16 @@ def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
     ), form
 
 
-def _float_panels(found: SmallFloats) -> tuple[Tensor, Form] | None:
-    inputs = found.codes.shape[1]
-    group = found.form.group
+def _float_panels(floats: SmallFloats) -> tuple[Tensor, Form] | None:
+    inputs = floats.codes.shape[1]
+    group = floats.form.group
     if group % BLOCK or inputs % INPUTS_AT_ONCE:
         return None
-    codes = F.pad(found.codes, (0, found.scales.shape[1] * group - inputs))
-    return pack_parts(BlockParts(codes, found.scales, None, None, None), found.form), found.form
+    codes = F.pad(floats.codes, (0, floats.scales.shape[1] * group - inputs))
+    return pack_parts(BlockParts(codes, floats.scales, None, None, None), floats.form), floats.form
 
 
 def _exactly(scales: Tensor, dtype: torch.dtype) -> Tensor | None:
     """Scales as this type where it holds them all."""
-    found = scales.to(dtype)
-    return found if torch.equal(found.double(), scales.double()) else None
+    converted = scales.to(dtype)
+    return converted if torch.equal(converted.double(), scales.double()) else None

@@ -95,12 +95,12 @@ class _Tensors:
         """The scheme of a tensor's codes, if it holds any. Raises CheckpointError for floats of 8
         bits that are of none."""
         dtype = str(self._files[name].get_slice(name).get_dtype())
-        found = next(
+        scheme = next(
             (each for each in schemes if name.endswith(f".{each.main}") and dtype in each.dtypes),
             None,
         )
         if (
-            found is None
+            scheme is None
             and dtype.startswith("F8_E")
             and dtype != SCALES
             and name.endswith("weight")
@@ -108,7 +108,7 @@ class _Tensors:
             raise CheckpointError(
                 f"'{name}' is stored as {dtype}, which cannot be read. What can: {KNOWN}."
             )
-        return found
+        return scheme
 
 
 class _Loading:
@@ -177,11 +177,11 @@ class _Loading:
             raise CheckpointError(
                 f"'{self._name}': {code} has no linear layer '{path}', which the weights are of."
             )
-        found = self._read(path)
-        self._check_shape(path, found.codes.shape, layer.weight.shape)
+        codes = self._read(path)
+        self._check_shape(path, codes.codes.shape, layer.weight.shape)
         bias = f"{path}.bias"
         made = layer_of(
-            found, dtype, self._tensors[bias].to(dtype) if bias in self._tensors else None
+            codes, dtype, self._tensors[bias].to(dtype) if bias in self._tensors else None
         )
         self._module.set_submodule(target, made)
         return isinstance(made, nn.Linear)
@@ -209,12 +209,12 @@ class _Loading:
         experts = len({part.expert for part in parts})
         if in_codes:
             try:
-                found = joined([self._read(part.path) for part in parts])
+                codes = joined([self._read(part.path) for part in parts])
             except MalformedError as error:
                 raise CheckpointError(
                     f"'{self._name}': experts '{target}' cannot be read: {error}."
                 ) from error
-            return self._put_experts(target, experts, found, dtype)
+            return self._put_experts(target, experts, codes, dtype)
         plain = [self._tensors[part.path + WEIGHT].to(dtype) for part in parts]
         owner, last, there = self._parameter(target)
         values = torch.cat(plain).view(experts, -1, plain[0].shape[1])
@@ -239,26 +239,26 @@ class _Loading:
         return self._put_experts(target, len(codes), found, dtype)
 
     def _put_experts(
-        self, target: str, experts: int, found: Codes | SmallFloats, dtype: torch.dtype
+        self, target: str, experts: int, codes: Codes | SmallFloats, dtype: torch.dtype
     ) -> bool:
         """`found`: the rows of all experts, one after the other. Whether they were widened."""
         owner, last, there = self._parameter(target)
-        outputs = len(found.codes) // experts
-        inputs = found.codes.shape[1]
+        outputs = len(codes.codes) // experts
+        inputs = codes.codes.shape[1]
         is_transposed = getattr(owner, "is_transposed", False)
         shape = (experts, inputs, outputs) if is_transposed else (experts, outputs, inputs)
         self._check_shape(target, shape, there.shape)
-        made = (
-            experts_of(found, experts, dtype, is_transposed=is_transposed)
+        module = (
+            experts_of(codes, experts, dtype, is_transposed=is_transposed)
             if hasattr(owner, "has_gate")
             else None
         )
-        if made is None:
-            values = found.values().to(dtype).view(experts, outputs, inputs)
+        if module is None:
+            values = codes.values().to(dtype).view(experts, outputs, inputs)
             values = values.transpose(1, 2).contiguous() if is_transposed else values
             owner._parameters[last] = nn.Parameter(values, requires_grad=False)
             return True
-        put_experts(owner, last, made)
+        put_experts(owner, last, module)
         return False
 
     def _parameter(self, target: str) -> tuple[Any, str, Tensor]:
@@ -273,10 +273,10 @@ class _Loading:
                 f"'{self._name}': {code} has no experts '{target}', which the weights are of."
             ) from error
 
-    def _check_shape(self, name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
-        if tuple(found) != tuple(wanted):
+    def _check_shape(self, name: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
+        if tuple(shape) != tuple(wanted):
             raise CheckpointError(
-                f"'{self._name}': '{name}' has shape {tuple(found)} in the file, {tuple(wanted)} "
+                f"'{self._name}': '{name}' has shape {tuple(shape)} in the file, {tuple(wanted)} "
                 "by config.json. "
                 "Weights and config.json are of different models."
             )

@@ -94,12 +94,12 @@ def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
         with torch.no_grad(), ThreadPoolExecutor(threads) as pool:
             panels = pool.map(_panels, layers)
             while layers:  # a plain weight is freed as soon as its panels are there
-                found = layers.pop(0)
-                bias = found.layer.bias
-                shape = found.shape
+                layer = layers.pop(0)
+                bias = layer.layer.bias
+                shape = layer.shape
                 bias = None if bias is None else bias.detach()
-                made = BlockLinear(on_huge_pages(next(panels)), found.form, *shape, dtype, bias)
-                setattr(found.parent, found.name, made)
+                linear = BlockLinear(on_huge_pages(next(panels)), layer.form, *shape, dtype, bias)
+                setattr(layer.parent, layer.name, linear)
     finally:
         torch.set_num_threads(threads)
     return Rounded(bits, sum(isinstance(part, BlockLinear) for part in module.modules()), left)
@@ -117,13 +117,13 @@ def layers_to_round(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)) or name in ROUTERS:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
-            found = LayerToRound(parent, name, layer, form)
+            target_layer = LayerToRound(parent, name, layer, form)
             if (
                 is_plain(layer)
-                and found.shape[1] % BLOCK == 0
+                and target_layer.shape[1] % BLOCK == 0
                 and not (name == MATRIX and has_latents(parent))
             ):
-                layers.append(found)
+                layers.append(target_layer)
             else:
                 left += 1
     return layers, left
@@ -140,10 +140,10 @@ def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]
     layers, _ = layers_to_round(module, bits)
     table = module.get_input_embeddings().weight
     freed = (
-        sum(found.layer.weight.numel() for found in layers if found.layer.weight is not table)
+        sum(layer.layer.weight.numel() for layer in layers if layer.layer.weight is not table)
         * dtype.itemsize
     )
-    return freed, sum(found.num_bytes for found in layers)
+    return freed, sum(layer.num_bytes for layer in layers)
 
 
 def rounded_parts(weight: Tensor, form: Form) -> BlockParts:

@@ -148,10 +148,12 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     with libraries for GPUs, and for methods that it does not know, whose codes it would take for
     weights.
     """
-    found = getattr(config, "quantization_config", None) or getattr(config, "quantization", None)
-    if not found:
+    quantisation = getattr(config, "quantization_config", None) or getattr(
+        config, "quantization", None
+    )
+    if not quantisation:
         return None
-    settings = found if isinstance(found, dict) else found.to_dict()
+    settings = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
     # whose first say none
     method = settings.get(
         "quant_method", "mlx" if hasattr(config, "quantization") else "bitsandbytes"

@@ -60,7 +60,7 @@ class TensorTargets:
 
     def merged(self, paths: Iterable[str]) -> dict[str, list[ExpertPart]]:
         """Parameters that several layers make up, and these in order."""
-        found: dict[str, list[ExpertPart]] = {}
+        groups: dict[str, list[ExpertPart]] = {}
         for path in paths:
             target, pattern = self._find(path + WEIGHT, self._renamings, self._converters)
             converter = next(
@@ -77,10 +77,10 @@ class TensorTargets:
             # its dots may be escaped, as in a regular expression
             expert = re.search(pattern.replace("*.", r"(\d+)\."), renamed)
             assert expert is not None, f"'{renamed}' is no '{pattern}'"
-            found.setdefault(target, []).append(
+            groups.setdefault(target, []).append(
                 ExpertPart(int(expert[1]), converter.source_patterns.index(pattern), path)
             )
-        return {target: sorted(parts) for target, parts in found.items()}
+        return {target: sorted(parts) for target, parts in groups.items()}
 
 
 def _is_merge(converter: Any) -> bool:

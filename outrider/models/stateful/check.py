@@ -104,7 +104,7 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
     for _ in tokens:
         kv.add_row()
 
-    def passed(start: int, end: int, kept: int, rejected: int = 0) -> None:
+    def passed(start: int, end: int, num_kept: int, rejected: int = 0) -> None:
         """Feed start..end, then some wrong tokens; keep the first `kept`. Row by row, as rows of
         other lengths would be."""
         rows = [
@@ -116,8 +116,8 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
             for row, ids in enumerate(rows)
         ]
         for row in range(2):
-            kv.keep(row, range(kept))
-        parts.append(torch.cat(logits)[:, :kept])
+            kv.keep(row, range(num_kept))
+        parts.append(torch.cat(logits)[:, :num_kept])
 
     passed(0, 5, 5)  # a prompt
     passed(5, 6, 1, rejected=3)  # all of a draft rejected

@@ -31,20 +31,20 @@ class OwnState:
     def mark(self) -> OwnState:
         """A snapshot that leaves out keys and values which later states still hold, and remembers
         how many they were."""
-        made = self.copy()
-        for layer in _appended(made.cache).values():
+        snapshot = self.copy()
+        for layer in _appended(snapshot.cache).values():
             for name in GROWING:
                 setattr(layer, name, getattr(layer, name).shape[-2])
-        return made
+        return snapshot
 
     def back_to(self, mark: OwnState) -> OwnState:
         """The state as it was at `mark`, a snapshot of an earlier state of the same text."""
-        made = mark.copy()
+        restored = mark.copy()
         later = _appended(self.cache)
-        for index, layer in _appended(made.cache).items():
+        for index, layer in _appended(restored.cache).items():
             for name in GROWING:
                 setattr(layer, name, getattr(later[index], name)[..., : getattr(layer, name), :])
-        return made
+        return restored
 
     def tensors(self) -> Iterator[tuple[int, Tensor]]:
         """Every tensor, and the layer of it."""
@@ -76,22 +76,22 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, Tensor):
-        made: Any = value.clone()
+        duplicate: Any = value.clone()
     elif isinstance(value, list | tuple):
-        made = type(value)([_copied(each, memo) for each in value])
+        duplicate = type(value)([_copied(each, memo) for each in value])
     elif isinstance(value, Mapping):
-        made = copy.copy(value)
+        duplicate = copy.copy(value)
         for key, each in value.items():
-            made[key] = _copied(each, memo)
+            duplicate[key] = _copied(each, memo)
     elif _is_cache_part(value):
-        made = copy.copy(value)
+        duplicate = copy.copy(value)
         shared = GROWING if _grows(value) else ()
         for name, each in vars(value).items():
-            setattr(made, name, each if name in shared else _copied(each, memo))
+            setattr(duplicate, name, each if name in shared else _copied(each, memo))
     else:
         return value
-    memo[id(value)] = made
-    return made
+    memo[id(value)] = duplicate
+    return duplicate
 
 
 def _is_cache_part(value: Any) -> bool:
@@ -107,8 +107,8 @@ def _is_cache_part(value: Any) -> bool:
 def _grows(layer: Any) -> bool:
     """Whether its keys and values are replaced by longer ones in every pass, never written to."""
     kinds = transformers.cache_utils
-    own = (kinds.DynamicLayer.update, kinds.DynamicSlidingWindowLayer.update)
-    return isinstance(layer, kinds.DynamicLayer) and type(layer).update in own
+    updates = (kinds.DynamicLayer.update, kinds.DynamicSlidingWindowLayer.update)
+    return isinstance(layer, kinds.DynamicLayer) and type(layer).update in updates
 
 
 def _appended(cache: Any) -> dict[int, Any]:

@@ -84,14 +84,14 @@ class TokenizerPair:
         whole = len(draft_tokens) - self.draft.num_unfinished(draft_tokens, before)
         text = self.draft.text(draft_tokens[:whole], before)
         rest = draft_tokens[whole:]
-        found = None if UNFINISHED in text else self._encode_behind(tokens, context, text)
-        if found is None:
+        continuation = None if UNFINISHED in text else self._encode_behind(tokens, context, text)
+        if continuation is None:
             if not context.is_complete:
                 return []
-            found = []
+            continuation = []
             rest = body
         mapped = list(_while_known(rest, self.to_target))
-        return found + mapped + (end if len(mapped) == len(rest) else [])
+        return continuation + mapped + (end if len(mapped) == len(rest) else [])
 
     def _encode_behind(
         self, tokens: Sequence[int], context: DraftContext, text: str

@@ -78,9 +78,11 @@ class ModelTokenizer:
             json.dumps(record)
         except TypeError:  # no plain data
             return None
-        own = cls(record, lambda: tokenizer)
-        is_same = all(own(text)["input_ids"] == tokenizer(text)["input_ids"] for text in SAMPLES)
-        return own if is_same else None
+        wrapped = cls(record, lambda: tokenizer)
+        is_same = all(
+            wrapped(text)["input_ids"] == tokenizer(text)["input_ids"] for text in SAMPLES
+        )
+        return wrapped if is_same else None
 
     @property
     def record(self) -> dict[str, Any]:

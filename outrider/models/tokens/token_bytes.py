@@ -83,10 +83,10 @@ class TokenBytes:
     def bytes_of(self, token: int) -> bytes:
         """Bytes of a token that does not begin a text; empty for an id that the vocabulary does not
         name."""
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = self._compute(token, is_first=False)
-        return found
+        name = self._known.get(token)
+        if name is None:
+            name = self._known[token] = self._compute(token, is_first=False)
+        return name
 
     def bytes_at_start(self, token: int) -> bytes:
         """Bytes of a token that is the first of a text, before `shape.strip` is removed."""
@@ -116,8 +116,8 @@ class TokenBytes:
                 if None in codes
                 else bytes(code for code in codes if code is not None)
             )
-        if self.shape.has_byte_fallback and (found := BYTE_TOKEN.fullmatch(written)):
-            return bytes([int(found[1], 16)])
+        if self.shape.has_byte_fallback and (match := BYTE_TOKEN.fullmatch(written)):
+            return bytes([int(match[1], 16)])
         if is_first or self._anchor is None:
             return self._decode(written)
         return self._decode(ANCHOR, written).removeprefix(self._anchor)
@@ -162,9 +162,9 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, special: bool) -> str:
 def token_name(tokenizer: Any, token: int) -> str:
     """One token for people: its text, the bytes of an unfinished character, or '#N' for an id
     without a name."""
-    found = token_bytes(tokenizer)
-    text = decoded(tokenizer, [token], special=True) if found is None else found.name(token)
-    if found is None and (not text or "\ufffd" in text):
+    table = token_bytes(tokenizer)
+    text = decoded(tokenizer, [token], special=True) if table is None else table.name(token)
+    if table is None and (not text or "\ufffd" in text):
         text = str(tokenizer.convert_ids_to_tokens(token) or "")
     return text or f"#{token}"
 

@@ -134,11 +134,11 @@ def vocabulary_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
     ends_words = any(
         isinstance(key, tuple) and key[1].endswith(END_OF_WORD) for key in keys.values()
     )
-    found = [b""] * vocab_size
+    texts = [b""] * vocab_size
     for token, key in keys.items():
         if token < vocab_size:
-            found[token] = key if isinstance(key, bytes) else _implied(*key, ends_words).encode()
-    return found
+            texts[token] = key if isinstance(key, bytes) else _implied(*key, ends_words).encode()
+    return texts
 
 
 def _implied(kind: str, string: str, ends_words: bool) -> str:
@@ -160,7 +160,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
         text = conversation_text(tokenizer, turns)
     except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
         return eos
-    _, found, behind = text.rpartition(ANSWER)
+    _, mark, behind = text.rpartition(ANSWER)
     ends = [
         token
         for token, entry in tokenizer.added_tokens_decoder.items()
@@ -168,6 +168,6 @@ def end_of_turn(tokenizer: Any) -> int | None:
     ]
     return (
         max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content))
-        if found and ends
+        if mark and ends
         else eos
     )

@@ -33,14 +33,15 @@ def tokens_of_one(
     """Tokens that only one of two tokenizers has, by id; None where an id says something else, or
     one lacks too many."""
     ours, theirs = (
-        {token: text for text, token in one.get_vocab().items()} for one in (target, draft)
+        {token: text for text, token in vocabulary.get_vocab().items()}
+        for vocabulary in (target, draft)
     )
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         return None
-    found = {
+    tokens = {
         token: ours.get(token) or theirs[token] for token in sorted(ours.keys() ^ theirs.keys())
     }
-    return found if len(found) <= MAX_LACKING * max(len(ours), len(theirs)) else None
+    return tokens if len(tokens) <= MAX_LACKING * max(len(ours), len(theirs)) else None
 
 
 def never_draft(module: Any, tokens: Iterable[int]) -> None:
