@@ -165,13 +165,13 @@ def bad_words(built: Built, params: SamplingParams) -> BadWords | None:
     if not params.bad_words:
         return None
     words = tuple(checked_text("bad_words", word.lstrip() or word) for word in params.bad_words)
-    made = built.bad_words.find(words, shows_specials=not params.skip_special_tokens)
-    if made.unwritten:
+    words_ = built.bad_words.find(words, shows_specials=not params.skip_special_tokens)
+    if words_.unwritten:
         raise ConfigError(
             "bad_words must hold words that tokens of this model's vocabulary write, got "
-            f"{made.unwritten[0]!r}"
+            f"{words_.unwritten[0]!r}"
         )
-    return made
+    return words_
 
 
 def _stops(params: SamplingParams) -> StopStrings:

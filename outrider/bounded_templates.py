@@ -84,8 +84,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """A product, a power, a remainder or format, or a sum."""
         _check_operation(operator, left, right)
-        made = super().call_binop(context, operator, left, right)
-        return _made(made, SHARE_JOINED) if operator == "+" else made
+        result = super().call_binop(context, operator, left, right)
+        return _made(result, SHARE_JOINED) if operator == "+" else result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The replacement of the string method `format`."""
@@ -108,8 +108,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         name = getattr(function, "__name__", "")
         if isinstance(owner, str):
             _check_text(name, owner, args, kwargs)
-        made = super().call(context, function, *args, **kwargs)
-        return _made(made) if isinstance(owner, str) or isinstance(made, dict) else made
+        result = super().call(context, function, *args, **kwargs)
+        return _made(result) if isinstance(owner, str) or isinstance(result, dict) else result
 
 
 class _Counting(NodeTransformer):
@@ -203,11 +203,11 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
         _check_counts((*args, *kwargs.values()))
-        own = args[1:] if hasattr(function, "jinja_pass_arg") else args
-        if own:
-            _check_text(name, own[0], own[1:], kwargs)
-        made = function(*args, **kwargs)
-        return _made(made) if isinstance(made, str | list | dict) else made
+        arguments = args[1:] if hasattr(function, "jinja_pass_arg") else args
+        if arguments:
+            _check_text(name, arguments[0], arguments[1:], kwargs)
+        result = function(*args, **kwargs)
+        return _made(result) if isinstance(result, str | list | dict) else result
 
     return filtered
 

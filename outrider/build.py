@@ -167,15 +167,15 @@ def with_endpoint(options: Options) -> Options:
         )
     if asked is None and options.drafter != REMOTE:
         return options
-    own = dict(options.drafter_options)
+    drafter_options = dict(options.drafter_options)
     if asked is not None:
-        own["endpoint"] = asked
+        drafter_options["endpoint"] = asked
     draft = options.draft
     if (
-        own.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
-    ) == LOCAL_SERVICE and "draft" not in own:
-        draft, own["draft"] = None, draft or (DEMO if options.target == DEMO else None)
-    return replaced(options, drafter=REMOTE, drafter_options=own, draft=draft)
+        drafter_options.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
+    ) == LOCAL_SERVICE and "draft" not in drafter_options:
+        draft, drafter_options["draft"] = None, draft or (DEMO if options.target == DEMO else None)
+    return replaced(options, drafter=REMOTE, drafter_options=drafter_options, draft=draft)
 
 
 def named_drafter(options: Options, head: str | None) -> Options:

@@ -173,8 +173,12 @@ def name_and_options(text: str, begins: str) -> tuple[str, dict[str, str]]:
 
 def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
     """The configurations in comma-separated texts, without duplicates. Raises ConfigError."""
-    found = [Configuration.parse(part) for text in texts for part in text.split(",")]
-    return [one for index, one in enumerate(found) if one not in found[:index]]
+    configurations = [Configuration.parse(part) for text in texts for part in text.split(",")]
+    return [
+        configuration
+        for index, configuration in enumerate(configurations)
+        if configuration not in configurations[:index]
+    ]
 
 
 def _word(value: Any) -> str:

@@ -23,18 +23,18 @@ def usable_cpus() -> int:
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def cgroup_quota(mount: Path = CGROUPS, own: Path = OWN) -> float | None:
+def cgroup_quota(mount: Path = CGROUPS, group: Path = OWN) -> float | None:
     """Processors' worth of time that this process's control groups allow together, None for no
     limit. Both versions of them."""
-    found = [quota for folder in _folders(mount, own) if (quota := _quota(folder)) is not None]
-    return min(found, default=None)
+    quotas = [quota for folder in _folders(mount, group) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
 
 
-def _folders(mount: Path, own: Path) -> Iterator[Path]:
+def _folders(mount: Path, group: Path) -> Iterator[Path]:
     """Folders that may hold a limit of this process: those of its own control groups and all above
     them."""
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = group.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return
     for line in lines:
@@ -46,7 +46,9 @@ def _folders(mount: Path, own: Path) -> Iterator[Path]:
         ):
             folder = root / path.lstrip("/")
             yield from (
-                one for one in (folder, *folder.parents) if one == root or root in one.parents
+                parent
+                for parent in (folder, *folder.parents)
+                if parent == root or root in parent.parents
             )
 
 

@@ -81,10 +81,10 @@ class Decoder:
             verdict = self._verify(output.logits, draft)  # (B, N+1, V)
             taken = rows.append(draft, verdict, output.logits)
         with clock("other"):
-            kept = self._keep(verdict, taken)
+            kept_columns = self._keep(verdict, taken)
         with clock("draft"):
             self.drafter.commit(
-                rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept)
+                rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept_columns)
             )
         clock.share(rows)
         self._report(StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"]))
@@ -130,10 +130,10 @@ class Decoder:
     def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
         """Commit the pending token and the kept nodes but the last token of each row, its new
         pending one; the columns kept."""
-        kept = [
+        kept_columns = [
             [0, *(node + 1 for node in path[: n - 1])]
             for path, n in zip(verdict.lists.path, taken, strict=True)
         ]
-        for index, columns in enumerate(kept):
+        for index, columns in enumerate(kept_columns):
             self.target.kv.keep(index, columns)
-        return kept
+        return kept_columns

@@ -128,7 +128,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a misspelling of."""
     # a client may send a name of megabytes
-    alike = [one for one in sorted(known) if len(name) < 3 * len(one)]
+    alike = [candidate for candidate in sorted(known) if len(name) < 3 * len(candidate)]
     return next(iter(difflib.get_close_matches(name, alike, n=1)), None) if alike else None
 
 
@@ -136,7 +136,7 @@ def near_path(path: Path) -> str:
     """' Did you mean 'x'?' where something lies next to a path that is not there and has a name like
     its last part's."""
     try:
-        close = nearest(path.name, [one.name for one in path.parent.iterdir()])
+        close = nearest(path.name, [sibling.name for sibling in path.parent.iterdir()])
     except OSError:
         return ""
     return f" Did you mean '{path.parent / close}'?" if close else ""

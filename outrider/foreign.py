@@ -68,36 +68,36 @@ def meant(asked: str, known: Collection[str]) -> tuple[str | None, str | None]:
     return None, next(iter([ours for ours in foreign if ours in known] or near), None)
 
 
-def names_checked(made: type[Made]) -> type[Made]:
+def names_checked(cls: type[Made]) -> type[Made]:
     """A class whose arguments' names are checked, its signature as it was: `help` and editors show
     that."""
-    kind: Any = made
+    kind: Any = cls
     make = kind.__init__
 
     @wraps(make)
     def checked(self: Any, *values: Any, **named: Any) -> None:
-        check_arguments(made, named)
+        check_arguments(cls, named)
         make(self, *values, **named)
 
     kind.__init__ = checked
-    return made
+    return cls
 
 
-def check_arguments(made: type, given: Iterable[str]) -> None:
+def check_arguments(cls: type, given: Iterable[str]) -> None:
     """Raises TypeError, as Python does, for an argument that a class does not take; the message has
     the name that is meant."""
-    known = _arguments(made)
+    known = _arguments(cls)
     for name in given:
         if known is not None and name not in known.values():
             why, close = meant(name.replace("_", "-"), known)
             hint = f": {why}" if why else f". Did you mean '{known[close]}'?" if close else ""
-            raise TypeError(f"{made.__name__}() has no argument '{name}'{hint}")
+            raise TypeError(f"{cls.__name__}() has no argument '{name}'{hint}")
 
 
 @cache
-def _arguments(made: type) -> dict[str, str] | None:
+def _arguments(cls: type) -> dict[str, str] | None:
     """Names of what a class takes, by the same with '-' between words; None: anything."""
-    parameters = inspect.signature(made.__init__).parameters  # type: ignore[misc]  # of `made` itself, not of its instances
+    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]  # of `made` itself, not of its instances
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     return {name.replace("_", "-"): name for name in parameters}

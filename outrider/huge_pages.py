@@ -36,9 +36,9 @@ class HugePageSpace:
             if self._block is None or self._next + size > self._end:
                 self._open(max(size, CHUNK))
             assert self._block is not None
-            found = torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=self._next)
+            tensor = torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=self._next)
             self._next += -(-size // LINE) * LINE
-            return found
+            return tensor
 
     def _open(self, size: int) -> None:
         self._block = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -295,7 +295,7 @@ class LLM:
         conversations = read_conversations(messages)
         rendered = [
             self._rendered(
-                one,
+                prompt,
                 called=f"conversation {number}" if len(conversations) > 1 else "",
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -303,9 +303,9 @@ class LLM:
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for number, one in enumerate(conversations)
+            for number, prompt in enumerate(conversations)
         ]
-        prompts = [{"prompt_token_ids": one} for one in rendered]
+        prompts = [{"prompt_token_ids": prompt} for prompt in rendered]
         return self.generate(prompts, sampling_params, prediction=prediction, use_tqdm=use_tqdm)
 
     def generate(
@@ -327,13 +327,13 @@ class LLM:
         batch = self._read(prompts)
         params = self._params(sampling_params, len(batch))
         asked = [
-            (p, one.answer(number), number)
-            for p, one in enumerate(params)
-            for number in range(one.n)
+            (p, single.answer(number), number)
+            for p, single in enumerate(params)
+            for number in range(single.n)
         ]
         rows = [
-            self._row(number, _content(batch[p]), one, streaming=False, called=f"prompt {p}")
-            for number, (p, one, _) in enumerate(asked)
+            self._row(number, _content(batch[p]), single, streaming=False, called=f"prompt {p}")
+            for number, (p, single, _) in enumerate(asked)
         ]
         predictions = read_predictions(prediction, len(batch))
         for row, (p, _, _) in zip(rows, asked, strict=True):
@@ -452,7 +452,7 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * count
         if not isinstance(given, list | tuple) or not all(
-            isinstance(one, SamplingParams) for one in given
+            isinstance(entry, SamplingParams) for entry in given
         ):
             raise ConfigError(
                 "sampling_params must be SamplingParams, or a list with one for each prompt, got "

@@ -172,9 +172,9 @@ class ModelLoader:
             with collector.collected():
                 reading = self._read(model)
                 module = self._weights(model, reading)
-                loaded, found = self._checked(model, reading, module)
-                runtime = self._put_on_runtime(model, loaded, module, loop_vocab, found)
-                self._finish(model, reading, module, loaded, runtime, found)
+                loaded, results = self._checked(model, reading, module)
+                runtime = self._put_on_runtime(model, loaded, module, loop_vocab, results)
+                self._finish(model, reading, module, loaded, runtime, results)
         if runtime != NATIVE:
             held.tell()
         return loaded
@@ -224,16 +224,16 @@ class ModelLoader:
     ) -> tuple[LoadedModel, checked.Checked | None]:
         """The model, its logits those of the plain module, and what an earlier start found when it
         checked that."""
-        found = checked.find(self._checked_key(model, reading.card, reading.dtype))
+        results = checked.find(self._checked_key(model, reading.card, reading.dtype))
         kernels = layer_kernels(self.device, reading.dtype)
-        shape = None if found is None else found.shape
+        shape = None if results is None else results.shape
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
             lm = build_lm(module, model.source.name, reading.dtype, self.device, shape, kernels)
         ends = eos_token_ids(module, reading.tokenizer, lm.shape.vocab_size)
         asked = asked_of(getattr(module, "generation_config", None))
         loaded = self._loaded(model, lm, reading.card, reading.tokenizer, ends, asked)
         loaded.config = reading.config
-        return loaded, found
+        return loaded, results
 
     def _finish(
         self,
@@ -242,7 +242,7 @@ class ModelLoader:
         module: nn.Module,
         loaded: LoadedModel,
         runtime: str,
-        found: checked.Checked | None,
+        results: checked.Checked | None,
     ) -> None:
         """The pass limits, and what the next start needs of this one."""
         lm = loaded.lm
@@ -256,7 +256,7 @@ class ModelLoader:
             reading.notes.append(lm.note(model.label))
         reading.notes += self._weight_notes(model, reading.config, module)
         self.notes += reading.notes
-        if runtime == NATIVE and found is None:
+        if runtime == NATIVE and results is None:
             checked.keep(
                 self._checked_key(model, reading.card, reading.dtype),
                 checked.Checked(lm.shape, lm.limits),
@@ -299,15 +299,15 @@ class ModelLoader:
             or (model.is_target and (self.needs.module or self.needs.tables))
         ):
             return None
-        found = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
+        results = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
         tokenizer = kept.started_tokenizer(
             start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
         )
-        if found is None or self._lacking(model, tokenizer):
+        if results is None or self._lacking(model, tokenizer):
             return None
         self._say(model, start.dtype)
         try:
-            lm = kept.started_lm(start, key, model.source, found)
+            lm = kept.started_lm(start, key, model.source, results)
         except Exception as error:  # noqa: BLE001  whatever it is, loading as the first time does without
             reason = f"{type(error).__name__}: {first_line(error)}"
             log.warning(
@@ -437,7 +437,7 @@ class ModelLoader:
         loaded: LoadedModel,
         module: nn.Module,
         loop_vocab: int | None,
-        found: checked.Checked | None,
+        results: checked.Checked | None,
     ) -> str:
         """Run the model's passes, and its drafting loop, as was asked for; how they run now.
 
@@ -456,10 +456,10 @@ class ModelLoader:
         has_states = bool(loaded.lm.shape.states)
         try:
             if fast == NATIVE:
-                use_native_run(loaded.lm, module, cache_folder(), is_checked=found is not None)
+                use_native_run(loaded.lm, module, cache_folder(), is_checked=results is not None)
                 with checked.one_thread(loaded.lm.shape.num_parameters):
                     loaded.lm.limits = (
-                        find_native_limits(loaded.lm) if found is None else found.limits
+                        find_native_limits(loaded.lm) if results is None else results.limits
                     )
             else:
                 if not has_states:
@@ -503,15 +503,15 @@ class ModelLoader:
         asked = self.options.runtime
         try:
             if self.device.type == "cpu":
-                made = native_states(lm, module, cache_folder())
+                states = native_states(lm, module, cache_folder())
                 with checked.one_thread(lm.shape.num_parameters):
-                    made.limits = find_native_limits(made)
-                loaded.lm = made
+                    states.limits = find_native_limits(states)
+                loaded.lm = states
                 return NATIVE
-            made = device_states(lm, module)
-            assert isinstance(made.run, DeviceRun)
-            loaded.lm = made
-            self._kernels = made.run
+            states = device_states(lm, module)
+            assert isinstance(states.run, DeviceRun)
+            loaded.lm = states
+            self._kernels = states.run
             return None
         except CapabilityError as error:
             reason = str(error).rstrip(".")

@@ -53,7 +53,7 @@ def cpu_flags() -> list[str]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return []
-    found = next(
+    flags = next(
         (
             line.split(":", 1)[1].split()
             for line in text.splitlines()
@@ -61,18 +61,18 @@ def cpu_flags() -> list[str]:
         ),
         [],
     )
-    return [flag for flag in FLAGS if flag in found]
+    return [flag for flag in FLAGS if flag in flags]
 
 
 def versions() -> dict[str, str]:
     """Python and the packages whose version changes results or speed."""
-    found = {"python": platform.python_version()}
+    packages = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            packages[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            packages[package] = "not installed"
+    return packages
 
 
 def cuda_devices() -> list[dict[str, Any]]:
@@ -102,7 +102,8 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
         "cuda_devices": [
-            {"name": found["name"], "total_bytes": found["total_bytes"]} for found in cuda_devices()
+            {"name": device["name"], "total_bytes": device["total_bytes"]}
+            for device in cuda_devices()
         ],
     }
 
@@ -142,10 +143,10 @@ def folder_size(folder: Path) -> dict[str, Any]:
 
 def unavailable() -> list[dict[str, str]]:
     """Features that do not work here, why, and what would help."""
-    found = []
+    features = []
 
     def say(what: str, why: str, remedy: str) -> None:
-        found.append({"what": what, "why": why, "remedy": remedy})
+        features.append({"what": what, "why": why, "remedy": remedy})
 
     if not torch.cuda.is_available():
         why = (
@@ -171,7 +172,7 @@ def unavailable() -> list[dict[str, str]]:
             else "the CPU has no AVX2"
         )
         say("fast bfloat16 on CPU", why, "checkpoints in it run as float32, of twice the size")
-    return found
+    return features
 
 
 def python_path() -> str:

@@ -58,10 +58,10 @@ class Parts:
             if model is None or not (model.lm.shape.states or model.lm.why_own_cache):
                 continue
             name = model.name
-            own = model.lm.why_own_cache
+            reason = model.lm.why_own_cache
             why = None
-            if self.requirements.trees and own:
-                why = f"drafts trees, and states cannot branch in transformers' own cache, on which '{name}' runs ({own})"
+            if self.requirements.trees and reason:
+                why = f"drafts trees, and states cannot branch in transformers' own cache, on which '{name}' runs ({reason})"
             elif self.requirements.trees and model is draft:
                 why = f"would draft a tree in several passes of '{name}', whose running states branch within one pass alone"
             elif self.requirements.module and model is target:

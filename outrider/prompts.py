@@ -75,14 +75,14 @@ def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
     """
     if given is None:
         return [None] * count
-    found, is_one = _Reader("prediction", optional=True).read(given)
+    predictions, is_one = _Reader("prediction", optional=True).read(given)
     if is_one:
-        return found * count
-    if len(found) != count:
+        return predictions * count
+    if len(predictions) != count:
         raise ConfigError(
-            f"{len(found)} predictions for {count} prompts; give one, or one for each"
+            f"{len(predictions)} predictions for {count} prompts; give one, or one for each"
         )
-    return found
+    return predictions
 
 
 class _Reader:
@@ -112,10 +112,14 @@ class _Reader:
 
     def _each(self, items: list[Any]) -> list[ReadPrompt | None]:
         """Members of a list, each one prompt."""
-        found = [self._member(item, f"{self._kind} {number}") for number, item in enumerate(items)]
+        members = [
+            self._member(item, f"{self._kind} {number}") for number, item in enumerate(items)
+        ]
         if not any(item is None or isinstance(item, str | Mapping) for item in items):
-            self._check_padding([one.token_ids or [] for one in found if one is not None])
-        return found
+            self._check_padding(
+                [member.token_ids or [] for member in members if member is not None]
+            )
+        return members
 
     def _member(self, item: Any, called: str) -> ReadPrompt | None:
         if item is None and self._optional:
@@ -178,8 +182,8 @@ class _Reader:
         rows, is_one = _rows(fields["input_ids"], f"input_ids of {called}")
         if "attention_mask" not in fields:
             return self._batch(rows), is_one
-        kept = _real(rows, fields["attention_mask"], is_one, called)
-        return [ReadPrompt(token_ids=row) for row in kept], is_one
+        ids = _real(rows, fields["attention_mask"], is_one, called)
+        return [ReadPrompt(token_ids=row) for row in ids], is_one
 
     def _batch(self, rows: list[list[int]]) -> list[ReadPrompt]:
         self._check_padding(rows)

@@ -55,7 +55,7 @@ class Registry:
     def entries(self) -> dict[str, Entry]:
         """Built-in names first, then entry points. Raises ConfigError when a plug-in reuses a
         built-in name."""
-        found = dict(self._builtin)
+        entries_ = dict(self._builtin)
         for point in _installed(self.group, tuple(sys.path)):
             if point.name in self._builtin:
                 raise ConfigError(
@@ -63,8 +63,8 @@ class Registry:
                     "of that name; rename it"
                 )
             package = point.dist.name if point.dist else "an installed package"
-            found[point.name] = Entry(point.value, f"third party, from {package}")
-        return found
+            entries_[point.name] = Entry(point.value, f"third party, from {package}")
+        return entries_
 
     def names(self) -> list[str]:
         return list(self.entries())

@@ -132,9 +132,11 @@ def _to_scalar(value: Any, wanted: Any) -> Any:
     if isinstance(value, bool) or (wanted is int and isinstance(value, float)):
         raise ValueError(words[wanted])
     try:
-        found = wanted(value)
+        scalar = wanted(value)
     except (TypeError, ValueError) as error:
         raise ValueError(words[wanted]) from error
-    if found != found:  # NaN, of which every comparison says no: checks of ranges would let it pass
+    if (
+        scalar != scalar
+    ):  # NaN, of which every comparison says no: checks of ranges would let it pass
         raise ValueError(words[wanted])
-    return found
+    return scalar

@@ -87,9 +87,9 @@ def read_settings(path: Path) -> SettingsFile:
     by_task = content.get("for_tasks") or {}
     by_size = content.get("for_batch_sizes") or {}
     try:
-        for one in (options, *by_task.values(), *by_size.values()):
-            _check_options(one, path)
-        sizes = {int(size): one for size, one in by_size.items()}
+        for setting in (options, *by_task.values(), *by_size.values()):
+            _check_options(setting, path)
+        sizes = {int(size): setting for size, setting in by_size.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path}: 'for_tasks' and 'for_batch_sizes' map names and row counts to options"

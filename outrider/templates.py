@@ -45,8 +45,8 @@ def conversation_text(
     `options`: those of `render`. Raises ValueError where there is no template, and what rendering
     raises.
     """
-    own = getattr(type(tokenizer), "apply_chat_template", None)
-    if own is not None and own.__module__ != BASE:
+    method = getattr(type(tokenizer), "apply_chat_template", None)
+    if method is not None and method.__module__ != BASE:
         return str(
             tokenizer.apply_chat_template(
                 messages, tokenize=False, chat_template=chat_template, **options

@@ -69,14 +69,14 @@ class Thoughts:
 
     def _by_text(self, token: int | None, text: str) -> list[Part]:
         self._held += text
-        found: list[Part] = []
+        parts: list[Part] = []
         if self.phase == "before":
-            found += self._before()
+            parts += self._before()
         elif token is not None:
             self.num_tokens += 1
         if self.phase == "thinking":
-            found += self._inside()
-        return found
+            parts += self._inside()
+        return parts
 
     def _before(self) -> list[Part]:
         begun = self._held.lstrip()

@@ -180,10 +180,10 @@ class Verdict:
         if path.device.type == "cpu":
             return VerdictLists(*(tensor.tolist() for tensor in self._tensors))
         # sync: one copy
-        lines = torch.cat([path, *(one.long()[:, None] for one in rest)], dim=1).tolist()
+        lines = torch.cat([path, *(flag.long()[:, None] for flag in rest)], dim=1).tolist()
         counts, tokens, are_all = ([line[number] for line in lines] for number in (-3, -2, -1))
         return VerdictLists(
-            [line[:-3] for line in lines], counts, tokens, [one == 1 for one in are_all]
+            [line[:-3] for line in lines], counts, tokens, [flag == 1 for flag in are_all]
         )
 
     @cached_property

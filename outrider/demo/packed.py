@@ -79,15 +79,15 @@ def _unpack(packed: Path, weights: Path) -> None:
     """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that
     a new archive, or a change to the file, is seen. Processes or threads that unpack at once do not
     disturb one another. Raises OSError, CheckpointError."""
-    made = packed.stat()
-    if weights.is_file() and weights.stat().st_mtime_ns == made.st_mtime_ns:
+    status = packed.stat()
+    if weights.is_file() and weights.stat().st_mtime_ns == status.st_mtime_ns:
         return
     scratch = weights.with_name(f"{weights.name}.{os.getpid()}.{get_ident()}")
     with scratch.open("wb") as file:  # where this fails, nothing is left to remove
         try:
             file.write(_unpacked(packed))
             file.flush()
-            os.utime(scratch, ns=(made.st_atime_ns, made.st_mtime_ns))
+            os.utime(scratch, ns=(status.st_atime_ns, status.st_mtime_ns))
             os.replace(scratch, weights)  # atomic: a reader sees the whole file or none
         except BaseException:
             scratch.unlink()

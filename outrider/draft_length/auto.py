@@ -123,7 +123,9 @@ class AutoLength:
         each = {name: goodput.summary() for name, goodput in self.drafters.items()}
         if len(each) == 1:
             return each[self._first]
-        chosen: Counter[int] = sum((Counter(one["chosen"]) for one in each.values()), Counter())
+        chosen: Counter[int] = sum(
+            (Counter(drafter["chosen"]) for drafter in each.values()), Counter()
+        )
         return {**each[self._first], "chosen": dict(sorted(chosen.items())), "by_drafter": each}
 
     def name_of(self, row: Row) -> str:

@@ -130,7 +130,7 @@ class Goodput:
         crowd = self._crowd(num_rows)
         if not crowd.costs.times:
             return None
-        tokens = [num_rows * (1 + kept) for kept in self._expected]
+        tokens = [num_rows * (1 + expected) for expected in self._expected]
         reading = [0.0, *(count * self.reading_s for count in tokens[1:])]
         steps = crowd.costs.asked(crowd.context)
         return [
@@ -144,8 +144,8 @@ class Goodput:
         size = self.settled(num_rows)
         if rates is None or not size:
             return True
-        kept = self._expected[size]
-        return (1 + kept * num_ready / num_asked) / (1 + kept) * rates[size] >= rates[0]
+        expected = self._expected[size]
+        return (1 + expected * num_ready / num_asked) / (1 + expected) * rates[size] >= rates[0]
 
     def summary(self) -> dict[str, Any]:
         """The measured costs and chosen lengths, and by how much the best fixed length is predicted

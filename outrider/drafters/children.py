@@ -58,8 +58,10 @@ def raced_scores(
     for (row, column), noise in zip(
         racing, rows.rng.noise(positions, rows.vocab_size), strict=True
     ):
-        own = noise[:width] if known is None else noise[known.to(noise.device)]
-        scores[row, column, : len(own)].add_(own.to(scores.device), alpha=heat[row])
+        columns_noise = noise[:width] if known is None else noise[known.to(noise.device)]
+        scores[row, column, : len(columns_noise)].add_(
+            columns_noise.to(scores.device), alpha=heat[row]
+        )
     return scores
 
 
@@ -84,12 +86,12 @@ def likeliest_scores(
     outputs = [row * scores.shape[1] + column for row, column in asked]
     temperatures = [soft[row][0] for row, _ in asked]
     max_candidates = min(max(count for line in counts for count in line), width)
-    found = top_tokens.shares(scores, outputs, max_candidates, width, temperatures)
-    if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
+    shares = top_tokens.shares(scores, outputs, max_candidates, width, temperatures)
+    if not np.isfinite(shares.shares).all() or shares.tokens.min() < 0:
         return None
-    tokens = torch.from_numpy(found.tokens)
+    tokens = torch.from_numpy(shares.tokens)
     ids = (tokens if known is None else known[tokens.to(known.device)]).tolist()
-    lines = iter(zip(ids, found.shares.tolist(), strict=True))
+    lines = iter(zip(ids, shares.shares.tolist(), strict=True))
     return [
         [[*map(Child, *(part[:count] for part in next(lines)))] for count in line]
         for line in counts
@@ -113,7 +115,7 @@ def draw(
     probs: Tensor,
     trees: Sequence[RowTree],
     columns: Sequence[Sequence[int]],
-    found: list[list[list[Child]]],
+    children: list[list[list[Child]]],
     *,
     replacement: bool,
 ) -> None:
@@ -122,8 +124,8 @@ def draw(
     wanted outputs."""
     # per row, per child: (which wanted output, its column of `probs`)
     turns: list[list[tuple[int, int]]] = []
-    for tree, own in zip(trees, columns, strict=True):
-        wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
+    for tree, row_scores in zip(trees, columns, strict=True):
+        wanted = zip(tree.growth.wanted(), row_scores, strict=True) if tree.sampled else ()
         turns.append(
             [(i, column) for i, ((_, count), column) in enumerate(wanted) for _ in range(count)]
         )
@@ -145,6 +147,6 @@ def draw(
             if turn < len(mine):
                 which, column = mine[turn]
                 # nothing left to draw from: a guess that is known to be wrong keeps the shape
-                found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
+                children[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
                 if not replacement:
                     rest[index, column, token] = 0

@@ -80,49 +80,52 @@ class CompositeDrafter(Drafter):
         """Name -> (class, its settings). Raises ConfigError for an unknown part or option, and for
         parts that do not fit."""
         options = settings.options_by_part()
-        found: dict[str, tuple[type[Drafter], Any]] = {}
+        classes: dict[str, tuple[type[Drafter], Any]] = {}
         for name in settings.names():
             kind = DRAFTERS.load(name)
-            found[name] = (
+            classes[name] = (
                 kind,
                 parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'"),
             )
-        if strange := [name for name, (kind, _) in found.items() if not kind.keeps_costs]:
+        if strange := [name for name, (kind, _) in classes.items() if not kind.keeps_costs]:
             raise ConfigError(
                 f"a composite cannot contain '{strange[0]}': have the service host the composite, "
                 "like 'outrider service draft "
                 '--drafter "composite parts=suffix+ngram" --model TARGET\''
             )
-        models = [name for name, part in found.items() if _is_model(*part)]
+        models = [name for name, part in classes.items() if _is_model(*part)]
         if len(models) > 1:
             raise ConfigError(
                 f"a composite takes one model or head at most, got {' and '.join(models)}"
             )
         for name in models:
-            kind, own = found[name]
-            if kind.requirements(own).trees:
+            kind, part_settings = classes[name]
+            if kind.requirements(part_settings).trees:
                 raise ConfigError(
                     f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the "
                     "options"
                 )
-        return found
+        return classes
 
     @classmethod
     def requirements(cls, settings: CompositeSettings) -> Requirements:
         """The requirements of all parts together. Asked before any model is read: the moment to
         refuse parts that do not fit."""
         each = {
-            name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()
+            name: kind.requirements(part_settings)
+            for name, (kind, part_settings) in cls.part_classes(settings).items()
         }
-        chains = settings.mode == "best" and not any(one.trees for one in each.values())
+        chains = settings.mode == "best" and not any(
+            requirement.trees for requirement in each.values()
+        )
         return Requirements(
-            draft=any(one.draft for one in each.values()),
-            module=any(one.module for one in each.values()),
-            head=any(one.head for one in each.values()),
-            heads=tuple(head for one in each.values() for head in one.heads),
-            head_part=next((name for name, one in each.items() if one.head), None),
-            prediction=any(one.prediction for one in each.values()),
-            loop=any(one.loop for one in each.values()),
+            draft=any(requirement.draft for requirement in each.values()),
+            module=any(requirement.module for requirement in each.values()),
+            head=any(requirement.head for requirement in each.values()),
+            heads=tuple(head for requirement in each.values() for head in requirement.heads),
+            head_part=next((name for name, requirement in each.items() if requirement.head), None),
+            prediction=any(requirement.prediction for requirement in each.values()),
+            loop=any(requirement.loop for requirement in each.values()),
             trees=not chains,
             num_draft_tokens=SMALL_TREE,
             shares_nodes=True,
@@ -130,10 +133,10 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
-        own = f"{part}.head={folder}"
+        option = f"{part}.head={folder}"
         return {
             **options,
-            "options": f"{options['options']};{own}" if options.get("options") else own,
+            "options": f"{options['options']};{option}" if options.get("options") else option,
         }
 
     @classmethod
@@ -141,10 +144,16 @@ class CompositeDrafter(Drafter):
         parts = [
             Part(
                 name,
-                kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)),
-                _is_model(kind, own),
+                kind.build(
+                    replace(
+                        setup,
+                        settings=part_settings,
+                        head=kind.requirements(part_settings).head_folder,
+                    )
+                ),
+                _is_model(kind, part_settings),
             )
-            for name, (kind, own) in cls.part_classes(setup.settings).items()
+            for name, (kind, part_settings) in cls.part_classes(setup.settings).items()
         ]
         for part in parts:
             part.drafter.name = part.name
@@ -250,23 +259,23 @@ class CompositeDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
-        for index, (path, kept) in enumerate(
+        for index, (path, num_kept) in enumerate(
             zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
         ):
-            self._learn(self._offers(index), path[:kept])
+            self._learn(self._offers(index), path[:num_kept])
             emitted = [
-                *(draft.lists[0][index][node] for node in path[:kept]),
+                *(draft.lists[0][index][node] for node in path[:num_kept]),
                 verdict.lists.next_token[index],
             ]
             for part in self.parts:
                 part.learn(index, self._numbers[index], emitted)
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
-            own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
+            verdict_of_part = part_verdict(part.draft, nodes, self._merged.draft, verdict)
             seen = (
                 part_output(part.draft, nodes, output) if part.drafter.requires.logits else output
             )
-            part.drafter.commit(rows, part.draft, own, seen)
+            part.drafter.commit(rows, part.draft, verdict_of_part, seen)
 
     def credit(self, index: int) -> Callable[[list[int], int], None]:
         offers = self._offers(index)
@@ -309,8 +318,14 @@ class CompositeDrafter(Drafter):
             budget = [line.count(part.name) + more for line, more in zip(turns, spare, strict=True)]
             # a guess that is passed over can be measured, too
             min_nodes = [0 if part.is_model else min(count, 1) for count in gamma]
-            asked = [max(own, one) for own, one in zip(budget, min_nodes, strict=True)]
-            part.submit(self._timed(part, rows, part.ready(asked)), [own > 0 for own in budget])
+            asked = [
+                max(part_budget, minimum)
+                for part_budget, minimum in zip(budget, min_nodes, strict=True)
+            ]
+            part.submit(
+                self._timed(part, rows, part.ready(asked)),
+                [part_budget > 0 for part_budget in budget],
+            )
             assert part.draft is not None
             drafts.append(part.draft)
             spare = [left - used for left, used in zip(budget, part.draft.lists[1], strict=True)]
@@ -339,7 +354,7 @@ class CompositeDrafter(Drafter):
         names = [part.name for part in reversed(self.parts)]
         budgets = []
         for row, line in enumerate(turns):
-            found = [len(line)] * merged.draft.num_nodes
+            node_budgets = [len(line)] * merged.draft.num_nodes
             left = {
                 part.name: iter(nodes[row])
                 for part, nodes in zip(self.parts, merged.node_maps, strict=True)
@@ -350,8 +365,8 @@ class CompositeDrafter(Drafter):
                     (node for nodes in heirs if (node := next(nodes, None)) is not None), None
                 )
                 if node is not None:
-                    found[node] = min(found[node], asked)
-            budgets.append(found)
+                    node_budgets[node] = min(node_budgets[node], asked)
+            budgets.append(node_budgets)
         return budgets
 
     def _best(self, rows: Rows, gamma: list[int]) -> list[Draft]:
@@ -377,8 +392,10 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             mine = [name == part.name for name in chosen]
             if part.is_model:
-                own = [count * asked for count, asked in zip(budgets[part.name], mine, strict=True)]
-                offered[part.name] = self._timed(part, rows, own)
+                costs = [
+                    count * asked for count, asked in zip(budgets[part.name], mine, strict=True)
+                ]
+                offered[part.name] = self._timed(part, rows, costs)
             part.submit(offered[part.name], mine)
             assert part.draft is not None
             drafts.append(part.draft)

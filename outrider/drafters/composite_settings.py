@@ -44,7 +44,7 @@ class CompositeSettings:
 
     def options_by_part(self) -> dict[str, dict[str, str]]:
         """'a.x=1;b.y=2' -> {'a': {'x': '1'}, 'b': {'y': '2'}}. Raises ConfigError."""
-        found: dict[str, dict[str, str]] = {}
+        options: dict[str, dict[str, str]] = {}
         for item in filter(None, (part.strip() for part in self.options.split(";"))):
             path, equals, value = item.partition("=")
             name, dot, option = path.partition(".")
@@ -52,5 +52,5 @@ class CompositeSettings:
                 raise ConfigError(
                     f"options are PART.NAME=VALUE with semicolons between, got '{item}'"
                 )
-            found.setdefault(name, {})[option] = value
-        return found
+            options.setdefault(name, {})[option] = value
+        return options

@@ -198,12 +198,12 @@ def _children(
     assert level.probs is not None
     depths = torch.full((len(rows), 1), depth, device=rows.device)
     scores = level.probs if rows.coupled_rows is None else raced(rows, level.probs, depths)
-    found: list[list[list[Child]]] = []
+    children: list[list[list[Child]]] = []
     for index, (tree, columns) in enumerate(zip(trees, level.columns, strict=True)):
         counts = [count for _, count in tree.growth.wanted()]
         if tree.sampled or not counts:
-            found.append([[] for _ in counts])
+            children.append([[] for _ in counts])
         else:
-            found.append(likeliest(scores[index, columns], counts))
-    draw(rows, level.probs, trees, level.columns, found, replacement=plan.replacement)
-    return found
+            children.append(likeliest(scores[index, columns], counts))
+    draw(rows, level.probs, trees, level.columns, children, replacement=plan.replacement)
+    return children

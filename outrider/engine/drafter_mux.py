@@ -103,10 +103,14 @@ class DrafterMux(Drafter):
             (alone,) = self._asked().values()
             alone.commit(rows, draft, verdict, output)
             return
-        for name, own in self._drafts.items():
+        for name, part_draft in self._drafts.items():
             mine = [owner == name for owner in self._owners]
-            seen = TargetOutput(output.logits[:, : own.num_nodes + 1], output.hidden, output.kept)
-            self._drafters[name].commit(rows, own, verdict_for(own, mine, draft, verdict), seen)
+            seen = TargetOutput(
+                output.logits[:, : part_draft.num_nodes + 1], output.hidden, output.kept
+            )
+            self._drafters[name].commit(
+                rows, part_draft, verdict_for(part_draft, mine, draft, verdict), seen
+            )
         self._drafts = {}
 
     def stop(self, index: int) -> None:
@@ -120,9 +124,9 @@ class DrafterMux(Drafter):
         return None if lost or not any(state is not None for state in states.values()) else states
 
     def unpack(self, state: dict[str, Any]) -> None:
-        for name, own in state.items():
-            if own is not None:
-                self._drafters[name].unpack(own)
+        for name, part_state in state.items():
+            if part_state is not None:
+                self._drafters[name].unpack(part_state)
 
     @property
     def text_caches(self) -> list[KVCache]:
@@ -143,14 +147,14 @@ class DrafterMux(Drafter):
     def _asked(self) -> dict[str, Drafter]:
         """The drafters that take part in a step."""
         return {
-            name: one
-            for name, one in self._drafters.items()
+            name: drafter
+            for name, drafter in self._drafters.items()
             if name != FOLLOWER or FOLLOWER in self._owners
         }
 
 
-def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict) -> Verdict:
-    """The verdict as the drafter of `own` sees it: its rows' as it is; in the others it drafted
+def verdict_for(part_draft: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict) -> Verdict:
+    """The verdict as the drafter of `part_draft` sees it: its rows' as it is; in the others it drafted
     nothing and the text went on."""
     lists = verdict.lists
     tokens = draft.lists[0]
@@ -159,12 +163,16 @@ def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict
     next_tokens = []
     complete = []
     for row, is_mine in enumerate(mine):
-        kept = lists.path[row][: lists.num_accepted[row]]
-        first = tokens[row][kept[0]] if kept else lists.next_token[row]
-        paths.append([*(kept if is_mine else []), *[-1] * own.num_nodes][: own.num_nodes])
-        counts.append(len(kept) if is_mine else 0)
+        accepted = lists.path[row][: lists.num_accepted[row]]
+        first = tokens[row][accepted[0]] if accepted else lists.next_token[row]
+        paths.append(
+            [*(accepted if is_mine else []), *[-1] * part_draft.num_nodes][: part_draft.num_nodes]
+        )
+        counts.append(len(accepted) if is_mine else 0)
         next_tokens.append(lists.next_token[row] if is_mine else first)
         complete.append(lists.all_accepted[row] if is_mine else True)
     return Verdict.of_lists(
-        VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device
+        VerdictLists(paths, counts, next_tokens, complete),
+        part_draft.num_nodes,
+        part_draft.tokens.device,
     )

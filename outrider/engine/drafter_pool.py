@@ -147,7 +147,7 @@ class DrafterPool:
         if not isinstance(control, AutoLength):
             return control
         parts = {**self._parts, FOLLOWER: self._follower}
-        return AutoLength({name: one.make_goodput() for name, one in parts.items()})
+        return AutoLength({name: part.make_goodput() for name, part in parts.items()})
 
     def _bound_of(self, request: Request) -> tuple[int | None, bool]:
         """(`Row.draft_bound`, `Row.draft_fixed`)."""

@@ -318,10 +318,10 @@ def make_engine(
     options, main = choose(options)
     parts = {main.drafter_name: main}
     for extra in extra_drafters:
-        own = named_drafter(
+        drafter = named_drafter(
             replace(options, drafter=extra, drafter_options={}, draft=None), None
         ).drafter_options
-        parts.setdefault(extra, choose_parts(extra, own, "auto", {}, None, lossy=False))
+        parts.setdefault(extra, choose_parts(extra, drafter, "auto", {}, None, lossy=False))
     _check_drafters(options, parts, allow_lossy)
     # alone it may have a longer loop
     needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))
@@ -342,10 +342,10 @@ def _check_drafters(
     for name in allow_lossy:
         lossy_verifier(name)
     (first, main), *others = parts.items()
-    for name, one in others:
-        lacks_draft = one.requirements.draft and options.draft is None and options.target != DEMO
-        lacks_head = one.requirements.head and not (
-            one.requirements.head_in_target or one.requirements.head_folder
+    for name, part in others:
+        lacks_draft = part.requirements.draft and options.draft is None and options.target != DEMO
+        lacks_head = part.requirements.head and not (
+            part.requirements.head_in_target or part.requirements.head_folder
         )
         if lacks_head or lacks_draft:
             what = "a draft model" if lacks_draft else "a trained head"
@@ -354,7 +354,7 @@ def _check_drafters(
                 "given: "
                 f"--drafter {name} --draft FOLDER, with '{first}' as the extra one"
             )
-        if one.requirements.trees and main.verifier.shape != "tree" and options.verifier != "auto":
+        if part.requirements.trees and main.verifier.shape != "tree" and options.verifier != "auto":
             raise CapabilityError(
                 f"verifier '{options.verifier}' takes chains, but extra drafter '{name}' drafts "
                 "trees: leave one of them out"

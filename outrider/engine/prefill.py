@@ -76,8 +76,8 @@ class Prefiller:
             known = active.row.tokens[:-1]
             active.draft_parts = self._drafts.copy(known)
             max_length = shortest(active.draft_parts) if self._signals else None
-            found = self._pool.load(known[: self._shared(active)], self.lm.kv, row, max_length)
-            active.cached_tokens = min(found, active.row.num_prompt)
+            pages = self._pool.load(known[: self._shared(active)], self.lm.kv, row, max_length)
+            active.cached_tokens = min(pages, active.row.num_prompt)
 
     def drop(self, active: ActiveRequest) -> None:
         """It is not to be read any further."""
@@ -196,10 +196,12 @@ def _logprobs(logits: Tensor, tokens: list[int], count: int) -> list[dict[int, f
     ones."""
     logprobs = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
     top = torch.topk(logprobs, count)
-    own = logprobs[torch.arange(len(tokens)), torch.tensor(tokens, device=logprobs.device)].tolist()
-    found: list[dict[int, float] | None] = []
+    chosen = logprobs[
+        torch.arange(len(tokens)), torch.tensor(tokens, device=logprobs.device)
+    ].tolist()
+    tops: list[dict[int, float] | None] = []
     for token, mass, ids, values in zip(
-        tokens, own, top.indices.tolist(), top.values.tolist(), strict=True
+        tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True
     ):
-        found.append({**dict(zip(ids, values, strict=True)), token: mass})
-    return found
+        tops.append({**dict(zip(ids, values, strict=True)), token: mass})
+    return tops

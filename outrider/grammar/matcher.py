@@ -127,9 +127,9 @@ class Matcher:
     def _unbroken(self, ask: Callable[[Given], Found], given: Given) -> Found:
         """The answer of `ask`, from a matcher that does not break meanwhile."""
         if self._failure is None:
-            found = ask(given)
+            answer = ask(given)
             if not self._matcher.is_error():
-                return found
+                return answer
             if self._grammar.is_lexer_used_up(self._matcher):
                 if self._rebuilding_s + self._grammar.seconds > REBUILD_S:
                     self._failure = self._grammar.refusal_of(
@@ -137,9 +137,9 @@ class Matcher:
                     )
                     raise self._failure
                 self._begin_anew()
-                found = ask(given)
+                answer = ask(given)
                 if not self._matcher.is_error():
-                    return found
+                    return answer
             self._failure = self._grammar.refusal(self._matcher)
         raise self._failure
 

@@ -31,8 +31,8 @@ def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[
 
     if tokenizer is None:
         raise CapabilityError("this model has no tokenizer, so a grammar cannot be applied to it")
-    own = tokenizer.eos_token_id
-    eos = sorted(eos_token_ids) or ([] if own is None else [own])
+    end_token = tokenizer.eos_token_id
+    eos = sorted(eos_token_ids) or ([] if end_token is None else [end_token])
     if not eos:
         raise CapabilityError(
             "this model has no end token, so an answer under a grammar could not end"

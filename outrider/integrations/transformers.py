@@ -278,17 +278,17 @@ def _borrowed(
         for config, implementation in attentions:
             # the setter overwrites nested configs
             config._attn_implementation_internal = implementation
-        for current, found in buffers:
-            current.update(found)
+        for current, original in buffers:
+            current.update(original)
 
 
-def _collect_configs(config: Any, found: dict[int, Any]) -> None:
+def _collect_configs(config: Any, configs: dict[int, Any]) -> None:
     """`config` and the configs inside it, by identity."""
-    if not hasattr(config, "_attn_implementation_internal") or id(config) in found:
+    if not hasattr(config, "_attn_implementation_internal") or id(config) in configs:
         return
-    found[id(config)] = config
+    configs[id(config)] = config
     for name in config.sub_configs:
-        _collect_configs(getattr(config, name, None), found)
+        _collect_configs(getattr(config, name, None), configs)
 
 
 def _withheld(caller: FrameType) -> dict[str, Any]:

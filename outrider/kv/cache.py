@@ -203,11 +203,13 @@ class KVCache:
         `lengths` needs the room."""
         if self.window is None:
             return
-        for row, (kept, length) in enumerate(zip(committed, lengths, strict=True), first_row):
+        for row, (num_committed, length) in enumerate(
+            zip(committed, lengths, strict=True), first_row
+        ):
             before = self.bases[row]
             if length + width - before <= self.window_capacity:
                 continue
-            base = max(before, (kept - self.window - KEPT_BACK) // BLOCK * BLOCK)
+            base = max(before, (num_committed - self.window - KEPT_BACK) // BLOCK * BLOCK)
             held = max(0, length - base)
             for store in self._windowed_stores() if held and base > before else ():
                 store[row, :held] = store[row, base - before : length - before].clone()
@@ -443,16 +445,16 @@ class KVCache:
         while len(stores) < len(shapes):
             few = self._few(shapes[len(stores) :])
             on_cpu = self.device.type == "cpu"
-            made = (
+            tensors = (
                 zeros_on_huge_pages(few, self.dtype)
                 if on_cpu
                 else [torch.zeros(few[0], dtype=self.dtype, device=self.device)]
             )
-            for store in made:
+            for store in tensors:
                 if old:
                     before = old.pop(0)
                     store[: before.shape[0], : before.shape[1]] = before
-            stores += made
+            stores += tensors
         self.keys, self.values = stores[: len(self.layers)], stores[len(self.layers) :]
 
     def _few(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:

@@ -137,16 +137,16 @@ class PagePool:
     def check_integrity(self) -> None:
         """Raise AssertionError when a page is lost, or under two indices. For tests and idle
         moments."""
-        found = []
+        pages = []
         stack = list(self._root.children.values())
         while stack:
-            found.append(stack.pop())
-            stack.extend(found[-1].children.values())
-        indices = [page.index for page in found]
+            pages.append(stack.pop())
+            stack.extend(pages[-1].children.values())
+        indices = [page.index for page in pages]
         assert sorted(indices + self._free) == list(range(self.num_pages)), (
             "pages are lost, or free and in use at once"
         )
-        assert set(found) == set(self._order), (
+        assert set(pages) == set(self._order), (
             "the order of use has forgotten pages, or knows dropped ones"
         )
 
@@ -177,11 +177,11 @@ class PagePool:
         path = []
         page = self._root
         for start in range(0, len(tokens) - self.page + 1, self.page):
-            found = page.children.get(tuple(tokens[start : start + self.page]))
-            if found is None:
+            child = page.children.get(tuple(tokens[start : start + self.page]))
+            if child is None:
                 break
-            path.append(found)
-            page = found
+            path.append(child)
+            page = child
         return path
 
     def _touch(self, path: Sequence[_Page]) -> None:

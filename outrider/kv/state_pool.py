@@ -49,14 +49,14 @@ class StatePool:
     ) -> int:
         """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`;
         returns its number of tokens."""
-        found = self._find(tokens[:max_length])
+        entry = self._find(tokens[:max_length])
         self.queries += len(tokens)
-        if found is None:
+        if entry is None:
             return 0
-        self.hits += len(found)
-        self._kept.move_to_end(found)
-        cache.unpack(row, self._kept[found])
-        return len(found)
+        self.hits += len(entry)
+        self._kept.move_to_end(entry)
+        cache.unpack(row, self._kept[entry])
+        return len(entry)
 
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
         """Keep a row's state where it has seen a multiple of `page` tokens, at most `length`;

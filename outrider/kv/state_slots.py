@@ -334,8 +334,8 @@ class StateSlots(KVCache):
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite number; the last one where only states have them,
         which know no layer."""
-        if (found := super().first_broken_layer()) is not None:
-            return found
+        if (layer := super().first_broken_layer()) is not None:
+            return layer
         used = slice(0, max(self.num_rows, 1))
         is_whole = all(bool(torch.isfinite(store[used]).all()) for store in self.states)
         return None if is_whole else len(self.layers) - 1
@@ -385,15 +385,15 @@ class StateSlots(KVCache):
         old = self.records
         self.records = []
         for shape, store in zip(self.shapes, old, strict=True):
-            made = torch.zeros(
+            buffer = torch.zeros(
                 self.num_slots, after, shape.record_bytes, dtype=torch.uint8, device=self.device
             )
             for row, line in enumerate(self._lines):
                 positions = torch.arange(
                     line.base, line.tip if line.is_recorded else line.base, device=self.device
                 )
-                made[row, positions % after] = store[row, positions % before]
-            self.records.append(made)
+                buffer[row, positions % after] = store[row, positions % before]
+            self.records.append(buffer)
 
 
 def _moved(line: _Line, start: int, width: int, num_records: int) -> tuple[_Line, Move]:
@@ -420,10 +420,10 @@ def _moved(line: _Line, start: int, width: int, num_records: int) -> tuple[_Line
 def _grown(
     old: Tensor | None, size: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    made = torch.zeros(*size, dtype=dtype, device=device)
+    buffer = torch.zeros(*size, dtype=dtype, device=device)
     if old is not None:
-        made[: len(old)] = old
-    return made
+        buffer[: len(old)] = old
+    return buffer
 
 
 def _paired(old: Sequence[Tensor], others: Sequence[Any]) -> list[tuple[Tensor | None, Any]]:

@@ -210,8 +210,8 @@ class StateCache(KVCache, Generic[S]):
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite number in any row's state; None when all are
         finite. For error messages."""
-        found = [line.state.first_broken_layer() for line in self._rows if line.state is not None]
-        return min((layer for layer in found if layer is not None), default=None)
+        layers = [line.state.first_broken_layer() for line in self._rows if line.state is not None]
+        return min((layer for layer in layers if layer is not None), default=None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself. For tests and idle moments."""

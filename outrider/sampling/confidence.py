@@ -118,7 +118,7 @@ class StopRule:
             self._product *= drawn
             self.going &= self._product >= self._settings.stop_below
         if self._ends:
-            over = [one in ends for one, ends in zip(token.tolist(), self._ends, strict=True)]
+            over = [token_ in ends for token_, ends in zip(token.tolist(), self._ends, strict=True)]
             self.going &= ~torch.tensor(over, device=token.device)
 
 

@@ -129,8 +129,8 @@ def distribution(
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
-    if kernel is not None and (made := kernel(scores, sampling.options, draft)) is not None:
-        return made
+    if kernel is not None and (result := kernel(scores, sampling.options, draft)) is not None:
+        return result
     if sampling.is_greedy:
         law, witness = _point_mass(scores, dtype)
     elif sampling.greedy_rows.numel() == 0:

@@ -86,8 +86,8 @@ class PhiloxNoise:
             for position in positions
         ]
         return [
-            torch.from_numpy(one).clamp_(min=MIN_UNIFORM).log_().neg_().log_().neg_()
-            for one in drawn
+            torch.from_numpy(numbers).clamp_(min=MIN_UNIFORM).log_().neg_().log_().neg_()
+            for numbers in drawn
         ]
 
 
@@ -207,12 +207,12 @@ class RowStreams:
             known.update(
                 zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True)
             )
-        found = [known[position] for position in positions]
+        numbers = [known[position] for position in positions]
         # a verifier asks for its drafter's again
         most = max(MIN_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))
         while len(known) > most:
             known.pop(next(iter(known)))  # the oldest
-        return found
+        return numbers
 
     def remembered(self, positions: list[int], vocab_size: int) -> list[Tensor | None]:
         known = self._noise if vocab_size == self._vocab_size else {}

@@ -73,12 +73,12 @@ class Spelling:
         """The result of a search, now or earlier: requests of one client name the same words again
         and again."""
         key = (search.__name__, text)
-        found = self._known.get(key)
-        if found is None:
+        tokens = self._known.get(key)
+        if tokens is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            found = self._known[key] = search(text)
-        return found
+            tokens = self._known[key] = search(text)
+        return tokens
 
     def _holding(self, word: bytes) -> list[int]:
         begin = self._all.find(word)
@@ -148,14 +148,14 @@ class BadWords:
     def completing(self, tail: Tail) -> set[int]:
         """Tokens that would complete a word after this text, alongside those that hold one by
         themselves."""
-        found: set[int] = set()
+        tokens: set[int] = set()
         for length in self._lengths:
             if length > len(tail.text):
                 break
             entry = self._behind.get(tail.text[-length:])
             if entry is not None and tail.may_begin(length, entry[0]):
-                found |= entry[1]
-        return found
+                tokens |= entry[1]
+        return tokens
 
     def _completions(self, word: bytes) -> tuple[list[int], dict[bytes, list[int]]]:
         """Tokens that hold the word, and by its beginnings those that complete it."""
@@ -166,9 +166,9 @@ class BadWords:
         return self._spelling.holding(word), behind
 
 
-def _same_kind(one: str, other: str) -> bool:
+def _same_kind(letter: str, other: str) -> bool:
     """Whether two letters side by side are inside one word: both have case, or both are digits."""
-    return bool(one and other) and _kind(one) == _kind(other) != 0
+    return bool(letter and other) and _kind(letter) == _kind(other) != 0
 
 
 def _kind(letter: str) -> int:

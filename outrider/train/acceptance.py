@@ -141,25 +141,25 @@ class AcceptanceRecipe:
         parts: dict[str, float] = {}
         survivals = []
         num = 0
-        for name, label, kept, greedy in (
+        for name, label, accepted, greedy in (
             ("sampled", seen.sampled, seen.kept, False),
             ("greedy", seen.agree, seen.agree, True),
         ):
             estimates = chains(*self._estimates(seen, batch, greedy=greedy), batch.mask, depth)
             true = _spread(label, batch)
-            behind = _spread(kept, batch)
+            behind = _spread(accepted, batch)
             real = chains((true, true), (behind, behind), batch.mask, depth)
             if depth <= fixed or len(real) == 0:  # texts too short to tell
                 continue
-            found = saving(estimates, real, fixed)
+            report = saving(estimates, real, fixed)
             num = len(real)
-            survivals.append(found.survival)
+            survivals.append(report.survival)
             values = {
-                "saved": found.saved,
-                "possible": found.possible,
-                "calibration": found.calibration,
-                "fixed_tau": found.fixed_tau,
-                "tau": found.tau,
+                "saved": report.saved,
+                "possible": report.possible,
+                "calibration": report.calibration,
+                "fixed_tau": report.fixed_tau,
+                "tau": report.tau,
                 "acceptance": float(label.mean()),
             }
             parts |= {f"{part}_{name}": value for part, value in values.items()}
@@ -204,22 +204,22 @@ class AcceptanceRecipe:
         logits = self._draft(
             input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False
         ).logits
-        own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
+        draft_logits = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
         wanted = batch.logits[batch.mask]
         rows, columns = batch.mask.nonzero(as_tuple=True)
         earlier = softmax_fp32(logits[rows, (columns - 1).clamp(min=0)])
         # of a padded vocabulary, the draft may have less
         previous = batch.tokens[rows, columns].clamp(max=earlier.shape[-1] - 1)
         before = earlier.gather(1, previous[:, None])[:, 0]
-        draft_probs = softmax_fp32(own)
+        draft_probs = softmax_fp32(draft_logits)
         true = softmax_fp32(wanted)
-        best = own.argmax(-1)
+        best = draft_logits.argmax(-1)
         drawn = draft_probs.multinomial(1) if len(draft_probs) else best[:, None]
         chances = draft_probs.gather(1, drawn)
-        kept = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
+        chance = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
         agree = (best == wanted.argmax(-1)).float()
         positions = DraftPositions.of(draft_probs, previous, before, columns == 0)
-        return Counted(positions, acceptance(true, own), agree, drawn[:, 0], kept, best)
+        return Counted(positions, acceptance(true, draft_logits), agree, drawn[:, 0], chance, best)
 
     def save(self, folder: Path) -> None:
         self.head.save(folder)

@@ -195,13 +195,13 @@ class BlockRecipe:
             known.append(anchors.counts.flatten(0, 1).cpu())
         if not confidences:
             return {}
-        found = sequential_temperatures(
+        temperatures = sequential_temperatures(
             torch.cat(confidences), torch.cat(accepted), torch.cat(known)
         )
-        self.head.config = replace(self.head.config, temperatures=found.temperatures)
+        self.head.config = replace(self.head.config, temperatures=temperatures.temperatures)
         return {
-            "calibration_error_before": found.error_before,
-            "calibration_error": found.error_after,
+            "calibration_error_before": temperatures.error_before,
+            "calibration_error": temperatures.error_after,
         }
 
     def save(self, folder: Path) -> None:
@@ -240,7 +240,7 @@ def _visible(starts: Tensor, length: int, size: int, causal: bool) -> Tensor:
         torch.arange(length, device=starts.device)
         < starts.repeat_interleave(size, dim=1)[..., None]
     )
-    own = block[:, None] // size == block // size
+    same_block = block[:, None] // size == block // size
     if causal:
-        own = own & (block <= block[:, None])
-    return torch.cat([context, own.expand(num_rows, -1, -1)], dim=2)[:, None]
+        same_block = same_block & (block <= block[:, None])
+    return torch.cat([context, same_block.expand(num_rows, -1, -1)], dim=2)[:, None]

@@ -80,7 +80,7 @@ def new_config(
 ) -> BlockConfig:
     """The head's shape for a target. Raises ConfigError for layers or a mask token it does not
     have."""
-    own = target.config.get_text_config()
+    text_config = target.config.get_text_config()
     vocab_size = target.get_output_embeddings().weight.shape[0]
     outputs = settings.layers() or spread_layers(num_layers)
     if max(outputs) >= num_layers - 1 and settings.target_layers:
@@ -91,23 +91,23 @@ def new_config(
     mask = settings.mask_token if settings.mask_token >= 0 else _least_used(setup)
     if mask >= vocab_size:
         raise ConfigError(f"{OWNER}: mask_token must be below {vocab_size}, got {mask}")
-    num_heads = own.num_attention_heads
+    num_heads = text_config.num_attention_heads
     return BlockConfig(
-        hidden_size=own.hidden_size,
-        intermediate_size=settings.intermediate_size or own.intermediate_size,
+        hidden_size=text_config.hidden_size,
+        intermediate_size=settings.intermediate_size or text_config.intermediate_size,
         num_layers=settings.num_layers,
         num_heads=num_heads,
-        num_kv_heads=getattr(own, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(own, "head_dim", None) or own.hidden_size // num_heads,
+        num_kv_heads=getattr(text_config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(text_config, "head_dim", None) or text_config.hidden_size // num_heads,
         vocab_size=vocab_size,
         block_size=settings.block_size,
-        target_hidden_size=own.hidden_size,
+        target_hidden_size=text_config.hidden_size,
         target_layers=tuple(_key(layer, num_layers) for layer in outputs),
         num_target_layers=num_layers,
         mask_token_id=mask,
         sample_from_anchor=settings.sample_from_anchor,
         causal=settings.causal,
-        max_positions=getattr(own, "max_position_embeddings", None) or 40960,
+        max_positions=getattr(text_config, "max_position_embeddings", None) or 40960,
         markov_rank=settings.markov_rank,
         markov_gated=settings.markov_gated and settings.markov_rank > 0,
         confidence=settings.confidence,

@@ -25,22 +25,28 @@ LITTLE = 1 << 16  # bytes that a full disk may have left
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
     """The parameters that training changes: those with gradients. Frozen parts come from where they
     came from."""
-    return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
+    return {
+        name: parameter.detach()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def load_trained(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Put them back. Raises CheckpointError when they are those of another module."""
-    own = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    if wrong := sorted(own.keys() ^ state.keys()) or sorted(
-        n for n in own if own[n].shape != state[n].shape
+    parameters = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
+    if wrong := sorted(parameters.keys() ^ state.keys()) or sorted(
+        n for n in parameters if parameters[n].shape != state[n].shape
     ):
         raise CheckpointError(
             f"the checkpoint is of another drafter: '{wrong[0]}' does not fit ({len(wrong)} "
             "tensors differ)"
         )
     with torch.no_grad():
-        for name, one in own.items():
-            one.copy_(state[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:

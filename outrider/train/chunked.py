@@ -111,13 +111,13 @@ class _InChunks(torch.autograd.Function):
                 if slopes is not None:
                     slopes[begin : begin + size] = torch.autograd.grad(summed, chunk)[0]
             if slopes is not None:
-                found = list(
+                partials = list(
                     torch.autograd.grad(logits, [*([part] if wanted[0] else []), *trained], slopes)
                 )
                 if wanted[0]:
-                    gradients[0][positions] = found.pop(0)
-                for whole, one in zip(gradients[int(wanted[0]) :], found, strict=True):
-                    whole += one
+                    gradients[0][positions] = partials.pop(0)
+                for whole, partial_ in zip(gradients[int(wanted[0]) :], partials, strict=True):
+                    whole += partial_
         total = (losses * weights).sum()
         ctx.wanted = wanted
         ctx.save_for_backward(*gradients)

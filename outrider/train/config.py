@@ -162,13 +162,13 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{prefix}{name}."))
+            values.update(_flat(value, f"{prefix}{name}."))
         else:
-            found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return found
+            values[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 CONFIG_FIELDS = tuple(field.name for field in fields(TrainConfig))

@@ -294,11 +294,11 @@ def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
         "fc_norm",
         "norm_output",
     ):
-        found = getattr(head.config, name)
+        actual = getattr(head.config, name)
         asked = getattr(wanted, name)
-        if found != asked:
+        if actual != asked:
             raise ConfigError(
-                f"kind '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}"
+                f"kind '{kind}': --init {setup.init} has {name}={actual}, this run wants {asked}"
             )
     head.config = replace(head.config, trained_for=setup.name)
     return head

@@ -106,16 +106,16 @@ class EarlyExitRecipe:
 
 def _going_on(folder: Path, wanted: ExitConfig) -> ExitHead:
     head = ExitHead.load(folder).train().requires_grad_(True)
-    own = (
+    actual = (
         head.config.hidden_size,
         head.config.num_layers,
         head.config.exit_layer,
         head.config.rank,
     )
-    if own != (wanted.hidden_size, wanted.num_layers, wanted.exit_layer, wanted.rank):
+    if actual != (wanted.hidden_size, wanted.num_layers, wanted.exit_layer, wanted.rank):
         raise ConfigError(
-            f"{OWNER}: --init {folder} is for width {own[0]}, {own[1]} layers, exit {own[2]}, "
-            f"rank {own[3]}; this run wants "
+            f"{OWNER}: --init {folder} is for width {actual[0]}, {actual[1]} layers, exit {actual[2]}, "
+            f"rank {actual[3]}; this run wants "
             f"{wanted.hidden_size}, {wanted.num_layers}, {wanted.exit_layer}, {wanted.rank}"
         )
     return head
@@ -142,8 +142,10 @@ def final_norm(target: Any) -> nn.Module:
             and weights
             and all(w.dim() == 1 for w in weights)
         ):
-            made = part(states[count]) if weights[0].shape[-1] == states[count].shape[-1] else None
-            if made is not None and _close(made, head_sees) and _close(output(made), logits):
+            normed = (
+                part(states[count]) if weights[0].shape[-1] == states[count].shape[-1] else None
+            )
+            if normed is not None and _close(normed, head_sees) and _close(output(normed), logits):
                 return part
     raise CapabilityError(
         f"{OWNER}: the logits of {target.config.model_type} are not its output head after a "
@@ -152,9 +154,9 @@ def final_norm(target: Any) -> nn.Module:
     )
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(logits: Tensor, other: Tensor) -> bool:
     scale = float(other.float().abs().max())
     return (
-        one.shape == other.shape
-        and float((one.float() - other.float()).abs().max()) <= CLOSE * scale
+        logits.shape == other.shape
+        and float((logits.float() - other.float()).abs().max()) <= CLOSE * scale
     )

@@ -104,9 +104,9 @@ class Expectation:
 
 
 def _products(values: Sequence[float]) -> list[float]:
-    found = []
+    products = []
     product = 1.0
     for value in values:
         product *= value
-        found.append(product)
-    return found
+        products.append(product)
+    return products

@@ -65,8 +65,10 @@ class Target:
         CheckpointError."""
         source = resolve(name)
         config = load_config(source)
-        own = own_dtype(config)
-        module = load_module(source, config, torch.float32 if own == torch.float16 else own, CPU)
+        dtype = own_dtype(config)
+        module = load_module(
+            source, config, torch.float32 if dtype == torch.float16 else dtype, CPU
+        )
         return cls(name, module, load_tokenizer(source), called or name)
 
     @property
@@ -199,8 +201,8 @@ def export(source: Path, layout: str, out: Path, target: Target) -> str:
         raise
     except Exception as error:  # of torch, safetensors and the system
         why = why_unwritten(out, error)
-        kept = "nothing of it was kept, and when that is mended the same command writes it"
-        raise OutriderError(f"{out} cannot be written ({why}); {kept}") from error
+        outcome = "nothing of it was kept, and when that is mended the same command writes it"
+        raise OutriderError(f"{out} cannot be written ({why}); {outcome}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         if is_new and out.is_dir() and not any(out.iterdir()):
@@ -263,44 +265,44 @@ def obstacles(head: nn.Module) -> list[str]:
 
 
 def _of_eagle(config: EagleConfig) -> list[str]:
-    found = []
+    faults = []
     if config.fc_bias:
-        found.append("its fc layer has a bias, which vLLM does not read")
+        faults.append("its fc layer has a bias, which vLLM does not read")
     if config.qk_norm and config.kind == "eagle":
-        found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
+        faults.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
     if config.attention_bias != config.output_bias and config.kind == "eagle3":
-        found.append(
+        faults.append(
             "its attention has biases in front and none after, where vLLM's EAGLE-3 has both or "
             "neither"
         )
     if config.logit_scale != 1.0 and config.kind == "eagle":
-        found.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
+        faults.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
     if config.own_output and config.kind == "eagle":
-        found.append("it has an output layer of its own, where vLLM's EAGLE uses the target's")
+        faults.append("it has an output layer of its own, where vLLM's EAGLE uses the target's")
     if len(config.signals) != len(set(config.signals)):
-        found.append(f"it reads one hidden state twice: {list(config.signals)}")
-    return found
+        faults.append(f"it reads one hidden state twice: {list(config.signals)}")
+    return faults
 
 
 def _of_block(config: BlockConfig) -> list[str]:
-    found = []
+    faults = []
     is_dspark = bool(config.markov_rank) or config.confidence
     if config.sample_from_anchor and not is_dspark:
-        found.append(
+        faults.append(
             "its anchor's slot guesses, too, where vLLM's DFlash has only the masks guess "
             "(sample_from_anchor=false)"
         )
     if config.markov_gated or config.markov_recurrent:
         kind = "gated" if config.markov_gated else "recurrent"
-        found.append(f"its Markov head is {kind}; vLLM knows only 'vanilla'")
+        faults.append(f"its Markov head is {kind}; vLLM knows only 'vanilla'")
     if not config.qk_norm:
-        found.append("its layers do not norm queries and keys, which vLLM always does")
+        faults.append("its layers do not norm queries and keys, which vLLM always does")
     scaled = {
         "embeddings": config.embedding_scale != 1.0,
         "logits": config.logit_scale != 1.0,
         "capped logits": bool(config.softcap),
     }
-    found += [
+    faults += [
         f"it has scaled {what}, which vLLM ignores" for what, there in scaled.items() if there
     ]
-    return found
+    return faults

@@ -39,10 +39,10 @@ def check_draft(source: Path, out: Path, target: Any) -> list[str]:
         logits = [model(input_ids=tokens, use_cache=False).logits for model in models]
     if not torch.equal(*logits):
         raise CheckpointError(f"{out} computes other logits than {source}")
-    made, passes = assisted(target, models[1], tokens)
+    text, passes = assisted(target, models[1], tokens)
     return [
         f"{out} loads in transformers as {type(models[1]).__name__} and computes the logits of {source}",
-        f"transformers' assisted generation: {made} tokens in {passes} passes of the target",
+        f"transformers' assisted generation: {text} tokens in {passes} passes of the target",
     ]
 
 

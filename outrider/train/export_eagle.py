@@ -98,12 +98,12 @@ def _shared(head: EagleHead, tables: bool) -> dict[str, Tensor]:
     """The target's tables, where the head has none of its own. An EAGLE-3 layout always needs an
     output layer."""
     config = head.config
-    found = {}
+    tensors = {}
     if tables and not config.own_embedding:
-        found["embed_tokens.weight"] = _like(head, head.embedding)
+        tensors["embed_tokens.weight"] = _like(head, head.embedding)
     if not config.own_output and config.kind == "eagle3":
-        found["lm_head.weight"] = _like(head, weight_of(head.output))
-    return found
+        tensors["lm_head.weight"] = _like(head, weight_of(head.output))
+    return tensors
 
 
 def _like(head: EagleHead, table: Tensor) -> Tensor:

@@ -90,9 +90,10 @@ class FeatureSource:
             return out.to(device)
 
         hidden = {
-            layer: stacked([one.hidden[layer] for one in cached]) for layer in cached[0].hidden
+            layer: stacked([features.hidden[layer] for features in cached])
+            for layer in cached[0].hidden
         }
-        logits = [one.logits for one in cached if one.logits is not None]
+        logits = [features.logits for features in cached if features.logits is not None]
         return hidden, stacked(logits) if self._output is None else self._output(hidden[AFTER_NORM])
 
 

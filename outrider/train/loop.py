@@ -140,14 +140,14 @@ class TrainLoop:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return False
-        found = read_checkpoint(path, self._device)
-        load_trained(self.recipe.module, found["module"])
-        self._optimizer.load_state_dict(found["optimizer"])
-        if self._accelerator.scaler is not None and found["scaler"]:
-            self._accelerator.scaler.load_state_dict(found["scaler"])
-        if self._source.cache is not None and found["cache"]:
-            self._source.cache.load_state(found["cache"])
-        self.state = TrainState(**found["state"])
+        checkpoint = read_checkpoint(path, self._device)
+        load_trained(self.recipe.module, checkpoint["module"])
+        self._optimizer.load_state_dict(checkpoint["optimizer"])
+        if self._accelerator.scaler is not None and checkpoint["scaler"]:
+            self._accelerator.scaler.load_state_dict(checkpoint["scaler"])
+        if self._source.cache is not None and checkpoint["cache"]:
+            self._source.cache.load_state(checkpoint["cache"])
+        self.state = TrainState(**checkpoint["state"])
         return True
 
     def run(self) -> None:
@@ -342,10 +342,10 @@ class TrainLoop:
         state = self.state
         self._log(state.step, {"train/stopped": 1.0})
         best = f"the best drafter so far (step {state.best_step}, expected tau {state.best_tau:.3f}) is kept in {self.folder}"
-        kept = best if math.isfinite(state.best_tau) else "nothing was trained yet"
+        outcome = best if math.isfinite(state.best_tau) else "nothing was trained yet"
         raise NumericalError(
             f"training stopped at step {state.step} of {self.total}: {what} is NaN or infinite; "
-            f"{kept}. "
+            f"{outcome}. "
             f"Try a lower learning rate (--lr, now {self.config.lr:g}), more warm-up, or "
             "--precision no."
         )

@@ -114,7 +114,7 @@ def parse_loss(text: str) -> Loss:
     terms = [_term(word.strip(), text) for word in text.split("+")]
 
     def total(target_probs: Tensor, logits: Tensor) -> Tensor:
-        values = [weight * one(target_probs, logits) for weight, one in terms]
+        values = [weight * term(target_probs, logits) for weight, term in terms]
         return torch.stack(values).sum(dim=0)
 
     return terms[0][1] if len(terms) == 1 and terms[0][0] == 1 else total
@@ -143,8 +143,8 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     Values that do not count may be anything, NaN included.
     """
     weights = weights.to(values.dtype)
-    kept = torch.where(weights > 0, values, torch.zeros_like(values))
-    return (kept * weights).sum() / weights.sum().clamp(min=TINY)
+    finite = torch.where(weights > 0, values, torch.zeros_like(values))
+    return (finite * weights).sum() / weights.sum().clamp(min=TINY)
 
 
 @dataclass(frozen=True)

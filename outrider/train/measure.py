@@ -52,14 +52,14 @@ def measure(
         "measuring on held-out prompts",
         len(folders) * len(plan.temperatures) * sum(map(len, prompts.values())),
     )
-    found: list[HeldOutResult] = []
+    results: list[HeldOutResult] = []
     notes: list[str] = []
     for label, folder in folders.items():
         try:
-            found += _one(options, kind, label, folder, draft, prompts, plan, progress, notes)
+            results += _one(options, kind, label, folder, draft, prompts, plan, progress, notes)
         except OutriderError as error:
             notes.append(f"{label}: could not be measured: {error}")
-    return found, notes
+    return results, notes
 
 
 def _one(
@@ -77,7 +77,7 @@ def _one(
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
     runner = Runner(replace(options, draft=draft), [configuration])
     shown = kind.drafter.replace("{folder}", "DIR")
-    found = []
+    runs = []
     max_tokens = min(plan.max_tokens, max(1, runner.context // 2))  # the prompt needs room, too
     note = f"measured answers have at most {max_tokens} tokens, half of the context, not {plan.max_tokens} (--measure-tokens)"
     if max_tokens < plan.max_tokens and note not in notes:
@@ -99,7 +99,7 @@ def _one(
             for trace in traces:
                 total = total.merge(trace.stats)
             progress.advance(len(texts))
-            found.append(
+            runs.append(
                 HeldOutResult(
                     label=label,
                     configuration=shown,
@@ -114,7 +114,7 @@ def _one(
                     accepted_per_position=total.accepted_per_position,
                 )
             )
-    return found
+    return runs
 
 
 def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
@@ -127,11 +127,11 @@ def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
 
 def _prompts(held_out: Sequence[TrainingText], max_prompts: int) -> dict[str, list[TrainingText]]:
     """Different prompts by task, at most this many of each."""
-    found: dict[str, list[TrainingText]] = {}
+    prompts: dict[str, list[TrainingText]] = {}
     seen: set[tuple[int, ...]] = set()
     for text in held_out:
         key = tuple(text.prompt)
-        if key not in seen and len(found.setdefault(text.task, [])) < max_prompts:
-            found[text.task].append(text)
+        if key not in seen and len(prompts.setdefault(text.task, [])) < max_prompts:
+            prompts[text.task].append(text)
             seen.add(key)
-    return found
+    return prompts

@@ -93,14 +93,14 @@ class MedusaRecipe:
             .requires_grad_(True)
             .to(output.weight.device)
         )
-        found = (heads.config.num_heads, heads.config.num_layers, heads.config.own_output)
+        actual = (heads.config.num_heads, heads.config.num_layers, heads.config.own_output)
         if (
-            found != (config.num_heads, config.num_layers, config.own_output)
+            actual != (config.num_heads, config.num_layers, config.own_output)
             or heads.token_ids is not None
         ):
             raise ConfigError(
-                f"{OWNER}: --init {setup.init} has num_heads={found[0]}, num_layers={found[1]}, "
-                f"own_output={found[2]}; this run "
+                f"{OWNER}: --init {setup.init} has num_heads={actual[0]}, num_layers={actual[1]}, "
+                f"own_output={actual[2]}; this run "
                 f"wants {config.num_heads}, {config.num_layers}, {config.own_output} and the "
                 "whole vocabulary"
             )

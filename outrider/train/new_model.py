@@ -44,11 +44,11 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     """A model of some of the target's layers, everything else copied, in fp32. Raises ConfigError,
     CapabilityError."""
     layers = decoder_layers(target)
-    kept = chosen_layers(text.rstrip(","), len(layers), owner)
+    layers_kept = chosen_layers(text.rstrip(","), len(layers), owner)
     path = next(name for name, part in target.named_modules() if part is layers)
-    config = _with_layers(target.config, kept, len(layers))
+    config = _with_layers(target.config, layers_kept, len(layers))
     module = AutoModelForCausalLM.from_config(config).float()
-    new_number = {str(old): new for new, old in enumerate(kept)}
+    new_number = {str(old): new for new, old in enumerate(layers_kept)}
 
     def renamed(name: str) -> str | None:
         """The new name of a tensor or of a part with a point after it; None: of a layer that is
@@ -86,16 +86,16 @@ def _plain_tensors(module: Any, renamed: Callable[[str], str | None]) -> dict[st
         for name, tensor in module.state_dict().items()
         if not name.startswith(tuple(packed))
     }
-    found = {
+    tensors = {
         new: tensor.float() for name, tensor in plain.items() if (new := renamed(name)) is not None
     }
     for prefix, part in packed.items():
         if (new := renamed(prefix)) is not None:
-            found[f"{new}weight"] = part.weight.float()
-            found |= (
+            tensors[f"{new}weight"] = part.weight.float()
+            tensors |= (
                 {} if getattr(part, "bias", None) is None else {f"{new}bias": part.bias.float()}
             )
-    return found
+    return tensors
 
 
 def scratch_model(target: Any, sizes: dict[str, int], owner: str) -> Any:
@@ -109,8 +109,8 @@ def scratch_model(target: Any, sizes: dict[str, int], owner: str) -> Any:
             f"{owner}: hidden_size {hidden} must be an even multiple of num_heads {heads}"
         )
     num_layers = sizes.get("num_layers") or max(1, old.num_hidden_layers // 4)
-    kept = [min(number, old.num_hidden_layers - 1) for number in range(num_layers)]
-    config = _with_layers(target.config, kept, old.num_hidden_layers)
+    layers_kept = [min(number, old.num_hidden_layers - 1) for number in range(num_layers)]
+    config = _with_layers(target.config, layers_kept, old.num_hidden_layers)
     inner = config.get_text_config()
     inner.hidden_size = hidden
     inner.num_attention_heads = heads
@@ -133,14 +133,14 @@ def scratch_model(target: Any, sizes: dict[str, int], owner: str) -> Any:
     return module
 
 
-def _with_layers(config: Any, kept: list[int], count: int) -> Any:
+def _with_layers(config: Any, layers_kept: list[int], count: int) -> Any:
     """The config for these layers: their number, and what it lists for each layer (kinds of
     attention, ...)."""
     config = copy.deepcopy(config)
     inner = config.get_text_config()
     for name, value in inner.to_dict().items():
         if isinstance(value, list) and len(value) == count:
-            setattr(inner, name, [value[layer] for layer in kept])
-    inner.num_hidden_layers = len(kept)
+            setattr(inner, name, [value[layer] for layer in layers_kept])
+    inner.num_hidden_layers = len(layers_kept)
     config.dtype = torch.float32
     return config

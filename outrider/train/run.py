@@ -200,12 +200,12 @@ class _Job:
     def run(self, texts: list[TrainingText]) -> TrainResult:
         spec = self._spec
         config = self._config
-        kept = fitting(texts, config.max_length)
-        if dropped := len(texts) - len(kept):
+        fitting_texts = fitting(texts, config.max_length)
+        if dropped := len(texts) - len(fitting_texts):
             self._notes.append(
                 f"{dropped} of {len(texts)} texts are too long or have no response of two tokens"
             )
-        train, held_out = split(kept, config.held_out, config.seed)
+        train, held_out = split(fitting_texts, config.held_out, config.seed)
         recipe = self._recipe(train)
         cache = (
             FeatureCache(spec.out / FEATURES, spec.feature_cache, self._progress.say)
@@ -286,10 +286,10 @@ class _Job:
         if not isinstance(recipe, Calibrates):
             return {}
         with torch.no_grad():
-            found = recipe.calibrate(loop.held_out_batches())
+            temperature = recipe.calibrate(loop.held_out_batches())
         if loop.is_main:
             save_drafter(recipe.save, self._spec.out / DRAFTER)
-        return found
+        return temperature
 
     def _measured(self, held_out: list[TrainingText]) -> tuple[list[Any], list[str]]:
         spec = self._spec
@@ -307,8 +307,8 @@ class _Job:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """The value after a round trip through JSON: tuples are lists there."""
-    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return found
+    values_: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return values_
 
 
 def save_drafter(save: Callable[[Path], None], folder: Path) -> None:

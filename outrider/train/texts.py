@@ -56,14 +56,14 @@ def fitting(texts: Iterable[TrainingText], max_length: int) -> list[TrainingText
         )
         for text in all_texts
     ]
-    kept = [one for one in cut if one.prompt and len(one.response) >= 2]
-    if not kept:
+    usable = [one for one in cut if one.prompt and len(one.response) >= 2]
+    if not usable:
         raise ConfigError(
             f"none of {len(all_texts)} texts has a prompt and two response tokens within "
             f"max_length = {max_length}: "
             "raise max_length, or look at the responses"
         )
-    return kept
+    return usable
 
 
 def split(

@@ -145,11 +145,11 @@ class UnrolledRecipe:
 def _ahead(mask: Tensor, step: int) -> Tensor:
     """(B, T-1) bool: [t] is whether logits[t + 1 + step] and all earlier logits of the chain from t
     count."""
-    found = torch.ones_like(mask[:, 1:])
+    ahead = torch.ones_like(mask[:, 1:])
     for earlier in range(step + 1):
         later = mask[:, 1 + earlier :]
-        found = found & F.pad(later, (0, found.shape[1] - later.shape[1]))
-    return found
+        ahead = ahead & F.pad(later, (0, ahead.shape[1] - later.shape[1]))
+    return ahead
 
 
 def unrolled(

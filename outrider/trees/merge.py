@@ -63,14 +63,14 @@ def part_verdict(draft: Draft, node_map: NodeMap, merged: Draft, verdict: Verdic
     for row, (path, count) in enumerate(
         zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
     ):
-        own = {merged_node: node for node, merged_node in enumerate(node_map[row])}
-        kept = [own[node] for node in _beginning(path[:count], own)]
-        left = len(kept) < count
-        paths.append(kept + [-1] * (draft.num_nodes - len(kept)))
+        node_of = {merged_node: node for node, merged_node in enumerate(node_map[row])}
+        accepted = [node_of[node] for node in _beginning(path[:count], node_of)]
+        left = len(accepted) < count
+        paths.append(accepted + [-1] * (draft.num_nodes - len(accepted)))
         next_tokens.append(
-            merged.lists[0][row][path[len(kept)]] if left else verdict.lists.next_token[row]
+            merged.lists[0][row][path[len(accepted)]] if left else verdict.lists.next_token[row]
         )
-        complete.append(not draft.children[row][kept[-1] + 1 if kept else 0])
+        complete.append(not draft.children[row][accepted[-1] + 1 if accepted else 0])
     counts = [sum(node >= 0 for node in path) for path in paths]
     return Verdict.of_lists(
         VerdictLists(paths, counts, next_tokens, complete), draft.num_nodes, draft.tokens.device
@@ -109,6 +109,8 @@ def _keep_probs(merged: Draft, first: Draft, probs: torch.Tensor) -> None:
     merged.parents = merged.parent_nodes().clone()  # a tree's verifier reads `sampled` node by node
 
 
-def _beginning(path: list[int], own: dict[int, int]) -> list[int]:
+def _beginning(path: list[int], node_of: dict[int, int]) -> list[int]:
     """The path up to the first node that is not among `own`."""
-    return path[: next((depth for depth, node in enumerate(path) if node not in own), len(path))]
+    return path[
+        : next((depth for depth, node in enumerate(path) if node not in node_of), len(path))
+    ]

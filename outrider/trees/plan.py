@@ -136,9 +136,9 @@ class TreePlan:
         self, growth: BestFirstGrowth, chosen: list[tuple[Sequence[int], int | None]]
     ) -> None:
         nodes = growth.finish()  # the draft's, as the growth numbers them
-        for siblings, kept in chosen:
+        for siblings, num_kept in chosen:
             for node in siblings:
-                self.worth.count(*growth.ranked_probs[nodes[node]], kept=node == kept)
+                self.worth.count(*growth.ranked_probs[nodes[node]], kept=node == num_kept)
 
     def _shape(self, num_nodes: int) -> TreeShape:
         if self.kind == "parallel":

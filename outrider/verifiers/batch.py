@@ -97,8 +97,10 @@ def verdict_by_rule(
     for kind, members in groups.items():
         part = kind.form(_select(draft, members))
         wanted = target_probs[members, : part.num_nodes + 1]
-        own = [starts[row] for row in members]
-        verdicts.append(_verified(kind.rule, part, wanted, rng.select(members), own, kernels).lists)
+        row_starts = [starts[row] for row in members]
+        verdicts.append(
+            _verified(kind.rule, part, wanted, rng.select(members), row_starts, kernels).lists
+        )
     return _merged(list(groups.values()), verdicts, draft)
 
 

@@ -49,27 +49,27 @@ class Kernels:
             return None
         scores = scores.contiguous()
         lengths = draft.lengths.contiguous()
-        made = torch.empty_like(scores)
+        result = torch.empty_like(scores)
         shape = array("q", scores.shape)
         whole = self._library.outrider_laws(
             scores.data_ptr(),
             lengths.data_ptr(),
             options.data_ptr(),
             shape.buffer_info()[0],
-            made.data_ptr(),
+            result.data_ptr(),
         )
-        return made if whole else None
+        return result if whole else None
 
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
         """A `NoiseMaker`: the uniforms are `PhiloxNoise`'s to the bit, their logarithms up to
         rounding."""
-        made = [torch.empty(vocab_size, dtype=torch.float64) for _ in positions]
+        numbers = [torch.empty(vocab_size, dtype=torch.float64) for _ in positions]
         num = len(positions)
         indices = array("q", positions)
-        tables = array("Q", [one.data_ptr() for one in made])
+        tables = array("Q", [one.data_ptr() for one in numbers])
         addresses = indices.buffer_info()[0], tables.buffer_info()[0]
         self._library.outrider_noise(seed, int(Purpose.GUMBEL), *addresses, num, vocab_size)
-        return made
+        return numbers
 
     def serve(self, rule: RowVerifier, draft: Draft, table: Tensor) -> bool:
         """Whether the kernels can give this rule's verdict on this draft, from scores or
@@ -123,11 +123,11 @@ class Kernels:
             call += _remembered(draft, rng, starts, table.shape[2])
         width = _HEAD + num_nodes
         numbers = array("Q", call)
-        found = array("q", bytes(8 * num_rows * width))
-        if not self._library.outrider_verdicts(numbers.buffer_info()[0], found.buffer_info()[0]):
+        buffer = array("q", bytes(8 * num_rows * width))
+        if not self._library.outrider_verdicts(numbers.buffer_info()[0], buffer.buffer_info()[0]):
             return None
         lines = [
-            found[start : start + width].tolist() for start in range(0, num_rows * width, width)
+            buffer[start : start + width].tolist() for start in range(0, num_rows * width, width)
         ]
         lists = VerdictLists(
             path=[line[_HEAD:] for line in lines],

@@ -36,7 +36,7 @@ def _walk(children: list[list[int]], heads: list[bool]) -> int:
     """The first child whose coin shows heads, and on from there."""
     end = -1
     while True:
-        kept = [node for node in children[end + 1] if heads[node]]
-        if not kept:
+        children_kept = [node for node in children[end + 1] if heads[node]]
+        if not children_kept:
             return end
-        end = kept[0]
+        end = children_kept[0]

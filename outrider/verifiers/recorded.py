@@ -87,7 +87,7 @@ class RecordedVerdicts(PhiloxNoise):
             draft.tokens,
             draft.lengths,
         ]
-        given += [one for one in (draft.probs, draft.sampled) if one is not None]
+        given += [tensor for tensor in (draft.probs, draft.sampled) if tensor is not None]
         key = (type(rule), draft.probs is not None, draft.sampled is not None)
         (packed,) = self.graphs.run(
             key, partial(_decided, rule, has_probs=draft.probs is not None), given

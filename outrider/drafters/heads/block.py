@@ -102,9 +102,9 @@ class BlockGuesses:
             memory = self._memory.gather(
                 1, origins[..., None].expand(-1, -1, self._memory.shape[2])
             )
-        found = self._passes.corrected(logits[:, level], states[:, level], parents, memory)
-        self._memory = found.memory
-        return self._head.in_full(found.logits)
+        corrected = self._passes.corrected(logits[:, level], states[:, level], parents, memory)
+        self._memory = corrected.memory
+        return self._head.in_full(corrected.logits)
 
     def confidence(self, level: int, previous: Tensor) -> Tensor:
         """(B,): chance that this level's token is accepted, given that those before it are."""
@@ -225,9 +225,9 @@ class BlockDrafter(Drafter):
         outline = load_block(
             head, target.hidden_size, target.vocab_size, target.num_hidden_layers, outline=True
         )
-        own = outline.config
+        config = outline.config
         return head_memory(
-            head, outline, own.num_layers * own.num_kv_heads * own.head_dim * 2, dtype
+            head, outline, config.num_layers * config.num_kv_heads * config.head_dim * 2, dtype
         )
 
     @classmethod

@@ -48,17 +48,19 @@ class BlockContext:
         count = states[0].shape[1]
         self._read(index, Unread(states, [count], [start + count]))
 
-    def commit(self, hidden: dict[int, Tensor], kept: list[list[int]], ends: list[int]) -> None:
+    def commit(self, hidden: dict[int, Tensor], num_kept: list[list[int]], ends: list[int]) -> None:
         """The columns kept[b] of a pass's states (B, T, target H) belong to the text, which they
         end at index ends[b]."""
-        counts = [len(columns) for columns in kept]
+        counts = [len(columns) for columns in num_kept]
         width = max(counts)
         states = [hidden[layer][:, :width] for layer in self._config.target_layers]
-        if any(columns != list(range(len(columns))) for columns in kept):  # a path through a tree
+        if any(
+            columns != list(range(len(columns))) for columns in num_kept
+        ):  # a path through a tree
             columns = torch.tensor(
-                [line + [0] * (width - len(line)) for line in kept], device=self.kv.device
+                [line + [0] * (width - len(line)) for line in num_kept], device=self.kv.device
             )
-            rows = torch.arange(len(kept), device=self.kv.device)[:, None]
+            rows = torch.arange(len(num_kept), device=self.kv.device)[:, None]
             states = [hidden[layer][rows, columns] for layer in self._config.target_layers]
         self._parts.append(Unread(states, counts, ends))
         if max(map(sum, zip(*(part.counts for part in self._parts), strict=True))) >= MAX_WAITING:
@@ -83,9 +85,9 @@ class BlockContext:
         """That pass and what it drafts, in one call."""
         unread = self._taken()
         self._reserve(0, unread, self._config.block_size)
-        found = run.draft(self.kv, rows, _pending(rows), unread, num_tokens)
+        drafted = run.draft(self.kv, rows, _pending(rows), unread, num_tokens)
         self._advance(0, unread)
-        return found
+        return drafted
 
     def _taken(self) -> Unread | None:
         """Take the states that wait."""

@@ -65,9 +65,12 @@ class EagleDrafter(FedTree):
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         outline = load_eagle(head, cls.kind, TargetSizes.of(target_config), outline=True)
-        own = outline.config
+        config = outline.config
         return head_memory(
-            head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype
+            head,
+            outline,
+            config.num_layers * config.num_key_value_heads * config.head_dim * 2,
+            dtype,
         )
 
     @classmethod

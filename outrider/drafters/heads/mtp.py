@@ -82,28 +82,33 @@ class MtpDrafter(FedTree):
                 f"an MTP head of {len(head.layers)} layers drafts chains: leave "
                 f"tree={settings.tree} out"
             )
-        own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
+        head_lm = (MtpTurnsLM if turns else HeadLM)(
+            head, lm.shape.vocab_size, lm.shape.context_length
+        )
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{source.name}' drafts ({head.config.layout} layout{layers})"]
         notes += context_notes(
             source.name, head.config.max_position_embeddings, lm.shape.context_length
         )
-        run = _on_runtime(own, head, lm, notes)
+        run = _on_runtime(head_lm, head, lm, notes)
         if settings.tree != "chain":
             drafter: FeatureFed = cls(
-                own, TreePlan(settings), TopTokens(lm.kernels), FedTrees(own, run) if run else None
+                head_lm,
+                TreePlan(settings),
+                TopTokens(lm.kernels),
+                FedTrees(head_lm, run) if run else None,
             )
         else:
-            drafter = FedChain(own, FedChains(own, run) if run else None, settings)
+            drafter = FedChain(head_lm, FedChains(head_lm, run) if run else None, settings)
         drafter.loading_notes = notes
         return drafter
 
 
-def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> FedRun | None:
+def _on_runtime(head_lm: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> FedRun | None:
     """The head's passes on the native runtime, where the target runs there."""
     if isinstance(target.run, NativeRun):
         try:
-            own.run = run = FedRun(own, target.run.path)
+            head_lm.run = run = FedRun(head_lm, target.run.path)
             release_linears(head)
             return run
         except NotLoweredError as error:

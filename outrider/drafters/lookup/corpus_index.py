@@ -56,9 +56,9 @@ def open_index(corpus: Path | None, index: Path | None, tokenizer: Any) -> Suffi
         None if corpus is None or index is None else corpus_hash(corpus, index),
     )
     if index is not None and index.exists():
-        found, origin = load_index(index)
+        index_, origin = load_index(index)
         if origin.fits(wanted):
-            return found
+            return index_
         if corpus is None:
             reason = "version" if origin.version != VERSION else "tokenizer"
             raise CheckpointError(

@@ -108,15 +108,15 @@ class NgramIndex:
     def matches(self, tokens: list[int]) -> dict[int, int]:
         """Position -> how many tokens before it equal the text's last ones, the most recent
         position first."""
-        found: dict[int, int] = {}
+        positions: dict[int, int] = {}
         for size in reversed(self._sizes):
             position = self._last.get(tuple(tokens[-size:]), -1) if size <= len(tokens) else -1
             for _ in range(MAX_OCCURRENCES):
                 if position < 0:
                     break
-                found.setdefault(position, size)
+                positions.setdefault(position, size)
                 position = self._before[size][position]
-        return dict(sorted(found.items(), reverse=True))
+        return dict(sorted(positions.items(), reverse=True))
 
 
 def continuations(

@@ -101,8 +101,8 @@ class Alignment:
             self.position = position + 1
             self._agreed = self._agreed + 1
             self._tries = False
-        elif found := self._find(tokens, end):
-            (self.position, self._agreed), self._tries = found, False
+        elif match := self._find(tokens, end):
+            (self.position, self._agreed), self._tries = match, False
         else:
             self._tries = position is not None and not self._tries
             self.position = position + 1 if position is not None and self._tries else None

@@ -172,11 +172,11 @@ class RecyclingDrafter(Drafter):
         fed: list[int] = []
         outputs: list[int] = []
         for index, (row, tokens, length) in enumerate(zip(rows, *draft.lists, strict=True)):
-            own = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
-            kept = [0, *(node + 1 for node in paths[index][: counts[index]])]
-            others = [number for number in range(len(own)) if number not in kept]
-            order = [*others, *kept]  # kept nodes last: their context is the text itself
-            fed += [own[number] for number in order]
+            followed = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
+            columns = [0, *(node + 1 for node in paths[index][: counts[index]])]
+            others = [number for number in range(len(followed)) if number not in columns]
+            order = [*others, *columns]  # kept nodes last: their context is the text itself
+            fed += [followed[number] for number in order]
             outputs += [index * width + number for number in order]
             self._num_tokens[index] = len(row.tokens)
         self._table.update(fed, self._top_tokens.tokens(output.logits, outputs, top_k))

@@ -125,9 +125,9 @@ class SuffixDrafter(Drafter):
         return drafter
 
     def start(self, row: Row) -> None:
-        own = SuffixTree(self._settings.max_depth)
-        own.extend(row.tokens)
-        self._known.append(_Known(row, own, Matches(self.memory.tree)))
+        tree = SuffixTree(self._settings.max_depth)
+        tree.extend(row.tokens)
+        self._known.append(_Known(row, tree, Matches(self.memory.tree)))
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         guesses = [
@@ -150,9 +150,9 @@ class SuffixDrafter(Drafter):
         known.past.update(row.tokens)
         if not count:
             return Guess(TokenTree(), [])
-        own = best_guess(known.own.points, depth, count, self._rule, own=True)
-        past = best_guess(known.past.points, depth, count, self._rule, own=False)
-        return past if past.score > own.score else own
+        guess = best_guess(known.own.points, depth, count, self._rule, from_row=True)
+        past = best_guess(known.past.points, depth, count, self._rule, from_row=False)
+        return past if past.score > guess.score else guess
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for known, row in zip(self._known, rows, strict=True):

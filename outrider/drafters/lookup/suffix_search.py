@@ -63,19 +63,19 @@ class Match(NamedTuple):
 
 
 def best_guess(
-    points: Sequence[Point], max_depth: int, budget: int, rule: SearchRule, *, own: bool
+    points: Sequence[Point], max_depth: int, budget: int, rule: SearchRule, *, from_row: bool
 ) -> Guess:
     """The guess of at most `budget` nodes with the highest score, over the match lengths of
     `points` (longest first).
 
-    `own`: the points are those of the tree's own growing text, whose ends are counted in the tree
+    `from_row`: the points are those of the tree's own growing text, whose ends are counted in the tree
     though nothing followed them yet. Match lengths are tried from the longest; a shorter one only
     where it was seen twice as often as the last one tried (with the same count it has the same
     continuations), and only while it could still win.
     """
     best = Guess(TokenTree(), [])
     tried = 0
-    for match in _matches(points, own):
+    for match in _matches(points, from_row):
         cap = min(budget, int(rule.alpha * match.length + rule.beta))
         if cap <= best.score:
             break  # so do all shorter ones
@@ -89,16 +89,16 @@ def best_guess(
     return best
 
 
-def _matches(points: Sequence[Point], own: bool) -> Iterator[Match]:
+def _matches(points: Sequence[Point], from_row: bool) -> Iterator[Match]:
     """Longest first, with the number of times something is known to have followed."""
     # suffixes that stand on this edge no further than the point in hand
     waiting: dict[SuffixNode, int] = {}
-    if own:
+    if from_row:
         for node, _ in points:
             waiting[node] = waiting.get(node, 0) + 1
     for index, (node, passed) in enumerate(points):
         seen = node.count - waiting.get(node, 0)
-        if own:
+        if from_row:
             waiting[node] -= 1
         yield Match(node, passed, len(points) - index, seen)
 

@@ -165,8 +165,8 @@ class TreeModelDrafter(ModelDrafter):
         pending = self._catch_up(rows)
         self._num_missing = list(map(len, pending))
         self._ranked = ranked_by_scores(rows)
-        found = self._grown(rows, pending, budgets)
-        return self._by_levels(rows, pending, budgets) if found is None else found
+        drafted = self._grown(rows, pending, budgets)
+        return self._by_levels(rows, pending, budgets) if drafted is None else drafted
 
     def _grown(self, rows: Rows, pending: list[list[int]], budgets: list[int]) -> Draft | None:
         """The draft from one call; None where it takes several."""
@@ -176,11 +176,11 @@ class TreeModelDrafter(ModelDrafter):
         if not all(self._ranked) or any(drawn_rows(rows, self.plan)):
             return None
         limits = TreeLimits(settings.top_k, settings.max_depth, settings.min_gain)
-        found = self._whole_trees.grow(rows, pending, limits, budgets)
-        if found is None:  # the path level by level names the row
+        grown = self._whole_trees.grow(rows, pending, limits, budgets)
+        if grown is None:  # the path level by level names the row
             return None
-        self._fed_nodes = found.fed
-        return Draft(found.tokens, found.lengths, found.parents)
+        self._fed_nodes = grown.fed
+        return Draft(grown.tokens, grown.lengths, grown.parents)
 
     def _by_levels(self, rows: Rows, pending: list[list[int]], budgets: list[int]) -> Draft:
         begun = zip(row_trees(rows, budgets, self.plan), pending, strict=True)
@@ -212,8 +212,8 @@ class TreeModelDrafter(ModelDrafter):
             if self._idle[index]:
                 continue
             path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
-            kept = [fed[node] for node in path if fed[node] >= 0]  # leaves were never fed
-            kv.keep(index, [*range(missing), *(missing + offset for offset in kept)])
+            fed_path = [fed[node] for node in path if fed[node] >= 0]  # leaves were never fed
+            kv.keep(index, [*range(missing), *(missing + offset for offset in fed_path)])
             kv.truncate(index, len(row.tokens) - 1)
         self._trees = []
         self._fed_nodes = []
@@ -306,7 +306,7 @@ class TreeModelDrafter(ModelDrafter):
             ranked and not tree.sampled
             for tree, ranked in zip(self._trees, self._ranked, strict=True)
         ]
-        own, sizes = (
+        row_scores, sizes = (
             [line if mine else [] for line, mine in zip(each, by_scores, strict=True)]
             for each in (columns, counts)
         )
@@ -315,23 +315,25 @@ class TreeModelDrafter(ModelDrafter):
             if rows.coupled_rows is None
             else self._fed_draft(rows.device).depths()[:, first : first + scores.shape[1]]
         )
-        ranking = scores if depths is None else raced_scores(rows, scores, own, depths, self.known)
-        placed = likeliest_scores(self._top_tokens, rows, ranking, own, sizes, self.known)
+        ranking = (
+            scores if depths is None else raced_scores(rows, scores, row_scores, depths, self.known)
+        )
+        placed = likeliest_scores(self._top_tokens, rows, ranking, row_scores, sizes, self.known)
         if placed is not None and level.probs is None:
             return placed
         # `_level_probs` names the row whose scores are no numbers
         probs = self._level_probs(rows, scores, first) if level.probs is None else level.probs
         ranks = probs if depths is None else raced(rows, probs, depths)
-        found: list[list[list[Child]]] = []
+        children: list[list[list[Child]]] = []
         for index, tree in enumerate(self._trees):
             if tree.sampled or not counts[index]:
-                found.append([[] for _ in counts[index]])
+                children.append([[] for _ in counts[index]])
             elif by_scores[index] and placed is not None:
-                found.append(placed[index])
+                children.append(placed[index])
             else:
-                found.append(likeliest(ranks[index, columns[index]], counts[index]))
-        draw(rows, probs, self._trees, columns, found, replacement=self.plan.replacement)
-        return found
+                children.append(likeliest(ranks[index, columns[index]], counts[index]))
+        draw(rows, probs, self._trees, columns, children, replacement=self.plan.replacement)
+        return children
 
 
 def _trees_of(lm: LM) -> Trees | None:

@@ -180,10 +180,10 @@ def _choose_layers(setup: DraftSetup, layers: DecoderLayers) -> tuple[list[int],
             )
         return skipped, f"drafting without layers {', '.join(map(str, skipped))} of 0..{count - 1}"
     if settings.exit_layer == "auto":
-        found = find_exit(layers, setup.target, setup.num_draft_tokens)
-        return list(range(found.layer, count)), (
-            f"drafting with the first {found.layer} of {count} layers: {found.acceptance:.0%} of greedy tokens right at "
-            f"{found.cost:.0%} of the target's weights, {found.speedup:.2f}x predicted at {setup.num_draft_tokens} tokens"
+        best = find_exit(layers, setup.target, setup.num_draft_tokens)
+        return list(range(best.layer, count)), (
+            f"drafting with the first {best.layer} of {count} layers: {best.acceptance:.0%} of greedy tokens right at "
+            f"{best.cost:.0%} of the target's weights, {best.speedup:.2f}x predicted at {setup.num_draft_tokens} tokens"
         )
     if settings.exit_layer >= count:
         raise ConfigError(

@@ -99,8 +99,8 @@ class UniversalDrafter(Drafter):
         named[[token for token in pair.draft.keys if token < len(named)]] = True
         # (V',) bool: rows of the draft's embedding that stand for no token
         self._is_unnamed = ~named
-        own = torch.arange(len(named), device=lm.device).where(named, -1)
-        self._own = Vocabulary(len(named), own, float("-inf"))
+        ids = torch.arange(len(named), device=lm.device).where(named, -1)
+        self._own = Vocabulary(len(named), ids, float("-inf"))
         self._rows = PerRow[_RowState]()
         self._turns = Turns()
 
@@ -196,9 +196,11 @@ class UniversalDrafter(Drafter):
             state.context.update(row.tokens)
             context_tokens = state.context.tokens
             # the last one is fed again: its logits
-            kept = min(_num_common(context_tokens, state.cached), max(0, len(context_tokens) - 1))
-            del state.cached[kept:]
-            self.lm.kv.truncate(index, kept)
+            num_cached = min(
+                _num_common(context_tokens, state.cached), max(0, len(context_tokens) - 1)
+            )
+            del state.cached[num_cached:]
+            self.lm.kv.truncate(index, num_cached)
             # a model with running states may have gone back further
             del state.cached[self.lm.kv.lengths[index] :]
 
@@ -222,8 +224,8 @@ class UniversalDrafter(Drafter):
         if isinstance(self.lm.run, NativeRun) and programs_serve(rows):
             pending = self._pending(steps)
             count = max(steps)
-            found = self._chains(self.lm.run, Picks.of(rows, count), pending, count, self._shared)
-            draft = None if found is None else drafted(rows, *found, steps)
+            chains = self._chains(self.lm.run, Picks.of(rows, count), pending, count, self._shared)
+            draft = None if chains is None else drafted(rows, *chains, steps)
             if draft is not None and not bans_bite(rows, draft):
                 self._hold(pending, [self._draft_id[line].tolist() for line in draft.tokens], steps)
                 return draft

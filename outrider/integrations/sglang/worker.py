@@ -68,13 +68,13 @@ def worker_class() -> type:
 def check_interface(module: Any) -> None:
     """Raises CapabilityError where names or arguments differ from those that are known."""
     for (owner, method), arguments in ARGUMENTS.items():
-        found = getattr(getattr(module, owner, None), method, None)
-        if found is None:
+        function = getattr(getattr(module, owner, None), method, None)
+        if function is None:
             raise CapabilityError(
                 f"{OTHERWISE} its n-gram worker has no {owner}.{method}: install sglang {TESTED}"
             )
-        if tuple(inspect.signature(found).parameters) != arguments:
-            takes = ", ".join(inspect.signature(found).parameters)
+        if tuple(inspect.signature(function).parameters) != arguments:
+            takes = ", ".join(inspect.signature(function).parameters)
             raise CapabilityError(
                 f"{OTHERWISE} {owner}.{method} takes {takes}: install sglang {TESTED}"
             )

@@ -118,24 +118,24 @@ class BatchDrafter:
         going_on: set[Hashable] = set()
         for key, row, sent in zip(self._keys, self._rows, self._sent, strict=True):
             ask = asks.get(key)
-            kept = _kept(ask, row, sent)
+            num_kept = _kept(ask, row, sent)
             # its last draft was never verified, which counts as turned down
-            if ask is None or kept is None:
-                kept = 0
+            if ask is None or num_kept is None:
+                num_kept = 0
                 next_token = row.tokens[-1]
             else:
                 going_on.add(key)
                 next_token = ask.emitted[-1]
                 row.tokens.extend(ask.emitted)
                 row.stats.count_step(
-                    len(sent.tokens), kept, kept + 1, rejected=kept < len(sent.tokens)
+                    len(sent.tokens), num_kept, num_kept + 1, rejected=num_kept < len(sent.tokens)
                 )
                 if self._counters is not None:
-                    self._counters.kept(sent.part, kept)
-            paths.append(sent.nodes[:kept] + [-1] * (width - kept))
-            counts.append(kept)
+                    self._counters.kept(sent.part, num_kept)
+            paths.append(sent.nodes[:num_kept] + [-1] * (width - num_kept))
+            counts.append(num_kept)
             nexts.append(next_token)
-            complete.append(kept == len(sent.tokens))
+            complete.append(num_kept == len(sent.tokens))
         if self._draft is not None and self._keys:
             verdict = Verdict.of_lists(
                 VerdictLists(paths, counts, nexts, complete), width, self._rows.device
@@ -206,10 +206,10 @@ def _kept(ask: Ask | None, row: Row, sent: _Sent) -> int | None:
     on without our draft."""
     if ask is None or not ask.emitted or ask.length != len(row.tokens) + len(ask.emitted):
         return None
-    kept = sum(
+    num_kept = sum(
         1
         for _ in takewhile(
             lambda pair: pair[0] == pair[1], zip(ask.emitted[:-1], sent.tokens, strict=False)
         )
     )
-    return kept if kept == len(ask.emitted) - 1 else None
+    return num_kept if num_kept == len(ask.emitted) - 1 else None

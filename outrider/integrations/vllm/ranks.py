@@ -33,5 +33,7 @@ class Ranks:
         if not self.shares:
             return draft()
         group = import_module("vllm.distributed").get_tp_group()
-        found: list[list[int]] = group.broadcast_object(draft() if self.leads else None, src=0)
-        return found
+        agreed_lists: list[list[int]] = group.broadcast_object(
+            draft() if self.leads else None, src=0
+        )
+        return agreed_lists

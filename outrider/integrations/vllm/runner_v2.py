@@ -78,7 +78,7 @@ def _without_ours(features: Callable[[Any], list[str]]) -> Callable[[Any], list[
     def unsupported(self: Any) -> list[str]:
         found = features(self)
         return (
-            [one for one in found if one != UNSUPPORTED]
+            [feature for feature in found if feature != UNSUPPORTED]
             if is_ours(self.speculative_config)
             else found
         )

@@ -241,7 +241,7 @@ class _Loading:
     def _put_experts(
         self, target: str, experts: int, codes: Codes | SmallFloats, dtype: torch.dtype
     ) -> bool:
-        """`found`: the rows of all experts, one after the other. Whether they were widened."""
+        """`codes`: the rows of all experts, one after the other. Whether they were widened."""
         owner, last, there = self._parameter(target)
         outputs = len(codes.codes) // experts
         inputs = codes.codes.shape[1]

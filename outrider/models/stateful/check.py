@@ -105,7 +105,7 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
         kv.add_row()
 
     def passed(start: int, end: int, num_kept: int, rejected: int = 0) -> None:
-        """Feed start..end, then some wrong tokens; keep the first `kept`. Row by row, as rows of
+        """Feed start..end, then some wrong tokens; keep the first `num_kept`. Row by row, as rows of
         other lengths would be."""
         rows = [
             torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)

@@ -30,7 +30,7 @@ def guess(text: list[int], count: int = 8, **settings: Any) -> Guess:
     chosen = SuffixSettings(**{"min_probability": 0.0, **settings})
     tree = SuffixTree(chosen.max_depth)
     tree.extend(text)
-    return best_guess(tree.points, chosen.max_depth, count, chosen.search, own=True)
+    return best_guess(tree.points, chosen.max_depth, count, chosen.search, from_row=True)
 
 
 def row_of(text: list[int], output: list[int] | None = None) -> Row:
