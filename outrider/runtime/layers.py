@@ -113,8 +113,8 @@ class ReleasedLinear(nn.Module):
 
 
 def release_linears(module: nn.Module, kept_modules: Collection[nn.Module | None] = ()) -> None:
-    """Drop the weights of the module's linear layers, but for those inside the parts that are
-    `kept`."""
+    """Drop the weights of the module's linear layers, but for those inside
+    `kept_modules`."""
     stay = {id(layer) for part in kept_modules if part is not None for layer in part.modules()}
     for parent in list(module.modules()):
         for name, child in parent.named_children():

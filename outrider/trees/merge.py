@@ -110,7 +110,7 @@ def _keep_probs(merged: Draft, first: Draft, probs: torch.Tensor) -> None:
 
 
 def _beginning(path: list[int], node_of: dict[int, int]) -> list[int]:
-    """The path up to the first node that is not among `own`."""
+    """The path up to the first node that is not in `node_of`."""
     return path[
         : next((depth for depth, node in enumerate(path) if node not in node_of), len(path))
     ]

@@ -156,7 +156,7 @@ def test_discount_takes_most_of_the_overconfidence_away() -> None:
         promised = 0.0
         for _ in range(1000):
             tree.extend(text)
-            found = best_guess(tree.points, 32, 1, rule, own=True)
+            found = best_guess(tree.points, 32, 1, rule, from_row=True)
             text.append((text[-2] * 140 + text[-1] * 7 + rng.choice((0, 0, 0, 5))) % 20)
             if found.tree.tokens:
                 promised += found.score
