@@ -349,7 +349,7 @@ def test_what_only_a_configuration_file_can_say_is_described() -> None:
 
 def test_names_of_reasoning_formats_are_listed() -> None:
     """`--reasoning-parser` takes them."""
-    missing = sorted(set(NAMES) - words_of({ROOT / "docs" / "serve.md"}))
+    missing = sorted(set(NAMES) - words_of({ROOT / "docs" / "api.md"}))
     assert not missing
 
 
