@@ -32,7 +32,9 @@ FAMILIES = {
     ),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-CASES = [(family, dtype) for family in FAMILIES for dtype in ("fp32", "bf16")] + [("llama", "fp64")]
+CASES = [("llama", "fp64"), *((family, "fp32") for family in FAMILIES)] + [
+    pytest.param((family, "bf16"), marks=pytest.mark.slow) for family in FAMILIES
+]
 TEXT = [5 + (7 * i + i * i) % 90 for i in range(640)]
 PREFIX = 21
 

@@ -98,6 +98,7 @@ def test_the_command_line_takes_a_file(tiny: Path) -> None:
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in errors
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:-1000])

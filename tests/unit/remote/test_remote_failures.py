@@ -282,6 +282,7 @@ def test_troubles_of_a_row(
         assert counts["remote_draft_hits"] + counts["remote_draft_waits"] > 5
 
 
+@pytest.mark.slow
 def test_another_model_in_its_place_later(demo: Demo, folder: Path) -> None:
     """Somebody starts the service with another model: counted, tried again, and used when the right
     one is back."""
@@ -340,6 +341,7 @@ def test_tls(demo: Demo, certified: tuple[FakeDraftService, Path]) -> None:
     assert counts["remote_draft_nodes"] > 0
 
 
+@pytest.mark.slow
 def test_tls_mismatch(demo: Demo, certified: tuple[FakeDraftService, Path], folder: Path) -> None:
     """Another authority, or no TLS on one side: unreachable, and decoding goes on."""
     service, _ = certified
