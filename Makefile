@@ -31,7 +31,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 
 # The core, and the contract with three drafters; their cases are shared out, because one file holds most of them.
 QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
-	$(addprefix tests/unit/,decode kv parts rows trees) $(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
+	$(addprefix tests/unit/,kv llm trees test_configuration.py test_decode.py test_parts.py test_rows.py test_run.py) \
+	$(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
 .PHONY: help demo quick test test-all vocabularies golden lint type check mutants bench gpu pages docs proto clean

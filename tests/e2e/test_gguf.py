@@ -16,7 +16,7 @@ from outrider.models.source import resolve
 from outrider.runtime import library
 from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model
-from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, made
+from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS, made
 
 PROMPTS = ["the 1 cat", "x = [1, 2,"]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -21,7 +21,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.remote.draft import local
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalService, lease_local
-from tests.unit.remote.test_remote_drafter import wait_for
+from tests.unit.remote.draft.test_drafter import wait_for
 
 PLAYED = """
 import sys, time

@@ -42,7 +42,7 @@ from tests.gguf_heads import (
 from tests.helpers import word_tokenizer
 from tests.mtp_heads import MtpReference, save_with_mtp
 from tests.unit.drafters.heads.test_mtp import watched, write
-from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, SIZES, made
+from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS, SIZES, made
 from tests.unit.models.gguf.test_routed import (
     EXPERTS,
     LATENTS,

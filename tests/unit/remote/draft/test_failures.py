@@ -20,7 +20,7 @@ from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate
 from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import Demo, drafter_of
-from tests.unit.remote.test_remote_drafter import wait_for
+from tests.unit.remote.draft.test_drafter import wait_for
 
 KINDS = ("greedy", "invariant")
 every_kind = pytest.mark.parametrize("kind", KINDS)
