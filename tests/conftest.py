@@ -14,7 +14,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -70,42 +69,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _limits_once() -> Iterator[None]:
-    """Eager models that differ in their weights alone share one measurement of their passes, which
-    takes longer than loading.
-
-    Those with experts do not: what their passes show depends on weights.
-    `contract/test_pass_limits.py` is about each model."""
-    import torch
-
-    from outrider.models.loading.load import find_pass_limits
-
-    found: dict[tuple[Any, ...], Any] = {}
-
-    def kept(lm: Any, module: Any) -> Any:
-        tensors = [
-            (name, tensor.shape, tensor.dtype)
-            for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        ]
-        if lm.device.type != "cpu" or any(len(shape) > 2 for _, shape, _ in tensors):
-            return find_pass_limits(lm, module)
-        config = {
-            name: value
-            for name, value in module.config.to_dict().items()
-            if name != "_name_or_path"
-        }
-        kinds = [type(layer) for layer in module.modules()]
-        key = (str(config), str(kinds), str(tensors), str(lm.dtype), torch.get_num_threads())
-        if key not in found:
-            found[key] = find_pass_limits(lm, module)
-        return found[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.models.loading.load.find_pass_limits", kept)
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -43,3 +44,16 @@ def test_the_page_names_every_folder_and_every_helper() -> None:
     helpers = {file.name for file in TESTS.glob("*.py") if not file.name.startswith("test_")}
     folders = {f"{folder.name}/" for folder in TESTS.iterdir() if any(folder.glob("**/*.py"))}
     assert not [name for name in sorted(helpers | folders) if f"`{name}`" not in page]
+
+
+def test_no_conftest_patches_the_code_for_every_test() -> None:
+    """A test that does not ask for a change would run other code than users do."""
+    patching = [
+        f"{file.relative_to(TESTS)}: {function.name}"
+        for file in sorted(TESTS.rglob("conftest.py"))
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        and any("autouse=True" in ast.unparse(mark) for mark in function.decorator_list)
+        and "monkeypatch" in ast.unparse(function).lower()
+    ]
+    assert not patching

@@ -22,6 +22,8 @@ from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import Demo, drafter_of
 from tests.unit.remote.draft.test_drafter import wait_for
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 KINDS = ("greedy", "invariant")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

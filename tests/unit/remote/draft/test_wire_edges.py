@@ -35,6 +35,8 @@ from tests.draft_service import FakeDraftService, Known
 from tests.helpers import byte_tokenizer
 from tests.unit.remote.conftest import until
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 CHECK = health_pb2.HealthCheckRequest()
 
 
