@@ -31,10 +31,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 
 # The core, and the contract with three drafters; their cases are shared out, because one file holds most of them.
 QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
-	$(addprefix tests/unit/,decode kv parts rows trees) $(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
+	$(addprefix tests/unit/,kv llm trees test_configuration.py test_decode.py test_parts.py test_rows.py test_run.py) \
+	$(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
-.PHONY: help demo quick test test-all vocabularies golden slow lint type check mutants bench gpu pages docs proto clean
+.PHONY: help demo quick test test-all vocabularies golden lint type check mutants bench gpu pages docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -45,7 +46,7 @@ demo: $(STAMP) ## answer a few problems with the embedded pair, then measure nin
 quick: $(TOOLS) ## the core, and the contract with three drafters: less than a minute
 	@$(PYTEST) --dist load -m "$(MARKS)" --drafters none,ngram,draft-model $(QUICK) $(ARGS)
 
-test: $(TOOLS) ## the tests that take at most a second each
+test: $(TOOLS) ## all tests but those marked slow: six minutes on two processors
 	@$(PYTEST) -m "$(MARKS)" $(ARGS)
 
 test-all: $(TOOLS) ## the slow and the nightly ones too
@@ -56,9 +57,6 @@ vocabularies: $(TOOLS) ## llama.cpp's own vocabularies, against which tests comp
 
 golden: $(TOOLS) ## the golden reports anew: read the difference before you commit it
 	@$(BIN)/python -m pytest tests/unit/report/test_golden.py --renew-golden
-
-slow: $(TOOLS) ## list the slow tests anew, which `make test` leaves out, in tests/slow.txt
-	@$(PYTEST) -m "not nightly and not gpu" --renew-slow $(ARGS)
 
 lint: $(TOOLS) ## ruff
 	@$(BIN)/ruff check outrider tests benchmarks examples tools

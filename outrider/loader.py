@@ -246,21 +246,26 @@ class ModelLoader:
     ) -> None:
         """The pass limits, and what the next start needs of this one."""
         lm = loaded.lm
+        eager = runtime != NATIVE
+        # tokens that are never drafted give the logits a bias, and with it another kernel
+        changed = eager and reading.lacking
+        key = (
+            None if changed else self._checked_key(model, reading.card, reading.dtype, eager=eager)
+        )
         if self._kernels is not None:
             lm.limits = self._kernels.find_limits(
                 lm, self.options.max_num_seqs * (1 + self.needs.max_nodes)
             )
-        elif runtime != NATIVE:
-            finish(lm, module, kernels=layer_kernels(self.device, reading.dtype))
+        elif eager:
+            results = checked.find(key)
+            kernels = layer_kernels(self.device, reading.dtype)
+            finish(lm, module, kernels=kernels, limits=None if results is None else results.limits)
         if isinstance(lm, StateLM):
             reading.notes.append(lm.note(model.label))
         reading.notes += self._weight_notes(model, reading.config, module)
         self.notes += reading.notes
-        if runtime == NATIVE and results is None:
-            checked.keep(
-                self._checked_key(model, reading.card, reading.dtype),
-                checked.Checked(lm.shape, lm.limits),
-            )
+        if results is None:
+            checked.keep(key, checked.Checked(lm.shape, lm.limits))
         if (
             runtime == NATIVE
             and not reading.lacking
@@ -351,14 +356,16 @@ class ModelLoader:
         return self._starts[model]
 
     def _key(self, model: ToLoad) -> kept.Key | None:
-        if self._may_differ():
+        if self._may_differ() or self.options.runtime == EAGER:
             return None
         return kept.key_of(model.source, model.label, self.options.dtype, model.quantise)
 
-    def _checked_key(self, model: ToLoad, card: ModelCard, dtype: torch.dtype) -> str | None:
-        if self._may_differ():
+    def _checked_key(
+        self, model: ToLoad, card: ModelCard, dtype: torch.dtype, *, eager: bool = False
+    ) -> str | None:
+        if self._may_differ() or (self.options.runtime == EAGER and not eager):
             return None
-        return checked.key_of(model.source, card.commit, dtype, model.quantise)
+        return checked.key_of(model.source, card.commit, dtype, model.quantise, eager=eager)
 
     def _say(self, model: ToLoad, dtype: str) -> None:
         bits = "" if model.quantise is None else f", rounded to {model.quantise} bits"
@@ -425,11 +432,7 @@ class ModelLoader:
     def _may_differ(self) -> bool:
         """Whether a model may differ from what its files state, or from what an earlier start has
         checked."""
-        return (
-            self.options.trust_remote_code
-            or self.device.type != "cpu"
-            or self.options.runtime == EAGER
-        )
+        return self.options.trust_remote_code or self.device.type != "cpu"
 
     def _put_on_runtime(
         self,

@@ -14,7 +14,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -28,9 +27,6 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# names of tests that took longer than SLOW_S when all were run last
-SLOW = Path(__file__).with_name("slow.txt")
-SLOW_S = 1.0
 # this run's cache folder: set by the first process, found by workers and by tests that run pytest
 CACHE = "OUTRIDER_TEST_CACHE"
 
@@ -43,11 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of the drafters' contract, the cases of these alone: none,ngram",
     )
     parser.addoption("--renew-golden", action="store_true", help="write the golden reports anew")
-    parser.addoption(
-        "--renew-slow",
-        action="store_true",
-        help="write slow.txt anew, from how long the tests of this run take",
-    )
 
 
 @pytest.fixture
@@ -66,36 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="outrider-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["OUTRIDER_CACHE"] = os.environ[CACHE]
-    if config.getoption("--renew-slow") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_SlowTests())
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in slow.txt as slow."""
-    listed = set(SLOW.read_text().splitlines())
-    for item in items:
-        if item.nodeid in listed:
-            item.add_marker("slow")
-
-
-class _SlowTests:
-    """Remembers which tests are slow, in the process that all workers report to, and keeps their
-    names."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.duration > SLOW_S:
-            self.names.append(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        SLOW.write_text("".join(f"{name}\n" for name in sorted(self.names)))
 
 
 def pytest_collection_finish() -> None:
@@ -104,42 +69,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _limits_once() -> Iterator[None]:
-    """Eager models that differ in their weights alone share one measurement of their passes, which
-    takes longer than loading.
-
-    Those with experts do not: what their passes show depends on weights.
-    `contract/test_pass_limits.py` is about each model."""
-    import torch
-
-    from outrider.models.loading.load import find_pass_limits
-
-    found: dict[tuple[Any, ...], Any] = {}
-
-    def kept(lm: Any, module: Any) -> Any:
-        tensors = [
-            (name, tensor.shape, tensor.dtype)
-            for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        ]
-        if lm.device.type != "cpu" or any(len(shape) > 2 for _, shape, _ in tensors):
-            return find_pass_limits(lm, module)
-        config = {
-            name: value
-            for name, value in module.config.to_dict().items()
-            if name != "_name_or_path"
-        }
-        kinds = [type(layer) for layer in module.modules()]
-        key = (str(config), str(kinds), str(tensors), str(lm.dtype), torch.get_num_threads())
-        if key not in found:
-            found[key] = find_pass_limits(lm, module)
-        return found[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.models.loading.load.find_pass_limits", kept)
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,5 @@
-"""Results of the checks at load of a model on the native runtime, kept in a small file for the next
-start.
+"""Results of the checks at load, kept in a small file for the next start: on the native runtime a
+model's shape, the check of its logits and its pass limits, on torch's modules the limits.
 
 A model whose files, machine or software are others is another one. What files do not tell apart (a
 checkpoint's own code, an adapter, a name on the hub without its commit) is checked at every start.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -43,10 +44,16 @@ class Checked:
 
 
 def key_of(
-    source: ModelSource, commit: str | None, dtype: torch.dtype, quantise: int | None = None
+    source: ModelSource,
+    commit: str | None,
+    dtype: torch.dtype,
+    quantise: int | None = None,
+    *,
+    eager: bool = False,
 ) -> str | None:
     """Tells this model on this machine from every other one; None where its files do not. `commit`:
-    of a model on the hub; `quantise`: bits that loading rounds its linear layers to."""
+    of a model on the hub; `quantise`: bits that loading rounds its linear layers to; `eager`: its
+    passes run on torch's modules."""
     files = files_of(source)
     if source.adapter is not None or not (files or commit):
         return None
@@ -61,8 +68,24 @@ def key_of(
         sources(),
         fingerprint(),
         cpu_name(),
+        _kernels_of_torch() if eager else (),
     )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _kernels_of_torch() -> tuple[object, ...]:
+    """Whatever chooses torch's kernels in this process, and so the order of their sums."""
+    variables = [
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(("ATEN_", "DNNL_", "MKL_", "ONEDNN_"))
+    ]
+    return (
+        torch.get_num_threads(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_float32_matmul_precision(),
+        sorted(variables),
+    )
 
 
 def find(key: str | None) -> Checked | None:

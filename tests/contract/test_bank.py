@@ -16,9 +16,16 @@ from tests.enumeration.bank import CaseFound, bank, failures, run_bank
 from tests.oracle import Verify, interval_joint, total_variation
 from tests.unit.lab.certify import broken
 
+LONG = ("traversal", "gumbel")  # trees of every shape, or every value of a number drawn: seconds
+
 
 @pytest.mark.parametrize(
-    "name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in VERIFIERS.names()
+        if VERIFIERS.load(name).lossless
+    ],
 )
 def test_sound_verifiers_pass(name: str) -> None:
     """A bank that accuses the innocent is switched off."""
@@ -60,6 +67,7 @@ def test_every_known_bug_of_chains_is_seen(rule: Verify) -> None:
     assert found[0].total_variation is None or found[0].total_variation > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fault"),
     [

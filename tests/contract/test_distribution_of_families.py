@@ -149,6 +149,7 @@ def test_sampled_text_has_the_targets_distribution(family: str) -> None:
     assert total_variation(joint, expected(family)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_state_that_keeps_rejected_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite sees a cache that commits the whole draft."""
     lm = served("qwen3_5_text")

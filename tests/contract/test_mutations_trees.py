@@ -85,8 +85,8 @@ def likeliest_called_sampled(drafter: oracle.TableModel) -> oracle.Proposals:
 @pytest.mark.parametrize(
     ("propose", "floor"),
     [
-        (not_renormalised, 0.01),
-        (repeats_called_distinct, 0.01),
+        pytest.param(not_renormalised, 0.01, marks=pytest.mark.slow),
+        pytest.param(repeats_called_distinct, 0.01, marks=pytest.mark.slow),
         (sorted_by_score, 0.05),
         (pruned_by_score, 0.05),
         (likeliest_called_sampled, 0.1),
@@ -135,9 +135,9 @@ class CertainSiblings(tree.Residuals):
 @pytest.mark.parametrize(
     ("verifier", "broken", "floor"),
     [
-        ("traversal", ForgetsTheMass, 0.01),
-        ("traversal", ForgetsTheSibling, 0.02),
-        ("traversal", CertainSiblings, 0.05),
+        pytest.param("traversal", ForgetsTheMass, 0.01, marks=pytest.mark.slow),
+        pytest.param("traversal", ForgetsTheSibling, 0.02, marks=pytest.mark.slow),
+        pytest.param("traversal", CertainSiblings, 0.05, marks=pytest.mark.slow),
         ("multi-round", ForgetsTheSibling, 0.02),
         ("multi-round", CertainSiblings, 0.05),
     ],

@@ -134,6 +134,7 @@ def _replays(cuda: SimulatedCuda) -> int:
     return sum(graph.num_replays for graph in cuda.graphs)
 
 
+@pytest.mark.slow
 def test_what_runs_on_the_cpu_alone_says_so(benches: tuple[Bench, Bench]) -> None:
     _, there = benches
     with (

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from outrider.models import attention
 from outrider.models.lm import LM
-from outrider.models.loading import load
 from outrider.models.loading.load import build_lm, finish
 from outrider.models.pass_plan import QUERY_BLOCK
-from outrider.models.probes.pass_limits import find_pass_limits
 from tests.contract.test_architectures import GPT2, GROUPED, make_module
 
 FAMILIES = {
@@ -32,17 +30,11 @@ FAMILIES = {
     ),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-CASES = [(family, dtype) for family in FAMILIES for dtype in ("fp32", "bf16")] + [("llama", "fp64")]
+CASES = [("llama", "fp64"), *((family, "fp32") for family in FAMILIES)] + [
+    pytest.param((family, "bf16"), marks=pytest.mark.slow) for family in FAMILIES
+]
 TEXT = [5 + (7 * i + i * i) % 90 for i in range(640)]
 PREFIX = 21
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _measured() -> Iterator[None]:
-    """Each model of its own, unlike elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "find_pass_limits", find_pass_limits)
-        yield
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)

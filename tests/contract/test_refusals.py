@@ -243,6 +243,7 @@ GEMMA4 = {
 HUNYUAN = {**GROUPED, "head_dim": 8, "num_experts": 4, "moe_topk": 2}
 
 
+@pytest.mark.slow
 def test_layers_of_several_shapes_are_weighed_one_by_one(tmp_path: Path) -> None:
     """Gemma 4: its config refuses to name one head size for all layers."""
     module: nn.Module = make_module("Gemma4", GEMMA4)
@@ -254,6 +255,7 @@ def test_layers_of_several_shapes_are_weighed_one_by_one(tmp_path: Path) -> None
     assert LLM(folder, drafter="none", runtime="eager").generate([[3, 4]])[0].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_layers_still_tell_their_weight(dtype: str, tmp_path: Path) -> None:
     """HunYuan's router asks its linear layer for the dtype of its weight, which packing takes away."""

@@ -97,6 +97,7 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     assert found["config"]["drafter"] == "draft-model"
 
 
+@pytest.mark.slow
 def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) -> None:
     """The streamed text is the JSON's text, and both are plain decoding's."""
     common = ("generate", str(stories), "--max-tokens", "60", *PLAIN)
@@ -112,6 +113,7 @@ def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) 
     assert "tokens/s" in streamed.errors
 
 
+@pytest.mark.slow
 def test_marks(stories: Path, cli: Callable[..., Outcome]) -> None:
     """Runs of accepted tokens are visible; without the marks it is the same text."""
     common = ("generate", str(stories), PROMPT, "--max-tokens", "120", *PLAIN)
@@ -192,6 +194,7 @@ def test_bad_options(
     assert word in found[0]
 
 
+@pytest.mark.slow
 def test_draft_of_another_vocabulary(
     stories: Path, pair: tuple[Path, Path], cli: Callable[..., Outcome]
 ) -> None:

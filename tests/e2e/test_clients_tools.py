@@ -170,6 +170,7 @@ def test_lm_eval_likelihoods(address: str, problems: Path, tmp_path: Path) -> No
 # ---- schemathesis
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_no_500(address: str, tmp_path: Path) -> None:
     """Bodies made from the OpenAPI document, right and wrong ones: refused or answered, never a
     failure of ours."""

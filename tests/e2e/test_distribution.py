@@ -291,6 +291,7 @@ def test_texts_follow_the_target_distribution_closely(
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_residual_is_noticed(world: World) -> None:
     """Catches a distribution test that cannot fail: resampling from p must be seen in every case."""
     p_values = verdicts(world, make_decoder(world, "draft-model", ResamplesFromTarget()), 1500)
@@ -351,6 +352,7 @@ RULES: dict[str, Callable[[float, float, float], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 @pytest.mark.parametrize("verifier", RULES)
 def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
@@ -371,6 +373,7 @@ def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
         )
 
 
+@pytest.mark.slow
 def test_shared_noise_accepts_within_its_bounds(world: World) -> None:
     """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the
     guaranteed floor."""

@@ -16,7 +16,7 @@ from outrider.models.source import resolve
 from outrider.runtime import library
 from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model
-from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, made
+from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS, made
 
 PROMPTS = ["the 1 cat", "x = [1, 2,"]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -98,6 +98,7 @@ def test_the_command_line_takes_a_file(tiny: Path) -> None:
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in errors
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:-1000])

@@ -33,6 +33,8 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.live_server import free_port
 from tests.unit.engine.conftest import Answer, prompt
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 500  # of an answer: long enough to be hit in its middle
 START_S = 600.0  # a busy machine with two cores takes its time
 SAMPLINGS: list[dict[str, Any]] = [
@@ -225,7 +227,6 @@ def check(answers: list[Streamed], prompts: list[list[int]], alone: Any) -> None
         assert answer.usage.prompt_tokens == len(tokens)
 
 
-@pytest.mark.slow
 def test_killed_services_cost_time_not_text(deployment: Deployment, alone: Any) -> None:
     """kill -9 in the middle of answers; the service comes back by itself, and the other one is
     killed."""
@@ -248,7 +249,6 @@ def test_killed_services_cost_time_not_text(deployment: Deployment, alone: Any) 
     assert float(retries.split()[-1]) >= 1, "no request was hit"
 
 
-@pytest.mark.slow
 def test_a_drained_service_finishes_what_it_has(deployment: Deployment, alone: Any) -> None:
     """SIGTERM: nothing is lost, nothing goes on elsewhere, and the process ends with code 0."""
     prompts = [prompt(15 + number, 40 + number) for number in range(4)]
@@ -260,7 +260,6 @@ def test_a_drained_service_finishes_what_it_has(deployment: Deployment, alone: A
     deployment.until(deployment.is_ready, "it to come back")
 
 
-@pytest.mark.slow
 def test_a_stopped_service_is_left(deployment: Deployment, alone: Any) -> None:
     """SIGSTOP: the connection stands and nothing comes."""
     prompts = [prompt(15 + number, 60 + number) for number in range(4)]
@@ -269,7 +268,6 @@ def test_a_stopped_service_is_left(deployment: Deployment, alone: Any) -> None:
     check(answers, prompts, alone)
 
 
-@pytest.mark.slow
 def test_other_weights_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     """A service that comes back with another model is named in /health and not used."""
     other = save_checkpoint(

@@ -55,6 +55,7 @@ def training(folder: Path, out: str, *more: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """SIGKILL, which no handler sees; then --resume: the same bits as the run that was left alone."""
     save_target(tmp_path / "target")

@@ -25,6 +25,7 @@ def tune(folder: Path, *more: str) -> TuneResult:
     return result
 
 
+@pytest.mark.slow
 def test_from_prompts_to_a_settings_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_from_prompts_to_a_settings_file(
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
 
+@pytest.mark.slow
 def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     """And are found again by the name of their drafter alone."""
     settings = tmp_path / "settings.json"
@@ -93,6 +95,7 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
 
+@pytest.mark.slow
 def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C costs one run; the same command with --resume runs what is missing only."""
     from outrider.lab.tune import tune as stages

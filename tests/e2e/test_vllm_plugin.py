@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from outrider.demo import demo_paths
 from outrider.lab.tune.launch_lines import launch_lines
 from outrider.lab.workload.load import load_workload
-from tests.unit.lab.tune.test_export import result
+from tests.unit.lab.tune.test_launch_lines import result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = Path(

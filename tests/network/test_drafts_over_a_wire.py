@@ -126,6 +126,7 @@ def _mended(deployment: Deployment) -> Iterator[None]:
     assert deployment.server.process.poll() is None, deployment.server.log_text()[-4000:]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
     deployment.network.change(round_trip_s=0.001)
     deployment.check()

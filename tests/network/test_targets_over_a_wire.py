@@ -145,6 +145,7 @@ def _mended(deployment: Deployment) -> Iterator[None]:
     assert deployment.coordinator.process.poll() is None, deployment.coordinator.log_text()[-4000:]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
     """Both targets find the draft service by the environment alone."""
     deployment.check(range(40))

@@ -35,7 +35,7 @@ from outrider.models.gguf.weights import gguf_module
 from outrider.models.indexer import indexer_layers
 from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.linear.panel import Kernels
-from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base
 from outrider.models.loading.checked_files import (
@@ -395,12 +395,19 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
     )
 
 
-def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | None = None) -> None:
+def finish(
+    lm: LM,
+    module: nn.Module,
+    *,
+    pack: bool = True,
+    kernels: Kernels | None = None,
+    limits: PassLimits | None = None,
+) -> None:
     """The fast eager path on a CPU, then the pass limits measured on it.
 
     Linears are packed for oneDNN; where it has none of this dtype, or weights are in blocks,
-    `kernels` put them on our library. Raises CapabilityError for a model that transformers' own
-    cache does not serve, either.
+    `kernels` put them on our library. `limits`: what an earlier start measured. Raises
+    CapabilityError for a model that transformers' own cache does not serve, either.
     """
     if isinstance(lm, StateLM):
         check_own_cache(lm)
@@ -410,4 +417,7 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
     elif pack and kernels is not None:
         panel_linears(module)
         lm.kernels = kernels(module)
-    lm.limits = LIMITS if isinstance(lm, StateLM) else find_pass_limits(lm, module)
+    if isinstance(lm, StateLM):
+        lm.limits = LIMITS
+    else:
+        lm.limits = find_pass_limits(lm, module) if limits is None else limits

@@ -118,6 +118,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_blocks(
     pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +175,7 @@ def test_recording(run: Any, pair: Path) -> None:
     assert [*stored["recording"]["configurations"]] == ["none", "ngram"]
 
 
+@pytest.mark.slow
 def test_rollback(run: Any) -> None:
     shape = import_module("rollback").SHAPE
     small = {
@@ -189,6 +191,7 @@ def test_rollback(run: Any) -> None:
     assert [*stored["rollback"]["found"]] == ["bfloat16", "float32"]
 
 
+@pytest.mark.slow
 def test_runtime(run: Any, pair: Path) -> None:
     options = ("--contexts", "16,32", "--prompts", 16, "--repeats", 1, "--threads", 1)
     stored, _ = run(
@@ -197,6 +200,7 @@ def test_runtime(run: Any, pair: Path) -> None:
     assert [*stored["runtime"]["passes_s"]] == [16, 32]
 
 
+@pytest.mark.slow
 def test_step(run: Any, pair: Path) -> None:
     options = (
         "--pair",

@@ -282,6 +282,7 @@ def test_roof_and_overhead_run_small(out: Path) -> None:
     assert len(found["overhead"]["result"]["steps"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
 )
@@ -317,6 +318,7 @@ def test_a_signal_ends_the_script_and_its_tests(out: Path, number: signal.Signal
     )
 
 
+@pytest.mark.slow
 def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
     gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

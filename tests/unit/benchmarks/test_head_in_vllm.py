@@ -106,6 +106,7 @@ def compare(models: Path, tmp_path: Path) -> Comparison:
     return run
 
 
+@pytest.mark.slow
 def test_within_and_beyond(models: Path, tmp_path: Path, compare: Comparison) -> None:
     """The verdict follows the counters: those that we count ourselves are within 3 %, others are
     not. Guards the task that vLLM is given, too: ids of the prompts, the exported folder, the
@@ -135,6 +136,7 @@ def test_within_and_beyond(models: Path, tmp_path: Path, compare: Comparison) ->
     assert again.tau_ratio == 1
 
 
+@pytest.mark.slow
 def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, compare: Comparison) -> None:
     """Where the target's choice is another one, ours goes on along vLLM's text, whose tail is then
     its own again. Catches an acceptance that is measured on another text."""

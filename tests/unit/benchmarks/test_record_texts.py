@@ -23,6 +23,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("record_texts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 def test_every_length_meets_what_was_recorded(
     recording: Any, tmp_path: Path, temperature: float

@@ -21,6 +21,7 @@ with serve.serving([sys.executable, "-c", "import time; time.sleep(600)"], 1, "/
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
 def test_a_server_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL runs no `finally`: a server would go on to take processor and memory from the next

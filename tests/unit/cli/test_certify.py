@@ -100,6 +100,7 @@ def test_options_reach_the_lab(
     assert asked["prompts"] == [[5, 9, 5, 9]]
 
 
+@pytest.mark.slow
 def test_how_much_is_drawn(
     cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path
     assert "Inconclusive" in Path("c.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     cli: Cli, here: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_number_of_draft_tokens_means_nothing_where_nothing_drafts(
     )
 
 
+@pytest.mark.slow
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(

@@ -40,6 +40,7 @@ def test_help_imports_nothing_heavy(verb: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
 
 
+@pytest.mark.slow
 def test_choosing_parts_imports_no_model_code() -> None:
     """Code of models takes seconds; a start without trained heads needs none of transformers', and
     no estimate does."""

@@ -35,6 +35,7 @@ def test_folders_stay_small() -> None:
     assert unpacked + size_of(MODELS / "draft") <= MAX_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "least"), [("eagle3", 3.5), ("block", 3.5), ("medusa", 1.9)])
 def test_embedded_heads_are_found_and_draft_well(drafter: str, least: float) -> None:
     """Without --draft the demo's own head is meant; catches one trained for another target."""

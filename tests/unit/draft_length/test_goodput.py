@@ -168,6 +168,7 @@ def test_each_number_of_rows_has_its_own_best() -> None:
     assert mean(back.asked) < 2
 
 
+@pytest.mark.slow
 def test_eight_rows_as_they_were_traced_on_a_server() -> None:
     """Milliseconds by width, and what was kept, of a 100M target on two cores: nothing or two nodes
     are best, and close; one node is the worst of the short ones, since the first draft token of a

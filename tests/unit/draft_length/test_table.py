@@ -100,6 +100,7 @@ def test_its_text_form_holds_no_comma() -> None:
     assert Configuration.parse(made.label) == made
 
 
+@pytest.mark.slow
 def test_two_rows_draft_nothing_where_the_table_says_so(tmp_path: Path) -> None:
     """Guards against a table that nobody follows: alone a row drafts, beside another it does not."""
     folder = save_checkpoint(tmp_path, tiny_llama(257, sharpness=8.0), byte_tokenizer())

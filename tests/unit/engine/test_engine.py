@@ -136,6 +136,7 @@ def test_the_least_urgent_row_makes_room_in_memory(engine_of: MakeEngine) -> Non
     assert older.finish.preemptions > 0
 
 
+@pytest.mark.slow
 @either
 def test_memory_that_runs_out_preempts_and_loses_nothing(
     engine_of: MakeEngine, models: Models, runtime: str

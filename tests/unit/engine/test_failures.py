@@ -26,6 +26,7 @@ from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_in_while_a_turn_fails_ends_with_the_others(
     engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +76,7 @@ def test_a_failure_between_two_turns_is_survived(
     [
         ("ngram", ()),
         ("draft-model", ()),
-        ("early-exit", ()),
+        pytest.param("early-exit", (), marks=pytest.mark.slow),
         ("composite", ()),
         ("draft-model", ("suffix",)),
     ],

@@ -67,6 +67,7 @@ def alone(
     return llm.generate(prompts, SamplingParams(max_tokens=count, ignore_eos=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_and_drafts_are_those_of_one_request_alone(
     engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str
@@ -96,6 +97,7 @@ MAKERS: dict[str, tuple[Callable[[int], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", MAKERS)
 def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path, where: str) -> None:
     """Catches an extra drafter that does not get its head's path, or that the target's tables are
@@ -127,6 +129,7 @@ def test_a_head_s_own_keys_count(engine_of: MakeHeadEngine, models: Models, kind
     assert engine._scheduler.kv_budget.positions == (64 << 20) // per_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_forgets_a_row_that_another_drafter_cannot_take(
     engine_of: MakeHeadEngine,
@@ -162,6 +165,7 @@ def test_a_draft_on_the_target_s_keys_takes_nothing(models: Models) -> None:
     assert engine._scheduler.kv_budget.positions == (64 << 20) // engine._batch.kv.bytes_per_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_preempted_row_of_a_head_comes_back_as_it_was(
     engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str

@@ -67,6 +67,7 @@ def alone(plain: LLM, tokens: list[int], count: int) -> list[int]:
     return plain.generate([tokens], SamplingParams(max_tokens=count, ignore_eos=True))[0].token_ids
 
 
+@pytest.mark.slow
 def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM) -> None:
     """Three rows drafted for by a hybrid, an urgent one that takes a slot."""
     engine = engine_of(max_num_seqs=2, runtime=plain.config["runtime"])
@@ -164,6 +165,7 @@ def test_trees_of_a_look_up(models: Models) -> None:
     engine.check_integrity()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "runtime", "reason"),
     [
@@ -197,6 +199,7 @@ def test_a_hybrid_draft_model_grows_no_trees(models: Models) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "zaya", make("zaya", vocab_size=257), byte_tokenizer())
     with pytest.raises(
@@ -209,6 +212,7 @@ def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Pa
     assert "; our runtime does not run it: torch's 'convolution'" in reason
 
 
+@pytest.mark.slow
 def test_it_is_reported_once(models: Models) -> None:
     llm = LLM(Path(models.target), drafter="ngram", threads=1, runtime="eager")
     assert [

@@ -117,6 +117,7 @@ def facts_for(options: Options) -> dict[str, Any]:
     return facts_of(built.options, built.target, built.draft, parts)
 
 
+@pytest.mark.slow
 def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
     """And are the same in the next process: plain JSON, no addresses, no order of a set."""
     own = facts_for(options_of(models))
@@ -131,6 +132,7 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
         assert facts_for(other) != own
 
 
+@pytest.mark.slow
 def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     own = facts_for(options_of(models, runtime="eager"))
     monkeypatch.setattr(building, "fingerprint", lambda: "another")

@@ -68,6 +68,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return [3 + token for token in text_of(length, seed)]
 
 
+@pytest.mark.slow
 def test_prefixes(engine_of: MakeEngine) -> None:
     """A prompt's pages serve at every position; an answer's where it ended. Catches zeros of layers
     that have forgotten."""
@@ -92,6 +93,7 @@ def test_prefixes(engine_of: MakeEngine) -> None:
     assert again.token_ids == alone(middle, 24)
 
 
+@pytest.mark.slow
 def test_preemption(engine_of: MakeEngine) -> None:
     """A row that comes back holds what its windows reach."""
     engine = engine_of(max_num_seqs=2)

@@ -116,7 +116,7 @@ class CacheHistory(RuleBasedStateMachine):
         assert [read(self.cache, row) for row in range(len(self.rows))] == self.rows
 
 
-TestCacheHistory = CacheHistory.TestCase
+TestCacheHistory = pytest.mark.slow(CacheHistory.TestCase)
 TestCacheHistory.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

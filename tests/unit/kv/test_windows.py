@@ -166,7 +166,7 @@ class WindowHistory(RuleBasedStateMachine):
             assert len(reached) >= min(len(numbers), WINDOW)
 
 
-TestWindowHistory = WindowHistory.TestCase
+TestWindowHistory = pytest.mark.slow(WindowHistory.TestCase)
 TestWindowHistory.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

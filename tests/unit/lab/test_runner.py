@@ -48,6 +48,7 @@ def options(folders: tuple[Path, Path], *, draft: bool = True, lossy: bool = Fal
     return Options(str(folders[0]), draft=named, lossy=lossy, dtype="float32", threads=1)
 
 
+@pytest.mark.slow
 def test_all_configurations_share_models_and_say_the_same(runner: Runner) -> None:
     """In turn, twice over: whatever one leaves behind in a cache would change another's greedy
     text."""

@@ -68,9 +68,9 @@ def is_fine(read: Callable[[], object]) -> bool:
     return not message
 
 
-def seeds(quick: int, slow: int) -> list[Any]:
-    """Ranges of seeds: a few for every run, many where there is time."""
-    return [range(quick), pytest.param(range(quick, slow), marks=pytest.mark.slow)]
+def seeds(quick: int, many: int) -> list[Any]:
+    """Ranges of seeds: a few for every run, many at night."""
+    return [range(quick), pytest.param(range(quick, many), marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(scope="module", autouse=True)

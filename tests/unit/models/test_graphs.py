@@ -290,6 +290,7 @@ class TestPasses:
     """Against the plain run of the same model: other tokens, other lengths, a tree, a cache that
     grew, hidden states."""
 
+    @pytest.mark.slow
     def test_same_logits(self, folder: Path) -> None:
         """On a device that is not the thread's own; `contract/test_on_cuda.py` has the first one."""
         device = "cuda:1"
@@ -320,6 +321,7 @@ class TestPasses:
                         one.kv.reserve(2, 1500)
             assert sum(graph.num_replays for graph in cuda.graphs) > 10
 
+    @pytest.mark.slow
     def test_long_passes_and_chunks_of_a_prompt_are_not_recorded(self, folder: Path) -> None:
         """Two chunks have the same shapes in every prompt, and in the next one, too."""
         with SimulatedCuda() as cuda, torch.inference_mode():
@@ -350,6 +352,7 @@ class TestTiming:
             in_a_thread(cuda, measure)
         assert cuda.syncs["synchronize"] == 2  # before recording, and the phase
 
+    @pytest.mark.slow
     def test_steps_are_timed_once_they_are_replayed(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -394,6 +397,7 @@ class TestDevices:
             resolve_device("mps")
 
 
+@pytest.mark.slow
 def test_a_batch_is_one_pass(folder: Path) -> None:
     """Catches limits made for a CPU's bits: 40 rows in several passes, each of which reads all
     weights."""
@@ -424,6 +428,7 @@ class TestModelsThatCannotBeRecorded:
 
         monkeypatch.setattr(ModuleRun, "__call__", call)
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("waiting")
     def test_auto_says_so_and_runs(self, folder: Path) -> None:
         with SimulatedCuda():
@@ -437,12 +442,14 @@ class TestModelsThatCannotBeRecorded:
         assert isinstance(built.target.lm.run, ModuleRun)
         assert built.config()["runtime"] == "eager"
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("waiting")
     def test_graphs_refuses(self, folder: Path) -> None:
         refused = r"does not run on runtime 'graphs': .*operation not permitted.*--runtime eager"
         with SimulatedCuda(), pytest.raises(CapabilityError, match=refused):
             build(options(folder, "graphs"))
 
+    @pytest.mark.slow
     def test_wrong_numbers_are_noticed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Catches a check that compares nothing: replays that give other logits than the model."""
         replay = graphs_module._Recording.replay
@@ -454,6 +461,7 @@ class TestModelsThatCannotBeRecorded:
         with SimulatedCuda(), pytest.raises(CapabilityError, match="differ from the plain ones by"):
             build(options(folder, "graphs"))
 
+    @pytest.mark.slow
     def test_recordings_of_nothing_are_noticed(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

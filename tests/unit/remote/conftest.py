@@ -65,11 +65,15 @@ def demo() -> Demo:
     return made
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lines are mended at once, and no connection outlives its test."""
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are mended at once."""
     for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "DISTRUST_PAUSE_S", "LONGEST_DISTRUST_S"):
         monkeypatch.setattr(connection, name, 0.02)
+
+
+@pytest.fixture(autouse=True)
+def _no_connection_outlives_its_test() -> Iterator[None]:
     yield
     assert not CONNECTIONS, "a drafter was not closed"
 

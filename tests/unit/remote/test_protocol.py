@@ -99,6 +99,7 @@ def test_what_both_sides_must_agree_on() -> None:
         check_protocol(messages.Hello(protocol=99, release="9.9"), "the asker")
 
 
+@pytest.mark.slow
 def test_without_its_libraries_the_drafter_names_the_extra() -> None:
     """An installation without gRPC."""
     script = (

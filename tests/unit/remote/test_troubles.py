@@ -59,6 +59,7 @@ def trouble_of(server: ServerSecurity, client: ClientSecurity, scheme: str = "gr
     return asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) -> None:
     certificate, key = ours.signed("service", "IP:127.0.0.1")
     plain = ServerSecurity()

@@ -94,6 +94,7 @@ def test_any_words(words: str) -> None:
     assert one_line(words) in " ".join(page.text().split())
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_references_lead_somewhere() -> None:
     document = everything()
     page = Page(to_html(Document("twice", "", [*document.blocks, *document.blocks])))
@@ -164,6 +165,7 @@ def test_line_breaks_of_the_text_are_seen() -> None:
     assert '<span class="accepted">a↵\n</span><del>↵</del>' in html
 
 
+@pytest.mark.slow
 def test_equal_documents_give_equal_bytes() -> None:
     assert to_html(everything()) == to_html(everything())
 

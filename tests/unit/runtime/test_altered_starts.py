@@ -29,7 +29,9 @@ QUICK = 60
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-@pytest.mark.parametrize("seeds", [(0, QUICK), pytest.param((QUICK, 400), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [(0, QUICK), pytest.param((QUICK, 400), marks=pytest.mark.nightly)]
+)
 def test_no_altered_start_ends_the_process(
     kind: str,
     seeds: tuple[int, int],

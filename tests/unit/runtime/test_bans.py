@@ -99,6 +99,7 @@ def eagles(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     return target, FedChain(lm, program), FedChain(stepwise), program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [draft_models, eagles])
 def test_drafts_are_those_of_the_general_path(parts: Any, library_path: Path) -> None:
     """Catches a ban that a program's draft is kept in spite of, a cache that the program's draft is

@@ -260,6 +260,7 @@ def test_a_rows_bits_are_its_own(dtype: torch.dtype, library_path: Path) -> None
             assert torch.equal(one[0], other[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"tree": "best-first"}, {"stop": "confidence"}], ids=str)
 def test_greedy_text_is_that_of_plain_decoding(
     settings: dict[str, Any], tmp_path: Path, library_path: Path
@@ -283,6 +284,7 @@ def test_greedy_text_is_that_of_plain_decoding(
     assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
 
 
+@pytest.mark.slow
 def test_what_cannot_run_there_runs_eagerly_and_says_so(tmp_path: Path, library_path: Path) -> None:
     module = tiny_llama(257)
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())

@@ -12,6 +12,7 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder
+from outrider.models.lm import LM, PassLimits
 from outrider.models.loading import load
 from outrider.models.source import resolve
 from outrider.runtime import checked, library, limits, run
@@ -61,6 +62,32 @@ def test_a_second_start_checks_nothing_and_says_the_same(
     assert second.generate("abc", PARAMS)[0].text == texts
     with pytest.raises(AssertionError, match="checked again"):
         start(model, runtime="eager")  # other passes, which nobody has checked
+
+
+def test_pass_limits_of_torchs_modules_are_measured_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches limits that are measured at every start, which takes longer than loading; and limits
+    of other kernels, which another number of threads or another variable chooses."""
+    measured: list[object] = []
+    measure = load.find_pass_limits
+
+    def watched(lm: LM, module: Any) -> PassLimits:
+        measured.append(lm)
+        return measure(lm, module)
+
+    monkeypatch.setattr(load, "find_pass_limits", watched)
+    first = start(model, runtime="eager")._built.target.lm.limits
+    assert start(model, runtime="eager")._built.target.lm.limits == first
+    assert len(measured) == 1
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    start(model, runtime="eager")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    LLM(model, drafter="none", dtype="float32", threads=2, runtime="eager")
+    LLM(model, drafter="none", dtype="bfloat16", threads=1, runtime="eager")
+    os.utime(model / "model.safetensors", ns=(1, 1))
+    start(model, runtime="eager")
+    assert len(measured) == 5
 
 
 @pytest.mark.parametrize("what", ["weights", "config", "dtype", "damaged"])

@@ -96,6 +96,7 @@ def test_trees_are_those_of_the_module(head: str, library_path: Path) -> None:
     assert both.compared > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "tree"), [("eagle", "chain"), ("eagle3", "chain"), ("eagle3", "best-first")]
 )

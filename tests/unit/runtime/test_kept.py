@@ -101,6 +101,7 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"outrider.loader.{name}", fails)
 
 
+@pytest.mark.slow
 def test_a_second_start_makes_no_module_and_has_the_same_bits(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_second_start_makes_no_module_and_has_the_same_bits(
     assert second._built.target.card == first._built.target.card
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
     assert texts[0] != texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["start", "tokenizer", "findings"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_damaged_file_changes_nothing(model: Path, what: str, damage: str) -> None:
@@ -161,6 +164,7 @@ def test_a_damaged_file_changes_nothing(model: Path, what: str, damage: str) -> 
     assert says(start(model)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["weights", "label", "dtype", "heads"])
 def test_another_model_starts_as_the_first_time(
     model: Path, what: str, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +220,7 @@ def test_a_card_that_was_altered_is_made_anew(model: Path, change: dict[str, Any
     assert again._built.target.config is not None, "loaded as the first time"
 
 
+@pytest.mark.slow
 def test_a_command_imports_no_transformers(model: Path) -> None:
     """Its modelling code takes half of what a first answer takes, its own package a tenth."""
     start(model)

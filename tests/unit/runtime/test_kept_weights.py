@@ -102,6 +102,7 @@ def available(llm: LLM) -> dict[str, Any]:
     return {name: llm.memory[name] for name in ("available_bytes", "fitting_tokens")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "other"])
 def test_a_damaged_file_of_weights_is_ignored_and_replaced(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +126,7 @@ def test_a_damaged_file_of_weights_is_ignored_and_replaced(
     assert_same(start(model, **options), expected)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_changed_replaces_the_old_one(tmp_path: Path) -> None:
     model, options = checkpoint(tmp_path / "model", "rounded")
     expected = bits(start(model, **options))

@@ -29,6 +29,7 @@ def texts(llm: LLM) -> list[str]:
     return [out.text for out in llm.generate(PROMPTS, PARAMS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", "ngram", "recycling", "lookahead"])
 def test_texts_are_the_plain_ones(
     model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,6 +44,7 @@ def test_texts_are_the_plain_ones(
     assert texts(llm) == plain
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
     tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

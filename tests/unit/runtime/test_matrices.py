@@ -31,7 +31,7 @@ from outrider.runtime.run import Executor, NativeRun
 from tests.gguf_files import Kind, random_blocks, write_model
 from tests.helpers import in_bytes
 from tests.reference_run import ReferenceRun
-from tests.unit.models.gguf.test_load import made
+from tests.unit.models.gguf.test_loading import made
 from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass
 

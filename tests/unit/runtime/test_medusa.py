@@ -69,6 +69,7 @@ def test_the_targets_output_layer_is_shared(library_path: Path) -> None:
     assert kept == [panels.data_ptr()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_output", [True, False])
 @pytest.mark.parametrize("tree", ["chain", "medusa"])
 def test_greedy_text_is_that_of_plain_decoding(

@@ -20,6 +20,8 @@ from tests.heads import HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.runtime.families import make
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
 def test_weights_that_lie_in_panels_are_not_kept_beside_them(

@@ -289,6 +289,7 @@ def looped(lm: LM) -> ModelDrafter:
     return Recorded(lm, ChainLoop(lm, lm.run, VOCAB))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_drafter", [Recorded, looped])
 def test_a_draft_model_forgets_what_its_windows_have_passed(
     make_drafter: Callable[[LM], Recorded],

@@ -64,6 +64,7 @@ def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
     assert banned(bans, []) == set(range(257)) - {EOS}
 
 
+@pytest.mark.slow
 def test_bad_words_that_are_none_are_refused(llm_for: Callable[..., LLM]) -> None:
     """By name: what this vocabulary cannot write, and what is no text."""
     with pytest.raises(OutriderError, match=r"bad_words .* surrogate"):

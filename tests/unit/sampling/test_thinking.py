@@ -193,6 +193,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return LLM(folder / "target", drafter=request.param, draft=draft, threads=1)
 
 
+@pytest.mark.slow
 def test_a_budget_ends_thoughts_whoever_drafts(llm: LLM) -> None:
     """The model would think for ever. Behind the budget it answers, and there a stop string counts."""
     [dash] = TOKENIZER("-")["input_ids"]

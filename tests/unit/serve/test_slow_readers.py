@@ -21,8 +21,8 @@ from outrider.serve.app import make_app
 from outrider.serve.gate import Backlog, weight
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, state_of
-from tests.unit.serve.test_api_leaving import Connection, eventually
-from tests.unit.serve.test_api_server import process_of, wait_for
+from tests.unit.serve.test_bridge import Connection, eventually
+from tests.unit.serve.test_run import process_of, wait_for
 
 STEP = Update(token_ids=[1, 2], logprobs=[{1: -0.1, 3: -0.2}, {2: -0.1, 3: -0.2}])
 

@@ -103,6 +103,7 @@ def tokens_of(answer: Any) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 def test_both_answer_at_once_what_each_says_alone(
     client: TestClient, options: dict[str, Options]
 ) -> None:

@@ -173,6 +173,7 @@ def test_trained_it_estimates_and_saves_drafting(models: Path, tmp_path: Path) -
         )
 
 
+@pytest.mark.slow
 def test_it_learns_which_tokens_are_hard(models: Path, tmp_path: Path) -> None:
     """Catches a table that is not trained, or not saved: on the texts it read, it tells more than
     the distributions alone."""
@@ -192,6 +193,7 @@ def test_it_learns_which_tokens_are_hard(models: Path, tmp_path: Path) -> None:
     assert errors[1] < 0.8 * errors[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_drafted_behind_the_end(models: Path) -> None:
     """Catches a rule that does not know what ends a text, one that drops the end itself, and drafts
     that continue after it."""

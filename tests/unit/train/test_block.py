@@ -117,7 +117,8 @@ def test_blocks_do_not_see_one_another() -> None:
     torch.testing.assert_close(blind, alone, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("settings", [{}, pytest.param(SHAPES[2], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, SHAPES[2]], ids=str)
 def test_a_few_steps_raise_expected_acceptance_and_real_tau(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -40,6 +40,7 @@ def test_untrained_is_the_plain_exit() -> None:
         torch.testing.assert_close(ours, short(batch.tokens, use_cache=False).logits)
 
 
+@pytest.mark.slow
 def test_the_drafter_computes_what_was_trained(tmp_path: Path) -> None:
     """Greedy texts are the target's; the first draft's distribution is that of the head on the exit
     layer."""

@@ -58,7 +58,8 @@ def test_training_sees_what_drafting_sees(tmp_path: Path) -> None:
     torch.testing.assert_close(draft.probs[0, :3], wanted.softmax(-1), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("own_output", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("own_output", [False, True])
 def test_a_few_steps_raise_expected_acceptance_and_real_tau(
     tmp_path: Path, own_output: bool
 ) -> None:

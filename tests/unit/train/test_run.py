@@ -261,6 +261,7 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert finished(replace(spec, resume=True)).steps == 6
 
 
+@pytest.mark.slow
 def test_a_full_disk_among_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the message says to do goes on with the responses that are there."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
@@ -440,6 +441,7 @@ def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
     assert progress.announced["measuring on held-out prompts"] >= 4
 
 
+@pytest.mark.slow
 def test_answers_that_the_context_cannot_hold_are_measured_shorter(tmp_path: Path) -> None:
     """Catches a run of hours at whose end nothing is measured, because its answers were to fill the
     context."""

@@ -114,6 +114,7 @@ def reference(model: Any, assistant: Any, text: list[int], count: int) -> list[i
     return drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "runtime"), [("all tokens", "eager"), ("clusters", "native")])
 def test_drafts_are_those_of_transformers(tmp_path: Path, kind: str, runtime: str) -> None:
     """Catches another layer's keys, a window that is off by one, a position that moves, a rejected
@@ -132,6 +133,7 @@ def test_drafts_are_those_of_transformers(tmp_path: Path, kind: str, runtime: st
     assert [row.output for row in rows] == [row.output for row in write(plain)]
 
 
+@pytest.mark.slow
 @skip_older("`generate` drafts with an assistant in another way")
 def test_the_first_draft_is_that_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +193,7 @@ def test_it_finds_what_windows_have_not_passed(tmp_path: Path) -> None:
     assert {sight.shape[1] for sight in sights[0]} == {WINDOW + 1, 1500, 700, 1300}
 
 
+@pytest.mark.slow
 def test_trees_and_sampling(tmp_path: Path) -> None:
     """Greedy text with trees is plain decoding's; seeded text at T = 1 with the invariant verifier,
     too."""
@@ -205,6 +208,7 @@ def test_trees_and_sampling(tmp_path: Path) -> None:
     assert [row.output for row in write(chain, hot)] == [row.output for row in write(plain, hot)]
 
 
+@pytest.mark.slow
 def test_an_assistant_that_knows_shorter_texts_says_so(tmp_path: Path) -> None:
     saved(tmp_path, max_position_embeddings=14)
     made = built(tmp_path)
@@ -234,6 +238,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], Any], str]]
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, wrong: str) -> None:
     change, expected = WRONG[wrong]
@@ -256,6 +261,7 @@ def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
         built(tmp_path / "llama", head=tmp_path / "assistant")
 
 
+@pytest.mark.slow
 def test_it_is_found_by_its_config(tmp_path: Path) -> None:
     saved(tmp_path)
     assert head_kind(resolve(str(tmp_path / "assistant"))) == "mtp"

@@ -200,6 +200,7 @@ def options(root: Path, head: str, **settings: object) -> Options:
     )
 
 
+@pytest.mark.slow
 def test_the_context_is_that_of_the_text(target: Path) -> None:
     """Catches context of rejected tokens, at wrong positions, or lost when a row moves: caches
     equal those of a fresh start."""
@@ -232,6 +233,7 @@ def test_the_context_is_that_of_the_text(target: Path) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["chain", "2x1"])
 def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str) -> None:
     """Catches drafts for positions that the head cannot tell apart, of one row and not of its
@@ -260,6 +262,7 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str
     raise AssertionError("no row grew beyond 20 tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapt", [False, True])
 def test_trees_are_counted_where_they_follow_the_counts(target: Path, adapt: bool) -> None:
     """Catches growths not handed on, or twice: every step looks at the children of the pending
@@ -274,6 +277,7 @@ def test_trees_are_counted_where_they_follow_the_counts(target: Path, adapt: boo
     assert (stats.steps <= seen <= stats.steps + stats.accepted) if adapt else seen == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(target: Path) -> None:
     with pytest.raises(CapabilityError, match="no confidence head"):
         build(options(target, "unsure", stop="confidence"))

@@ -320,6 +320,7 @@ def test_tokens_the_head_does_not_know_can_be_all_that_may_be_emitted(
     assert all(row.stats.drafted for row in rows)
 
 
+@pytest.mark.slow
 def test_through_the_front_door(tmp_path: Path) -> None:
     """--draft names the head's folder; what does not fit is refused before the first token, in one
     line."""

@@ -188,6 +188,7 @@ def check(folder: Path, reference: MtpReference, runtime: str) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layout"), ON_OUR_CACHE)
 def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> None:
     """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm
@@ -199,6 +200,7 @@ def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> Non
     assert ships_mtp(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
     """Catches drafts beyond the context of a head whose target can hold more; several layers drop
     what they put aside, too."""
@@ -232,6 +234,7 @@ def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_targets_with_states(tmp_path: Path, family: str, layout: str) -> None:
     """Next to a hybrid the head keeps keys and values of its own."""
@@ -243,6 +246,7 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str) -> None:
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as
@@ -256,6 +260,7 @@ def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None
     assert sum(row.stats.accepted for row in write(made, replace(PARAMS, temperature=1.0))) > 0
 
 
+@pytest.mark.slow
 def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None:
     """`mode=best` drafts chains; the text is plain decoding's to the bit."""
     saved(tmp_path, partial(random_model, "qwen3_5_text"), "qwen")
@@ -280,6 +285,7 @@ def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None
     assert all(asked.values()), asked
 
 
+@pytest.mark.slow
 def test_a_head_and_a_look_up_draft_one_tree_beside_a_hybrid(tmp_path: Path) -> None:
     """Parts merged into a tree branch the states at every kind of node; the text is plain
     decoding's to the bit."""
@@ -291,6 +297,7 @@ def test_a_head_and_a_look_up_draft_one_tree_beside_a_hybrid(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other
     names than the head's."""
@@ -315,6 +322,7 @@ def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layout", "num_layers"), SEVERAL)
 def test_several_layers_take_turns(
     tmp_path: Path, family: str, layout: str, num_layers: int
@@ -338,6 +346,7 @@ BY_TRANSFORMERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it"
 )
@@ -376,6 +385,7 @@ def test_drafts_are_those_of_transformers(
     assert all(one == other for one, other in compared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["eager", "native"])
 def test_a_good_head_is_followed(tmp_path: Path, runtime: str) -> None:
     """Catches a head that is fed one token too late: most drafts are kept, and some are rejected at

@@ -109,6 +109,7 @@ def test_auto_finds_the_exit_that_pays(tmp_path: Path, silent: tuple[int, ...]) 
     assert f"first {silent[0]} of 4 layers: 100% of greedy tokens right" in decoder.drafter.notes[0]
 
 
+@pytest.mark.slow
 def test_the_search_is_repeatable_and_touches_nothing(folder: Path) -> None:
     """Catches a search on the user's cache, with running rows in it, or one that times anything."""
     made = built(folder, exit_layer=1)

@@ -82,6 +82,7 @@ def outputs(decoder: Decoder, target: LoadedModel, *numbers: int) -> list[list[i
     return [row.output for row in decoded(decoder, target, *numbers)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_are_plain_decodings(target: LoadedModel, draft: LoadedModel, method: str) -> None:
     """Catches a draft reported with a distribution it was not drawn from, or that changes the text
@@ -99,6 +100,7 @@ def test_texts_are_plain_decodings(target: LoadedModel, draft: LoadedModel, meth
         assert outputs(decoder, target, 0, 1, 2) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_of_a_batch_draft_as_they_do_alone(
     target: LoadedModel, draft: LoadedModel, method: str

@@ -42,7 +42,7 @@ def statuses(result: CertifyResult) -> list[str]:
 @pytest.mark.parametrize(
     ("drafter", "verifier", "options", "independence"),
     [
-        ("draft-model", "block", {}, "not claimed"),
+        pytest.param("draft-model", "block", {}, "not claimed", marks=pytest.mark.slow),
         pytest.param(
             "draft-model",
             "token",
@@ -50,7 +50,13 @@ def statuses(result: CertifyResult) -> list[str]:
             "not claimed",
             marks=pytest.mark.slow,
         ),
-        ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}, "not claimed"),
+        pytest.param(
+            "draft-model",
+            "traversal",
+            {"drafter_options": {"tree": "2x2"}},
+            "not claimed",
+            marks=pytest.mark.slow,
+        ),
         ("draft-model", "gumbel", {}, "passed"),
         pytest.param("ngram", "block", {}, "not claimed", marks=pytest.mark.slow),
     ],
@@ -73,6 +79,7 @@ def test_sound_pairs_are_lossless(
     assert read_result(tmp_path / "certificate.json") == result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize(
     ("verifier", "expected"),

@@ -254,6 +254,7 @@ def test_answers_under_a_grammar_get_a_certificate(open_subject: Open, drafter: 
     assert set(subject.built.target.tokenizer.decode(answer)) <= set("abcd ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 def test_a_faulty_verifier_gets_none_under_a_grammar(open_subject: Open) -> None:
     """On the two letters that a grammar leaves there is little to see, but enough."""

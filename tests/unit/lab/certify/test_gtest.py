@@ -55,6 +55,7 @@ def table_of(
     return table
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_under_the_right_distribution() -> None:
     """Catches a wrong number of degrees of freedom, cells chosen by what was drawn, and quantiles
     that are not uniform."""

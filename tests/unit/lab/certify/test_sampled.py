@@ -46,6 +46,7 @@ def section(
     return sampled_distribution(subject, spots_of(subject, params), params, samples, seed, Units())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "verifier", "options"),
     [
@@ -77,11 +78,13 @@ def test_sound_decoding_passes(
     assert all(one.num_draws >= 600 for one in found.tests if one.part == "long texts")
 
 
+@pytest.mark.slow
 def test_the_users_options_make_the_distribution_that_is_tested(open_subject: Open) -> None:
     """Penalties and filters on both sides."""
     assert section(open_subject(), params=PENALISED).status == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("verifier", ["resamples", "drops", "clips"])
 def test_biased_verifiers_fail(open_subject: Open, verifier: str) -> None:
@@ -94,6 +97,7 @@ def test_biased_verifiers_fail(open_subject: Open, verifier: str) -> None:
     assert "is off" in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 def test_a_biased_drafter_fails(open_subject: Open) -> None:
     """The verifier is sound; what it is given is not."""
@@ -130,6 +134,7 @@ def test_long_texts_that_deviate_alike_without_drafts_accuse_nobody(
     assert "plain sampler itself deviates at text from token" in found.why
 
 
+@pytest.mark.slow
 def test_a_broken_reference_accuses_nobody(
     open_subject: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +169,7 @@ def test_nothing_drafted_passes_nothing(open_subject: Open) -> None:
     assert "proposed nothing" in found.why
 
 
+@pytest.mark.slow
 def test_certain_distributions_are_tested_by_every_draw(
     open_subject: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +348,7 @@ def test_draws_depend_on_their_seeds_alone(open_subject: Open) -> None:
     assert merged == whole
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: Any) -> None:
     """Finished units come from the journal, and the result is the same."""
     subject = open_subject()

@@ -93,6 +93,7 @@ def off_by_one_near_ties(margin: float) -> Callable[..., list[list[int]]]:
     return choice
 
 
+@pytest.mark.slow
 def test_a_choice_against_its_own_scores_is_the_verifiers_fault(
     open_subject: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

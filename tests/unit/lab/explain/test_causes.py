@@ -264,6 +264,7 @@ def test_parts_add_up(pair: tuple[str, str], configuration: str, params: Samplin
         assert sums(found)["filters"] == 0
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_loses_nothing(tmp_path: Path) -> None:
     """But for the length: one more token would always have been kept."""
     pair = save_pair(tmp_path, draft=disturbed(tiny_llama(257, sharpness=2.0), 0.0))
@@ -275,6 +276,7 @@ def test_a_draft_that_is_the_target_loses_nothing(tmp_path: Path) -> None:
         assert max(parts.values()) == 0
 
 
+@pytest.mark.slow
 def test_words_that_a_narrow_draft_lacks(tmp_path: Path) -> None:
     """A greedy rejection is the vocabulary's exactly where the text's token is outside of it."""
     pair = save_pair(tmp_path, draft=tiny_llama(170, sharpness=2.0))
@@ -295,6 +297,7 @@ def test_a_stop_rule_is_named(pair: tuple[str, str]) -> None:
     assert parts["stopped"] + parts["draft"] == pytest.approx(found.ideal - len(found.places))
 
 
+@pytest.mark.slow
 def test_a_tiny_tree_budget_is_named(tmp_path: Path) -> None:
     """One sibling more would have been it: exactly where the text's token is the draft's next
     favourite."""

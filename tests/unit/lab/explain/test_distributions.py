@@ -147,6 +147,7 @@ def test_shared_noise_is_known_again(pair: tuple[str, str]) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_a_narrower_draft_cannot_say_everything(tmp_path: Path) -> None:
     pair = save_pair(tmp_path, draft=tiny_llama(200, sharpness=2.0))
     found = compare(contender_of(pair, "draft-model k=3"), PROMPTS[2], SAMPLING["T=1"])
@@ -171,6 +172,7 @@ def test_opened_distributions_are_those_without_filters(pair: tuple[str, str]) -
     )
 
 
+@pytest.mark.slow
 def test_the_demo_pair(demo_contender: Contender) -> None:
     """The embedded pair, bfloat16: the bits of a chunk are those of a step."""
     prompt = demo_contender.built.target.tokenizer(

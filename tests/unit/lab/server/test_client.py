@@ -229,6 +229,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_no_json_breaks_the_reader(event: Any) -> None:
     """Whatever a server sends ends in a chunk or an error of ours."""

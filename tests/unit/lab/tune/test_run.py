@@ -63,6 +63,7 @@ def tuned(
     return result
 
 
+@pytest.mark.slow
 def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> None:
     result = tuned(root, tmp_path, "draft", *TRAINED, drafters=("draft-model", *TRAINED[:3]))
     families = {one.family: one.failure for one in result.families}
@@ -79,6 +80,7 @@ def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> Non
     assert TuneResult.model_validate_json(result.model_dump_json()) == result
 
 
+@pytest.mark.slow
 def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     """A settings file names the head's folder."""
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"eagle3"}))
@@ -155,6 +157,7 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [0, 1])
 def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int

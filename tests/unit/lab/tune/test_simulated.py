@@ -25,6 +25,7 @@ from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
     first = rehearse(3, prompts=16, max_tokens=24)
     second = rehearse(3, prompts=16, max_tokens=24)

@@ -335,6 +335,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     value=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON,

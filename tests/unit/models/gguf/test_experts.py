@@ -31,7 +31,7 @@ from outrider.runtime.block_packing import by_library
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from tests.gguf_files import VOCABULARY_SIZE, Kind, add_value, finish, rounded, write_model
-from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS
+from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")

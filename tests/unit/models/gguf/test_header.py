@@ -148,6 +148,7 @@ def test_a_vocabulary_alone_cannot_run(tmp_path: Path) -> None:
         read_gguf(finish(GGUFWriter(tmp_path / "m.gguf", "llama"), tmp_path / "m.gguf"))
 
 
+@pytest.mark.slow
 def test_without_the_library_only_gguf_files_are_refused() -> None:
     """An installation without gguf: everything can be imported, and what needs it says so."""
     script = (

@@ -35,8 +35,8 @@ from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from tests.gguf_files import Kind, rounded, write_model
 from tests.gguf_heads import round_matrices
-from tests.unit.models.gguf import test_experts, test_load
-from tests.unit.models.gguf.test_load import CPU, loaded, logits, made
+from tests.unit.models.gguf import test_experts, test_loading
+from tests.unit.models.gguf.test_loading import CPU, loaded, logits, made
 from tests.unit.runtime.passes import differences, every_pass
 
 
@@ -648,7 +648,7 @@ def test_every_row_is_known_and_has_a_file() -> None:
         "nemotron_h_moe",
         "qwen3next",
     }
-    tables = (test_load.ARCHITECTURES, MODELS, NEWER)
+    tables = (test_loading.ARCHITECTURES, MODELS, NEWER)
     written = {row[0] for table in tables for row in table.values()} | {
         *test_experts.MODELS,
         *elsewhere,

@@ -15,7 +15,7 @@ from outrider.models.loading.load import load_tokenizer
 from outrider.models.source import resolve
 from tests.gguf_files import vocabulary, write_model
 from tests.helpers import byte_tokenizer
-from tests.unit.models.gguf.test_load import made
+from tests.unit.models.gguf.test_loading import made
 
 TEXT = "It's 2024:\n\n  x+=1é 日本 "
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ pytestmark = [
 ]
 
 
-@lru_cache(maxsize=1)
 def tokenizer_of(name: str) -> Any:
     path = VOCABULARIES / name
     # read_gguf refuses files without weights
@@ -47,10 +45,18 @@ def tokenizer_of(name: str) -> Any:
     return gguf_tokenizer(header.GgufFile((path,), metadata, ()))
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWN} - {WITHOUT_TEXTS}))
-def test_ids_are_those_of_llama_cpp(name: str) -> None:
+@pytest.fixture(scope="module", params=KNOWN)
+def known(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """A vocabulary's name and our tokenizer of it, built once for all of its tests."""
+    return request.param, tokenizer_of(request.param)
+
+
+def test_ids_are_those_of_llama_cpp(known: tuple[str, Any]) -> None:
     """llama.cpp's own test of the vocabulary: texts and the ids its authors took from the published
     tokenizers."""
+    name, tokenizer = known
+    if name == WITHOUT_TEXTS:
+        pytest.skip("llama.cpp has no texts of it")
     texts = (
         (VOCABULARIES / f"{name}.inp")
         .read_bytes()
@@ -59,18 +65,17 @@ def test_ids_are_those_of_llama_cpp(name: str) -> None:
         .split(SEPARATOR)
     )
     lines = (VOCABULARIES / f"{name}.out").read_text().splitlines()
-    backend = tokenizer_of(name).backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     assert len(texts) == len(lines) >= 46
     for text, line in zip(texts, lines, strict=True):
         expected = [int(number) for number in line.split()]
         assert backend.encode(text, add_special_tokens=False).ids == expected, repr(text)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_special_tokens_are_parsed_as_by_llama_cpp(name: str) -> None:
+def test_special_tokens_are_parsed_as_by_llama_cpp(known: tuple[str, Any]) -> None:
     """Special tokens at the beginning, in the middle and at the end, with and without the bos
     token."""
-    tokenizer = tokenizer_of(name)
+    name, tokenizer = known
     for case in json.loads(IDS.read_text())[name]:
         text = case["text"]
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == case["bare"], repr(text)

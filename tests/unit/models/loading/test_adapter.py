@@ -59,6 +59,7 @@ def edit(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_adapter_is_its_base_with_its_weights_added(folders: Path) -> None:
     """It was called "no transformers checkpoint"."""
     llm = LLM(folders / "adapter", drafter="none", **QUIET)
@@ -82,6 +83,7 @@ def test_an_adapter_is_its_base_with_its_weights_added(folders: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_draft_may_be_an_adapter(folders: Path) -> None:
     llm = LLM(folders / "merged", draft=folders / "adapter", num_draft_tokens=3, **QUIET)
     done = llm.generate([PROMPT], GREEDY)[0]
@@ -90,6 +92,7 @@ def test_a_draft_may_be_an_adapter(folders: Path) -> None:
     assert "adapters" not in LLM(folders / "merged", drafter="ngram", **QUIET).config
 
 
+@pytest.mark.slow
 def test_a_config_beside_the_adapter_does_not_hide_it(folders: Path, copied: Path) -> None:
     """With one, transformers loads the base alone where peft is missing, and says nothing."""
     shutil.copy(copied / "base" / "config.json", copied / "adapter")
@@ -152,6 +155,7 @@ def test_a_base_that_is_not_there(copied: Path) -> None:
         LLM(edit(copied / "adapter", base_model_name_or_path="base"), drafter="none", **QUIET)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_model(copied: Path) -> None:
     """Its tensors do not fit: one line."""
     save_checkpoint(copied / "base", tiny_llama(96, hidden_size=32), word_tokenizer(96))
@@ -161,6 +165,7 @@ def test_an_adapter_of_another_model(copied: Path) -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_adapter_with_missing_tensors(copied: Path) -> None:
     """peft leaves them as it drew them, with a warning that the command line hides."""
     file = copied / "adapter" / "adapter_model.safetensors"

@@ -101,6 +101,7 @@ def test_the_command_line_refuses_it_before_loading(
     assert "loading" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2-moe", "phimoe"])
 def test_a_context_that_our_attention_shortens_is_reported(name: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, make_module(*HELD[name]), word_tokenizer(96))
@@ -182,6 +183,7 @@ def test_positions_that_would_change_beyond_the_context_run_natively_within(
     )
 
 
+@pytest.mark.slow
 def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) -> None:
     """It drafts nothing in a longer text: only a server reported so."""
     llm = LLM(target, draft=draft, **QUIET)

@@ -14,6 +14,8 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
+pytestmark = pytest.mark.slow
+
 QUIET: dict[str, Any] = {"drafter": "none", "runtime": "eager", "dtype": "float32"}
 CONFIG = "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
 MODEL = "from transformers import LlamaForCausalLM\nclass MineForCausalLM(LlamaForCausalLM):\n    pass\n"

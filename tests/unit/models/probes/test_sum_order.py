@@ -131,6 +131,7 @@ def test_attention_that_sums_otherwise_at_one_width(
     assert not same_bits(samples[0], [4, 5]), "values that cancel do not show the order"
 
 
+@pytest.mark.slow
 def test_what_samples_show_reaches_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches evidence that is gathered and not used."""
     lm, module = make_lm(torch.bfloat16)

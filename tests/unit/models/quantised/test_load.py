@@ -110,6 +110,7 @@ def test_logits_are_those_of_the_dequantised_model(
     assert max(worst.values()) < 0.05, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "compressed-int8"])
 def test_folders_run_from_their_integers(
     name: str, tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def _inputs_in_bytes(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     return in_bytes(x.reshape(-1, x.shape[-1])).to(x.dtype).view_as(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("runtime", ["native", "eager"])
 def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: str) -> None:
@@ -175,6 +176,7 @@ def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: st
             ] == expected, options
 
 
+@pytest.mark.slow
 def test_the_draft_stays_as_it_is(folder: Path) -> None:
     """Named by the target's own folder, too."""
     with LLM(
@@ -250,6 +252,7 @@ def test_layers_that_no_block_holds_stay_and_are_counted(tmp_path: Path) -> None
         quantise_linears(tiny_llama(96, hidden_size=24, intermediate_size=24), 4, "it")
 
 
+@pytest.mark.slow
 def test_it_is_another_model_wherever_models_are_compared(folder: Path) -> None:
     """Replicas that differ in it are not mixed, and what one start found is not taken over by
     another's."""

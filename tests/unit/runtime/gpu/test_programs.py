@@ -50,6 +50,7 @@ def _kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [*((family, torch.float32) for family in FAMILIES), ("llama", torch.bfloat16)],
@@ -195,6 +196,7 @@ def test_experts_of_long_passes_run_by_the_module() -> None:
     assert (lm.forward(tokens).logits - own).abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_are_what_the_module_has(family: str) -> None:
     """Catches states of rejected tokens, of other rows or branches, and records that another
@@ -251,6 +253,7 @@ def steps_of(lm: LM, text: list[int], run: Callable[[], Any]) -> torch.Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_recordings_of_states_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a state that takes in a token again while a pass is warmed up and recorded."""
     module = hybrid("lfm2")

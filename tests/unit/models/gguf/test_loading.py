@@ -398,6 +398,7 @@ def test_queries_keys_and_values_in_one_tensor(tmp_path: Path, kind: Kind) -> No
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True])
 def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
     """Layers of two kinds, embeddings of each layer, layers that reuse keys and are twice as wide

@@ -11,7 +11,7 @@ from outrider.serve.schema.answers import ChatAnswer, ChatChunk, CompletionAnswe
 from tests.helpers import byte_tokenizer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, events, serving
-from tests.unit.serve.test_tools_served import CALLS, engine
+from tests.unit.serve.tools.test_over_http import CALLS, engine
 from tests.unit.serve.written_tools import CLOSED, FORMATS, TOOLS, written
 
 COMMA = byte_tokenizer()(",")["input_ids"][0]

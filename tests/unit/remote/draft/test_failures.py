@@ -20,7 +20,9 @@ from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate
 from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import Demo, drafter_of
-from tests.unit.remote.test_remote_drafter import wait_for
+from tests.unit.remote.draft.test_drafter import wait_for
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 KINDS = ("greedy", "invariant")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -282,6 +284,7 @@ def test_troubles_of_a_row(
         assert counts["remote_draft_hits"] + counts["remote_draft_waits"] > 5
 
 
+@pytest.mark.slow
 def test_another_model_in_its_place_later(demo: Demo, folder: Path) -> None:
     """Somebody starts the service with another model: counted, tried again, and used when the right
     one is back."""
@@ -340,6 +343,7 @@ def test_tls(demo: Demo, certified: tuple[FakeDraftService, Path]) -> None:
     assert counts["remote_draft_nodes"] > 0
 
 
+@pytest.mark.slow
 def test_tls_mismatch(demo: Demo, certified: tuple[FakeDraftService, Path], folder: Path) -> None:
     """Another authority, or no TLS on one side: unreachable, and decoding goes on."""
     service, _ = certified

@@ -90,6 +90,7 @@ async def answer(call: Any, row: int = 1) -> messages.RowReply:
                 return reply
 
 
+@pytest.mark.slow
 def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Terms, a first draft, the next one; two askers with the same row number are apart; end of a
     row."""
@@ -239,6 +240,7 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
     with_service(hosted, tmp_path, use)
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_request(
     hosted: HostedDrafter, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     engine.check_integrity()
 
 
+@pytest.mark.slow
 def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamespace) -> None:
     """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the
     server's log of requests."""

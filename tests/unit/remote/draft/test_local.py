@@ -21,7 +21,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.remote.draft import local
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalService, lease_local
-from tests.unit.remote.test_remote_drafter import wait_for
+from tests.unit.remote.draft.test_drafter import wait_for
 
 PLAYED = """
 import sys, time
@@ -93,6 +93,7 @@ def test_what_does_not_come_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         LocalService(["service", "draft", "nothing"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux' kernel")
 def test_it_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL leaves no time to tidy up: the kernel ends the child."""

@@ -80,6 +80,7 @@ def codes(result: SelfTest) -> set[str]:
     return {finding.code for finding in result.findings} - {"slower-than-plain"}
 
 
+@pytest.mark.slow
 def test_good_pair_is_found_good(start: Start) -> None:
     result = self_test(start("good"), max_tokens=10)
     assert codes(result) == set()
@@ -92,6 +93,7 @@ def test_good_pair_is_found_good(start: Start) -> None:
     json.dumps(result.as_dict())
 
 
+@pytest.mark.slow
 def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     result = self_test(start("stranger"), max_tokens=10)
     assert codes(result) == {"no-acceptance"}
@@ -108,6 +110,7 @@ def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFix
     assert re.search(speeds, caplog.text)
 
 
+@pytest.mark.slow
 def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
     """Such a draft is good on short probes; only its config reveals the limit."""
     result = self_test(start("short"), max_tokens=4)
@@ -118,6 +121,7 @@ def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
     assert codes(self_test(start("short", max_model_len=SHORT), max_tokens=4)) == set()
 
 
+@pytest.mark.slow
 def test_every_drafter_of_a_server_is_tried(start: Start) -> None:
     """n-grams have no weights: a probe without repetitions is no reason to warn."""
     result = self_test(start("good", extra=("ngram",)), max_tokens=4)
@@ -310,6 +314,7 @@ def test_remembered_numbers_say_when_they_were_measured(
     assert SelfTest().as_dict()["remembered"] is False
 
 
+@pytest.mark.slow
 def test_a_good_test_is_kept_and_one_with_findings_is_made_again(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ from tests.gguf_heads import (
 from tests.helpers import word_tokenizer
 from tests.mtp_heads import MtpReference, save_with_mtp
 from tests.unit.drafters.heads.test_mtp import watched, write
-from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, SIZES, made
+from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS, SIZES, made
 from tests.unit.models.gguf.test_routed import (
     EXPERTS,
     LATENTS,
@@ -216,6 +216,7 @@ def drafts(
     return seen, [row.output for row in write(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_file_drafts_what_its_folder_drafts(tmp_path: Path, name: str) -> None:
     """Catches norms or rows that keep the converter's order, a block of another layer, and parts of
@@ -230,6 +231,7 @@ def test_a_file_drafts_what_its_folder_drafts(tmp_path: Path, name: str) -> None
     assert texts == [row.output for row in write(built(path, runtime, drafter="none"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "nemotron"])
 def test_blocks_draft_what_the_rounded_weights_draft(tmp_path: Path, name: str) -> None:
     """The head's weights stay in blocks where the target's do; in fp32 they are widened without a
@@ -257,6 +259,7 @@ def test_blocks_of_a_hybrid_draft_on_the_native_runtime(tmp_path: Path) -> None:
     assert texts == [row.output for row in write(built(path, drafter="none", **options))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
 def test_several_layers_take_turns(tmp_path: Path, name: str) -> None:
     """Qwen's files have norms and projection once, others in each layer."""
@@ -276,6 +279,7 @@ def test_a_head_without_a_last_norm_takes_the_targets(tmp_path: Path) -> None:
     assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
 
 
+@pytest.mark.slow
 def test_a_file_with_a_head_alone(tmp_path: Path) -> None:
     """llama.cpp's converter makes one with --mtp. `--draft` names it, beside a file or a folder
     with the target."""

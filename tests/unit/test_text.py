@@ -142,6 +142,7 @@ def test_flush_releases_an_unfinished_character_once() -> None:
 LETTERS = st.text(alphabet="ab", max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12),

@@ -15,6 +15,8 @@ from outrider.sampling.params import SamplingParams
 from tests.draft_service import FakeDraftService, Known, MadeUp, Repeating
 from tests.unit.remote.conftest import GREEDY, INVARIANT, PROMPTS, Demo, drafter_of
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 def wait_for(happens: object, seconds: float = 60.0) -> None:
     """Wait until the call returns True."""

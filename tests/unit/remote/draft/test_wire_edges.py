@@ -35,6 +35,8 @@ from tests.draft_service import FakeDraftService, Known
 from tests.helpers import byte_tokenizer
 from tests.unit.remote.conftest import until
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 CHECK = health_pb2.HealthCheckRequest()
 
 
@@ -58,6 +60,7 @@ def line(silent: FakeDraftService) -> Iterator[Connection]:
     made.close()
 
 
+@pytest.mark.slow
 def test_texts_that_are_too_much_for_one_message(
     silent: FakeDraftService, line: Connection
 ) -> None:
@@ -91,6 +94,7 @@ def test_replies_that_are_too_much_for_one_message() -> None:
     assert asyncio.run(sent()) == list(range(6))
 
 
+@pytest.mark.slow
 def test_nothing_is_owed_to_rows_that_ended(
     silent: FakeDraftService, line: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from outrider.serve.observability.metrics_families import of_snapshots
 from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import PROMPTS, Demo, drafter_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_pauses")]
+
 SETTINGS = EngineSettings(max_num_seqs=2)
 
 

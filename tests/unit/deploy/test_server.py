@@ -28,7 +28,7 @@ from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.selftest import Finding, SelfTest
 from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings
-from tests.unit.serve.test_metrics import CONTROL, Engine, finish, request, step
+from tests.unit.serve.observability.test_metrics import CONTROL, Engine, finish, request, step
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

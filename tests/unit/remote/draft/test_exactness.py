@@ -152,6 +152,7 @@ MOVES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     moves=MOVES, kinds=st.tuples(st.sampled_from(list(SAMPLINGS)), st.sampled_from(list(SAMPLINGS)))
@@ -282,6 +283,7 @@ def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) ->
     ]
 
 
+@pytest.mark.slow
 def test_the_cache_ends_where_the_text_does(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Near the end of the context fewer tokens are drafted, at it none, and beyond it the row is
     refused."""

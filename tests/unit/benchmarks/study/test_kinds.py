@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-_BENCHMARKS = str(Path(__file__).resolve().parents[3] / "benchmarks")
+_BENCHMARKS = str(Path(__file__).resolve().parents[4] / "benchmarks")
 sys.path.insert(0, _BENCHMARKS)
 try:
     from study.kinds import KINDS, character_kinds, repetition, token_kinds

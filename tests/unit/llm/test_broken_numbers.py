@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", OPTIONS)
 def test_broken_numbers_reach_no_later_answer(folder: Path, drafter: str) -> None:
     """Eager attention reads masked positions: catches a drafter's own cache that keeps them."""

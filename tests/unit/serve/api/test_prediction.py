@@ -17,7 +17,7 @@ from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
 from tests.unit.serve.served_app import chat, error_of, events, serving
-from tests.unit.serve.test_api_server import process_of, wait_for
+from tests.unit.serve.test_run import process_of, wait_for
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -74,6 +74,7 @@ def test_same_seed_same_problems() -> None:
     assert list(islice(problems(3), 50)) != list(islice(problems(4), 50))
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_whatever_the_seed() -> None:
     """Catches a split by seed: two seeds of a small grade do repeat questions."""
     train = {
