@@ -221,8 +221,9 @@ class HeadLM:
         first_row: int,
         columns: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The carried features (B, T, H) and the logits (B, K, Vd) of these columns, of a pass
-        after the tokens that rows from first_row on hold.
+        """The carried features (B, T, H) and the logits (B, K, Vd) of these columns.
+
+        The pass comes after the tokens that rows from first_row on hold.
 
         Without columns nobody reads the logits.
         """

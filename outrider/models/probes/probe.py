@@ -290,7 +290,7 @@ def rounding_noise(module: Any, dtype: torch.dtype) -> float:
 
 
 def broken_weight(module: Any) -> str:
-    """Where to look: the first damaged tensor, otherwise the dtype."""
+    """A hint at the cause: the first damaged tensor, otherwise the dtype."""
     for name, tensor in module.state_dict().items():
         if not torch.isfinite(tensor).all():
             return f"the checkpoint is damaged, {name} has NaN or infinite values"
