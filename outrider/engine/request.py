@@ -31,7 +31,7 @@ from outrider.kv.draft_pages import Parts
 from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.stats import DecodeStats
 
 Mode = Literal["auto", "fixed", "off"]
@@ -262,6 +262,7 @@ class ActiveRequest:
 GIB = 1 << 30
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Raises ConfigError for values that cannot be."""
@@ -281,7 +282,6 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "engine")
         if self.kv_memory is not None and self.kv_memory < 1 << 20:
             raise ConfigError(
                 f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}"

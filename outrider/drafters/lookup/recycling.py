@@ -27,7 +27,7 @@ from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirement
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import NONE, TopTokens
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -38,6 +38,7 @@ SPARE = 4  # nodes in the shape for each node of a tree: they replace those whos
 UNKNOWN = NONE
 
 
+@checked()
 @dataclass(frozen=True)
 class RecyclingSettings:
     top_k: int = setting(

@@ -26,13 +26,14 @@ from outrider.drafters.lookup.suffix_tree import Matches, SuffixTree
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
 TREE_WIDTH = 4  # children followed per node of a tree
 
 
+@checked()
 @dataclass(frozen=True)
 class SuffixSettings:
     """Options of drafter 'suffix'."""
@@ -64,7 +65,6 @@ class SuffixSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'suffix'")
         if not (
             0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0
         ):

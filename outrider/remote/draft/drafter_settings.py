@@ -12,9 +12,10 @@ from outrider.build import LOCAL_SERVICE as LOCAL
 from outrider.errors import ConfigError
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
-from outrider.settings import setting
+from outrider.settings import checked, setting
 
 
+@checked()
 @dataclass(frozen=True)
 class RemoteSettings:
     """Options of drafter 'remote'. A token stands in the environment only, never among options,

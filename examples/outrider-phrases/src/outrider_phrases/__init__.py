@@ -20,7 +20,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -30,6 +30,7 @@ CHAIN_TOKENS = 8
 TREE_NODES = 16
 
 
+@checked()
 @dataclass(frozen=True)
 class PhraseSettings:
     """Options of drafter 'phrases'."""
