@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import psutil
 import typer
+
+from outrider.cli.options import RuntimeName
 from rich.table import Table
 from workload import (
     RESULTS,
@@ -121,7 +123,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1)] = 12,
     repeats: Annotated[int, typer.Option(min=1)] = 10,
     max_tokens: Annotated[int, typer.Option(min=8)] = 160,
-    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
+    runtime: Annotated[RuntimeName, typer.Option(help="Outrider's --runtime.")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 2,
     folder: Annotated[Path, typer.Option(help="Where the result goes.")] = RESULTS,
 ) -> None:

@@ -99,7 +99,7 @@ def parse_settings(kind: type, given: Mapping[str, Any], owner: str) -> Any:
         if isinstance(value, str):
             value = _read(kind, field, value, annotations[field], prefix)
         values[field] = value
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     _fill(made, kind, (), values, prefix)
     return made
 
@@ -120,26 +120,50 @@ def problem(errors: Sequence[Any]) -> tuple[list[str], str, Any]:
     """
     about = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
     value = _parts(about[0])
-    while value and not _plain(value[-1:]):
+    while value and not plain_place(value[-1:]):
         value.pop()
     wrong = [error for error in about if _parts(error)[: len(value)] == value]
-    inside = [error for error in wrong if len(_plain(_parts(error))) > len(_plain(value))]
-    place = _plain(value)
+    inside = [error for error in wrong if len(plain_place(_parts(error))) > len(plain_place(value))]
+    place = plain_place(value)
     if len({_parts(error)[len(value)] for error in inside}) == 1:
-        place = _plain(_parts(inside[0]))
-        wrong = [error for error in inside if _plain(_parts(error)) == place]
+        place = plain_place(_parts(inside[0]))
+        wrong = [error for error in inside if plain_place(_parts(error)) == place]
     ways = " or ".join(dict.fromkeys(map(_way, wrong)))
     return place, ways.replace(" or must be ", " or "), wrong[0].get("input")
 
 
-def end_at_first_mistake(schema: Any) -> None:
-    """Let pydantic's lists and objects end at their first mistake: there is room for a million of
-    them."""
-    if isinstance(schema, dict) and schema.get("type") in ("list", "dict"):
-        schema["fail_fast"] = True
-    for part in schema.values() if isinstance(schema, dict) else schema:
-        if isinstance(part, dict | list | tuple):
-            end_at_first_mistake(part)
+def liberal(schema: Any) -> Any:
+    """A schema of pydantic's with the liberties that the module names. Lists and objects end at
+    their first mistake: there is room for a million of them."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(liberal, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")  # or a field of that name
+    if isinstance(kind, str) and kind in CONVERTED:
+        function = CONVERTED[kind]
+        return pydantic_core.core_schema.no_info_before_validator_function(function, schema)
+    if kind == "function-before" and schema["function"]["function"] in CONVERTED.values():
+        return schema  # of an object inside
+    changed = {name: liberal(part) for name, part in schema.items()}
+    if kind in ("list", "dict"):
+        changed["fail_fast"] = True
+    if kind in ("tuple", "lax-or-strict"):  # the latter is a path
+        changed["strict"] = False
+    return changed
+
+
+def plain_place(place: Sequence[str]) -> list[str]:
+    """Without pydantic's own names for the members of a union: types, and classes, whose names
+    begin with a capital."""
+    return [
+        part
+        for part in place
+        if "[" not in part
+        and part not in ALTERNATIVES
+        and not part.startswith("constrained-")
+        and not part[:1].isupper()
+    ]
 
 
 @cache
@@ -148,25 +172,8 @@ def _validator(kind: type) -> Any:
 
 
 def _schema(kind: type, source: Any, handler: Callable[[Any], Any]) -> Any:
-    """pydantic's schema of a checked dataclass, and the liberties that the module names."""
-    schema = handler(source)
-    end_at_first_mistake(schema)
-    return _liberal(schema)
-
-
-def _liberal(schema: Any) -> Any:
-    if isinstance(schema, list | tuple):
-        return type(schema)(map(_liberal, schema))
-    if not isinstance(schema, dict):
-        return schema
-    kind = schema.get("type")
-    if kind in ("int", "float"):
-        convert = _whole if kind == "int" else _real
-        return pydantic_core.core_schema.no_info_before_validator_function(convert, schema)
-    changed = {name: _liberal(part) for name, part in schema.items()}
-    if kind in ("tuple", "lax-or-strict"):  # the latter is a path
-        changed["strict"] = False
-    return changed
+    """pydantic's schema of a checked dataclass."""
+    return liberal(handler(source))
 
 
 def _whole(value: Any) -> Any:
@@ -178,7 +185,11 @@ def _whole(value: Any) -> Any:
 
 def _real(value: Any) -> Any:
     """Python's own number for NumPy's."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
+    is_foreign = isinstance(value, Real) and type(value) not in (int, bool, float)
+    return float(value) if is_foreign else value
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {"int": _whole, "float": _real}
 
 
 def _fill(
@@ -209,12 +220,12 @@ def _told(kind: type, errors: Sequence[Any], prefix: str) -> Exception:
     if "argument" in first["type"] or first["type"] == "missing":
         name = first["loc"][0]
         check_arguments(kind, [name] if first["type"] == "unexpected_keyword_argument" else [])
-        return TypeError(f"{kind.__name__}() {first['msg'].lower()}: '{name}'")
+        return TypeError(f"{kind.__name__}(): {first['msg'].lower()}: {name!r}")
     place, way, value = problem(errors)
     called = place[0] + "".join(f"[{part}]" for part in place[1:])
     for field in dataclasses.fields(kind) if first["type"] in LIMITS else ():
         text = field.metadata.get("description")
-        if text and called == field.metadata.get("alias", field.name):
+        if text and called in (field.name, field.metadata.get("alias")):
             way = f"{_range(field.metadata)} ({text})"
     return ConfigError(f"{prefix}{called} {way}, got {value!r:.80}")
 
@@ -242,7 +253,7 @@ def _way(error: Any) -> str:
         return f"must be {words} {_figure(context[key])}"
     if kind == "literal_error":
         return f"must be {context['expected']}"
-    if "class_name" in context:
+    if kind.startswith("dataclass"):
         return f"must be {context['class_name']}"
     if kind == "string_too_short" and context["min_length"] == 1:
         return "must not be empty"
@@ -255,16 +266,3 @@ def _way(error: Any) -> str:
 
 def _parts(error: Any) -> list[str]:
     return [str(part) for part in error["loc"]]
-
-
-def _plain(place: Sequence[str]) -> list[str]:
-    """Without pydantic's own names for the members of a union: types, and classes, whose names
-    begin with a capital."""
-    return [
-        part
-        for part in place
-        if "[" not in part
-        and part not in ALTERNATIVES
-        and not part.startswith("constrained-")
-        and not part[:1].isupper()
-    ]
