@@ -19,8 +19,6 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-
-from outrider.cli.options import RuntimeName
 from rich.table import Table
 from workload import (
     RESULTS,
@@ -33,6 +31,8 @@ from workload import (
     spread,
     write_result,
 )
+
+from outrider.cli.options import RuntimeName
 
 FLOOR = 0.03
 CONFIGURATIONS = "draft-model k=5, ngram k=5, draft-model k=8 tree=2x2, none"

@@ -122,14 +122,36 @@ def problem(errors: Sequence[Any]) -> tuple[list[str], str, Any]:
     value = _parts(about[0])
     while value and not plain_place(value[-1:]):
         value.pop()
-    wrong = [error for error in about if _parts(error)[: len(value)] == value]
-    inside = [error for error in wrong if len(plain_place(_parts(error))) > len(plain_place(value))]
+    forms = [error for error in about if _parts(error)[: len(value)] == value]
+    inside = [error for error in forms if len(plain_place(_parts(error))) > len(plain_place(value))]
     place = plain_place(value)
     if len({_parts(error)[len(value)] for error in inside}) == 1:
         place = plain_place(_parts(inside[0]))
-        wrong = [error for error in inside if plain_place(_parts(error)) == place]
-    ways = " or ".join(dict.fromkeys(map(_way, wrong)))
-    return place, ways.replace(" or must be ", " or "), wrong[0].get("input")
+        forms = [error for error in inside if plain_place(_parts(error)) == place]
+    ways = " or ".join(dict.fromkeys(map(wrong, forms)))
+    return place, ways.replace(" or must be ", " or "), forms[0].get("input")
+
+
+def wrong(error: Any) -> str:
+    """How a value is wrong, as the end of a sentence about it: 'must be at least 1'."""
+    kind = error["type"]
+    context = error.get("ctx") or {}
+    if kind == "missing":
+        return "is required"
+    if kind in LIMITS:
+        words, key = LIMITS[kind]
+        return f"must be {words} {_figure(context[key])}"
+    if kind == "literal_error":
+        return f"must be {context['expected']}"
+    if kind.startswith("dataclass"):
+        return f"must be {context['class_name']}"
+    if kind == "string_too_short" and context["min_length"] == 1:
+        return "must not be empty"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']}"
+    needed = NEEDED.get(kind.split("_")[0]) if "_too_" not in kind and "pattern" not in kind else ""
+    message = error["msg"].removeprefix("Value error, ")
+    return f"must be {needed}" if needed else re.sub(r"^(\w+ )?should", "must", message)
 
 
 def liberal(schema: Any) -> Any:
@@ -240,28 +262,6 @@ def _range(metadata: Mapping[str, Any]) -> str:
 
 def _figure(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
-
-
-def _way(error: Any) -> str:
-    """How a value is wrong, as the end of a sentence about it: 'must be at least 1'."""
-    kind = error["type"]
-    context = error.get("ctx") or {}
-    if kind == "missing":
-        return "is required"
-    if kind in LIMITS:
-        words, key = LIMITS[kind]
-        return f"must be {words} {_figure(context[key])}"
-    if kind == "literal_error":
-        return f"must be {context['expected']}"
-    if kind.startswith("dataclass"):
-        return f"must be {context['class_name']}"
-    if kind == "string_too_short" and context["min_length"] == 1:
-        return "must not be empty"
-    if kind == "too_short":
-        return f"must have at least {context['min_length']}"
-    needed = NEEDED.get(kind.split("_")[0]) if "_too_" not in kind and "pattern" not in kind else ""
-    message = error["msg"].removeprefix("Value error, ")
-    return f"must be {needed}" if needed else re.sub(r"^(\w+ )?should", "must", message)
 
 
 def _parts(error: Any) -> list[str]:

@@ -37,15 +37,13 @@ class PhraseSettings:
 
     file: str = setting("common", "text file of phrases, one a line; 'common': a few English ones")
     min_match: int = setting(
-        2, "tokens of a phrase that must stand in the text before its rest is drafted"
+        2, "tokens of a phrase that must stand in the text before its rest is drafted", at_least=1
     )
     tree: bool = setting(
         False, "draft every phrase that fits, as branches, instead of the first one"
     )
 
     def __post_init__(self) -> None:
-        if self.min_match < 1:
-            raise ConfigError(f"phrases: min_match must be at least 1, got {self.min_match}")
         self.phrases()
 
     def phrases(self) -> list[str]:
