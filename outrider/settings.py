@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from outrider.errors import ConfigError, did_you_mean
 from outrider.foreign import check_arguments
@@ -43,7 +43,7 @@ LIMITS = {  # likewise, with the key of the limit in the error
     "less_than": ("below", "lt"),
 }  # fmt: skip
 ALTERNATIVES = ("str", "int", "float", "bool")  # pydantic's names for members of a union
-Made = TypeVar("Made")
+Record = TypeVar("Record")
 
 
 def setting(default: Any, text: str, *, common: bool = False, **more: Any) -> Any:
@@ -57,15 +57,15 @@ def setting(default: Any, text: str, *, common: bool = False, **more: Any) -> An
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def checked(prefix: str = "") -> Callable[[type[Made]], type[Made]]:
+def checked(prefix: str = "") -> Callable[[type[Record]], type[Record]]:
     """Decorator of a dataclass whose values pydantic checks whenever an instance is made.
 
     It raises ConfigError for a wrong value, TypeError for a name that the class does not have.
     `prefix`: what names begin with in messages.
     """
 
-    def decorate(made: type[Made]) -> type[Made]:
-        kind: Any = made
+    def decorate(record: type[Record]) -> type[Record]:
+        kind: Any = record
         kind.__pydantic_config__ = STRICT
         kind.__get_pydantic_core_schema__ = classmethod(_schema)
 
@@ -74,7 +74,7 @@ def checked(prefix: str = "") -> Callable[[type[Made]], type[Made]]:
             _fill(self, kind, values, named, prefix)
 
         kind.__init__ = init
-        return made
+        return record
 
     return decorate
 
@@ -99,9 +99,9 @@ def parse_settings(kind: type, given: Mapping[str, Any], owner: str) -> Any:
         if isinstance(value, str):
             value = _read(kind, field, value, annotations[field], prefix)
         values[field] = value
-    made: Any = object.__new__(kind)
-    _fill(made, kind, (), values, prefix)
-    return made
+    settings: Any = object.__new__(kind)
+    _fill(settings, kind, (), values, prefix)
+    return settings
 
 
 def describe_settings(kind: type) -> dict[str, str]:
@@ -232,7 +232,7 @@ def _read(kind: type, name: str, text: str, annotation: Any, prefix: str) -> Any
     try:
         return pydantic.TypeAdapter(annotation).validate_strings(text)
     except pydantic.ValidationError as error:
-        errors = [{**one, "loc": (name, *one["loc"])} for one in error.errors()]
+        errors = [{**detail, "loc": (name, *detail["loc"])} for detail in error.errors()]
         raise _told(kind, errors, prefix) from error
 
 
@@ -240,11 +240,13 @@ def _told(kind: type, errors: Sequence[Any], prefix: str) -> Exception:
     """pydantic's errors as one of ours: ConfigError of a value, TypeError of an argument."""
     first = errors[0]
     if "argument" in first["type"] or first["type"] == "missing":
-        name = first["loc"][0]
-        check_arguments(kind, [name] if first["type"] == "unexpected_keyword_argument" else [])
-        return TypeError(f"{kind.__name__}(): {first['msg'].lower()}: {name!r}")
-    place, way, value = problem(errors)
-    called = place[0] + "".join(f"[{part}]" for part in place[1:])
+        argument = first["loc"][0]
+        check_arguments(kind, [argument] if isinstance(argument, str) else [])
+        return TypeError(f"{kind.__name__}(): {first['msg'].lower()}: {argument!r}")
+    if not first["loc"] and "error" in first.get("ctx", {}):
+        return cast(Exception, first["ctx"]["error"])  # of the class's own `__post_init__`
+    (name, *inside), way, value = problem(errors)
+    called = name + "".join(f"[{part}]" for part in inside)
     for field in dataclasses.fields(kind) if first["type"] in LIMITS else ():
         text = field.metadata.get("description")
         if text and called in (field.name, field.metadata.get("alias")):
