@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, Text
 from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, like, refusal
 from outrider.serve.schema.chat import ThinkingFields
 from outrider.serve.schema.messages import TEXT_ONLY
@@ -238,7 +238,7 @@ class MessagesBody(CountBody):
 
     max_tokens: int = Field(ge=1, description="Max tokens of the answer, thoughts included.")
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_WORDS)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_WORDS)] | None = None
     temperature: float | None = like(SamplingParams, "temperature")
     top_p: float | None = like(SamplingParams, "top_p")
     top_k: int | None = like(SamplingParams, "top_k")

@@ -236,7 +236,7 @@ class TestNaming:
         }
         assert lines == {
             "ignored the unknown field 'temprature'. Did you mean 'temperature'?": "WARNING",
-            "ignored the unknown field 'store'. Did you mean 'stop'?": "WARNING",
+            "ignored the unknown field 'store'. Did you mean 'stream'?": "WARNING",
             "ignored the unknown field 'trace_id'": "INFO",
         }
         assert len([record for record in caplog.records if "ignored" in record.getMessage()]) == 3

@@ -233,7 +233,7 @@ def test_thinking_that_cannot_be_switched(made: Any, kind: str, message: str) ->
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strng"}}}},
             "output_config.format.schema",
         ),
-        ({"stop_sequences": [""]}, "stop_sequences must be"),
+        ({"stop_sequences": [""]}, "'stop_sequences.0' must not be empty"),
         (
             {
                 "messages": [
