@@ -15,11 +15,12 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 PROMPT = "The history of the lighthouse begins with"
 
 
-def measure(name: str, runtime: str, max_tokens: int, repeats: int) -> dict[str, float]:
+def measure(name: str, runtime: Any, max_tokens: int, repeats: int) -> dict[str, float]:
     """One model in this process: seconds to load, best tokens/s, peak memory in MiB."""
     from outrider import LLM, SamplingParams
 

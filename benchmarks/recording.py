@@ -32,6 +32,8 @@ from workload import (
     write_result,
 )
 
+from outrider.cli.options import RuntimeName
+
 FLOOR = 0.03
 CONFIGURATIONS = "draft-model k=5, ngram k=5, draft-model k=8 tree=2x2, none"
 
@@ -121,7 +123,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1)] = 12,
     repeats: Annotated[int, typer.Option(min=1)] = 10,
     max_tokens: Annotated[int, typer.Option(min=8)] = 160,
-    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
+    runtime: Annotated[RuntimeName, typer.Option(help="Outrider's --runtime.")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 2,
     folder: Annotated[Path, typer.Option(help="Where the result goes.")] = RESULTS,
 ) -> None:

@@ -34,6 +34,7 @@ from workload import (
 
 from outrider import SamplingParams
 from outrider.build import Options
+from outrider.cli.options import RuntimeName
 from outrider.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
@@ -185,7 +186,7 @@ def main(
         int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")
     ] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
-    runtime: Annotated[str, typer.Option()] = "auto",
+    runtime: Annotated[RuntimeName, typer.Option()] = "auto",
     rehearse: Annotated[
         int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")
     ] = 0,

@@ -35,7 +35,7 @@ from outrider.models.loading.memory import MemoryReport
 from outrider.models.loading.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
 from outrider.models.source import ModelSource, resolve
 from outrider.models.tokens.bad_words import BadWordFinder
-from outrider.options import DEMO, Needs, Options, replaced
+from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
 
@@ -175,14 +175,14 @@ def with_endpoint(options: Options) -> Options:
         drafter_options.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
     ) == LOCAL_SERVICE and "draft" not in drafter_options:
         draft, drafter_options["draft"] = None, draft or (DEMO if options.target == DEMO else None)
-    return replaced(options, drafter=REMOTE, drafter_options=drafter_options, draft=draft)
+    return replace(options, drafter=REMOTE, drafter_options=drafter_options, draft=draft)
 
 
 def named_drafter(options: Options, head: str | None) -> Options:
     """Drafter 'auto' by its name, and the folder of a head that is given as the draft where its
     drafter looks for it. `head`: see `head_in`."""
     drafter = options.drafter if options.drafter != "auto" else _best_drafter(options, head)
-    return _with_head(replaced(options, drafter=drafter), drafter)
+    return _with_head(replace(options, drafter=drafter), drafter)
 
 
 def target_config(options: Options) -> Any:
@@ -217,7 +217,7 @@ def load_models(
 def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) -> Models:
     models = _models_to_load(asked, needs)
     sources = [model.source for model in models]
-    options = replaced(
+    options = replace(
         asked,
         target=sources[0].name,
         revision=sources[0].revision,
@@ -262,7 +262,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         notes.append(
             "trees are exact up to rounding here, not to the bit (--runtime native makes them so)"
         )
-    options = replaced(
+    options = replace(
         models.options,
         drafter=parts.drafter_name,
         num_draft_tokens=parts.length.asked,
@@ -298,14 +298,14 @@ def _with_head(options: Options, drafter: str) -> Options:
         embedded = _head_that_comes(options.target, part) if named is None else None
         if embedded is None:
             return options
-        return replaced(
+        return replace(
             options, drafter_options=kind.with_head(options.drafter_options, part, str(embedded))
         )
     if named not in (None, options.draft):
         raise ConfigError(
             f"two heads were named: --draft {options.draft} and head={named}; give one"
         )
-    return replaced(
+    return replace(
         options,
         draft=None,
         drafter_options=kind.with_head(options.drafter_options, part, options.draft),

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -34,6 +34,7 @@ from outrider.models.loading.generation_config import (
     sampling_defaults,
 )
 from outrider.models.tokens.model_tokenizer import whole_tokenizer
+from outrider.options import Runtime
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row
@@ -96,10 +97,10 @@ class LLM:
         verifier_options: dict[str, Any] | None = None,
         lossy: bool = False,
         dtype: str = "auto",
-        quantise: int | None = None,
+        quantise: Literal[4, 8] | None = None,
         device: str = "auto",
         threads: int | None = None,
-        runtime: str = "auto",
+        runtime: Runtime = "auto",
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
         trust_remote_code: bool = False,

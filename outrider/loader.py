@@ -47,7 +47,7 @@ from outrider.models.source import ModelSource
 from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
-from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
+from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options
 from outrider.runtime import checked, kept, library
 from outrider.runtime.block_packing import pack
 from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
@@ -539,7 +539,7 @@ class ModelLoader:
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""
-        return replaced(
+        return replace(
             self.options,
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),

@@ -4,27 +4,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from numbers import Integral
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from outrider.configuration import spelled_out
 from outrider.drafters.requirements import DraftsWithHead
 from outrider.errors import ConfigError
 from outrider.parts import Parts
+from outrider.settings import checked, setting
 
-AUTO, NATIVE, GRAPHS, EAGER = RUNTIMES = ("auto", "native", "graphs", "eager")  # how passes run
-QUANTISE_BITS = (4, 8)
-KINDS: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (Integral, "a whole number", ("threads", "max_num_seqs", "max_model_len")),
-    (bool, "True or False", ("lossy", "trust_remote_code")),  # the text "false" is true
-    (Mapping, "a dictionary", ("drafter_options", "verifier_options")),
-    (str, "a text", ("drafter", "verifier", "dtype", "device", "runtime", "revision")),
-)
+Runtime = Literal["auto", "native", "graphs", "eager"]  # how passes run
+AUTO, NATIVE, GRAPHS, EAGER = get_args(Runtime)
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
+@checked()
 @dataclass(frozen=True)
 class Options:
     """Everything that shapes a decoder; what `LLM(...)` and the command line fill in."""
@@ -42,51 +37,28 @@ class Options:
     verifier_options: dict[str, Any] = field(default_factory=dict)
     lossy: bool = False
     dtype: str = "auto"
-    # bits that the target's linear layers are rounded to on loading: 4 or 8
-    quantise: int | None = None
+    # bits that the target's linear layers are rounded to on loading
+    quantise: Literal[4, 8] | None = None
     device: str = "auto"
-    threads: int | None = None
-    runtime: str = AUTO
-    max_num_seqs: int = 8
-    max_model_len: int | None = None
+    threads: int | None = setting(None, "CPU threads", at_least=1)
+    runtime: Runtime = "auto"
+    max_num_seqs: int = setting(8, "rows decoded together", at_least=1, at_most=4096)
+    max_model_len: int | None = setting(None, "longest prompt plus answer", at_least=2)
     trust_remote_code: bool = False
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        for kind, called, names in KINDS:
-            for name in names:
-                # None says that it is left out
-                value = getattr(self, name)
-                is_open = getattr(Options, name, called) is None
-                fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-                if not (fits or (value is None and is_open)):
-                    raise ConfigError(f"{name} must be {called}, got {value!r:.80}")
         if len(self.drafter.split()) > 1:
             for name, value in spelled_out(vars(self)).items():
                 object.__setattr__(self, name, value)
         for name in ("target", "draft"):  # a shell expands ~ at the beginning of a word alone
-            if isinstance(path := getattr(self, name), str) and path.startswith("~"):
+            if (path := getattr(self, name)) is not None and path.startswith("~"):
                 object.__setattr__(self, name, os.path.expanduser(path))
-        if self.runtime not in RUNTIMES:
-            raise ConfigError(
-                f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'."
-            )
-        if self.quantise not in (None, *QUANTISE_BITS) or isinstance(self.quantise, bool):
-            raise ConfigError(
-                f"quantise must be 4 or 8 (bits of a weight), or left out; got {self.quantise!r}"
-            )
-        if not 1 <= self.max_num_seqs <= 4096:
-            raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {self.threads}")
-        if self.threads is not None and self.threads > (
-            max_threads := max(64, 4 * (os.cpu_count() or 1))
-        ):
+        max_threads = max(64, 4 * (os.cpu_count() or 1))
+        if self.threads is not None and self.threads > max_threads:
             raise ConfigError(
                 f"threads must be between 1 and {max_threads} on this machine, got {self.threads}"
             )
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
 
 
 @dataclass(frozen=True)
@@ -126,8 +98,3 @@ class Needs:
         loops = max(n.loop_lengths for n in each)
         nodes = max(n.max_nodes for n in each)
         return cls(any(n.draft for n in each), any(n.module for n in each), loops, heads, nodes)
-
-
-def replaced(options: Options, **changes: Any) -> Options:
-    """The options with some of them changed, and checked again."""
-    return Options(**{**asdict(options), **changes})

@@ -32,7 +32,6 @@ EXCEPTIONS = {  # modules, or folders, and why they name families
     "models/gguf/tokenizer.py": "llama.cpp's names of pre-tokenizers",
     "serve/tools/": "vLLM's names of parsers of tool calls",
     "serve/api/reasoning_formats.py": "vLLM's names of parsers of thoughts",
-    "serve/schema/foreign.py": "fields of other servers",
     "models/heads/block.py": "the layers of DFlash heads are transformers' of this family",
     "models/heads/block_files.py": "model types that published folders of block heads state",
     "models/heads/eagle_files.py": "model types that published folders of EAGLE heads state",

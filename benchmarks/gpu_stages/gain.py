@@ -10,8 +10,7 @@ them, then the next one.
     predicted = plain seconds per token x tokens / sum over steps of cost(widest draft, rows)
 
 Costs are timed in sweeps of their own; of the measured runs the prediction takes counts only, not a
-second. The formula is `outrider/lab/bench/forecast.py`'s; that module needs pydantic, which a GPU
-machine may not have.
+second.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def demo(
     return load_models(options(device, runtime, "none", dtype), Needs.of_all(parts))
 
 
-def options(device: Any, runtime: str, drafter: str, dtype: str = "float32") -> Options:
+def options(device: Any, runtime: Any, drafter: str, dtype: str = "float32") -> Options:
     draft = "demo" if drafter == "universal" else None
     return Options(
         target="demo",

@@ -3,8 +3,7 @@ is.
 
 The same calls that `outrider train` makes (`outrider/train/run.py`): the target answers problems of
 the demo, a recipe is built, `TrainLoop` trains and validates it; then the saved head drafts for
-held-out prompts. `run.py` is not used, because its results need pydantic, which a GPU machine may
-not have.
+held-out prompts. `run.py` is not used, because it has no limit of time.
 """
 
 from __future__ import annotations

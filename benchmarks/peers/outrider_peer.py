@@ -7,6 +7,7 @@ configuration: "suffix k=8".
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from protocol import serve
@@ -15,7 +16,6 @@ from outrider import LLM, SamplingParams
 from outrider.build import Needs, Options, assemble, choose, load_models
 from outrider.configuration import Configuration
 from outrider.engine.warmup import calibrate_alone
-from outrider.options import replaced
 from outrider.parts import Parts
 
 
@@ -56,7 +56,7 @@ class OutriderWorker:
             self._ways.pop(drafting).close()
         if drafting not in self._ways:
             wanted = Configuration.parse(drafting)
-            chosen = replaced(
+            chosen = replace(
                 self._options,
                 drafter=wanted.drafter,
                 draft=None,

@@ -20,6 +20,7 @@ from outrider.cli.verbs import ALL, add_verb, spread_help
 from outrider.errors import OutriderError
 from outrider.foreign import meant
 from outrider.report.text import PLAINER
+from outrider.settings import wrong
 from outrider.version import __version__
 
 
@@ -51,12 +52,6 @@ VERBS = (  # a module of `outrider.cli` each, and the function of that name in i
 SERVICE = "service"  # the group of verbs for a deployment in parts
 LOADING = "loading"  # the name of threads that load models for servers and services
 INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
-NEEDED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "bool": "true or false",
-}
 
 
 class Verbs(TyperGroup):
@@ -207,7 +202,7 @@ def _too_many(error: typer.TyperException, context: Any) -> str | None:
 
 
 def _wrong_value(error: typer.TyperException) -> str | None:
-    """`--limit: a whole number of at least 1 is needed; got '0'`, where one value was wrong."""
+    """`--limit must be at least 1, got '0'`, where one value was wrong."""
     parameter: Any = getattr(error, "param", None)
     if parameter is None or not hasattr(error, "message") or not error.message:
         return None
@@ -220,24 +215,6 @@ def _wrong_value(error: typer.TyperException) -> str | None:
     if find_errors is None:
         return f"{name}: {error.message}".rstrip(".")
     first = find_errors()[0]
-    needed = _needed(first["type"], parameter.type_descriptor)
-    words = first["msg"].removeprefix("Value error, ") if needed is None else f"{needed} is needed"
-    return f"{name}: {words.rstrip('.')}; got {first['input']!r}"
-
-
-def _needed(kind: str, descriptor: Any) -> str | None:
-    """What the value of an option must be, in words; None: pydantic's will do. `kind`: its name of
-    the error."""
-    if descriptor.choices:
-        return f"one of {', '.join(map(str, descriptor.choices))}"
-    kind = kind.partition("_")[0]
-    if kind in ("greater", "less"):
-        kind = "int" if "int" in str(descriptor.annotation) else "float"
-    what = NEEDED.get(kind)
-    low = descriptor.parameter_info.min
-    high = descriptor.parameter_info.max
-    if what is None or kind == "bool" or (low is None and high is None):
-        return what
-    if low is None or high is None:
-        return f"{what} of at {'most' if low is None else 'least'} {high if low is None else low}"
-    return f"{what} from {low} to {high}"
+    choices = parameter.type_descriptor.choices
+    way = f"must be one of {', '.join(map(str, choices))}" if choices else wrong(first)
+    return f"{name} {way.rstrip('.')}, got {first['input']!r}"

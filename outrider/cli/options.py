@@ -206,7 +206,7 @@ class SamplingOptions:
         common=True,
     )
     temperature: float | None = option(
-        None, SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0", common=True
+        None, SAMPLING, "0 is greedy.", show_default="0", common=True
     )
     top_k: int | None = option(None, SAMPLING, TOP_K, show_default="0")
     top_p: float | None = option(None, SAMPLING, TOP_P, show_default="1")
@@ -245,16 +245,11 @@ class SamplingOptions:
 def _length(text: str | int) -> int | None:
     """A number of tokens, or 'none' for no limit. Raises ConfigError."""
     try:
-        length = None if text == "none" else int(text)
+        return None if text == "none" else int(text)
     except ValueError:
         raise ConfigError(
             f"--max-tokens takes a number, or none for the end of the context, got '{text}'"
         ) from None
-    if length is not None and length < 1:
-        raise ConfigError(
-            f"--max-tokens must be at least 1, or none for the end of the context, got {length}"
-        )
-    return length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,9 +106,6 @@ class DoorOptions:
         values |= {
             "api_keys": tuple(keys) or None,
             "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
-            "request_timeout_s": values.pop("request_timeout"),
-            "drain_timeout_s": values.pop("drain_timeout"),
-            "hang_timeout_s": values.pop("hang_timeout", None),
         }
         return {name: value for name, value in values.items() if value is not None}
 

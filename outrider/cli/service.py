@@ -100,10 +100,6 @@ class ListeningOptions:
             client_ca=self.tls_client_ca,
             tokens=() if token is None else (token,),
         )
-        if not 0 <= self.drain_timeout < float("inf"):
-            raise ConfigError(
-                f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}"
-            )
         return ServiceSettings(
             host=self.host,
             port=self.port,

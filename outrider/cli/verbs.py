@@ -137,7 +137,7 @@ def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
     hints = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
         found = field.metadata.get("option")
-        if found is None and (text := field.metadata.get("help")) is not None:
+        if found is None and (text := field.metadata.get("description")) is not None:
             found = listed(
                 "Training", f"{text[:1].upper()}{text[1:]}.", common=field.metadata["common"]
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.errors import ConfigError
-from outrider.settings import setting
+from outrider.settings import checked, setting
 
 SOURCES = (
     "ngram, suffix, prediction, ngram-cache, recycling, lookahead, retrieval; one of draft-model, quantised, early-exit, "
@@ -14,6 +14,7 @@ SOURCES = (
 )
 
 
+@checked()
 @dataclass(frozen=True)
 class CompositeSettings:
     """Which drafters, and how they share a step."""

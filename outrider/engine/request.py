@@ -31,14 +31,14 @@ from outrider.kv.draft_pages import Parts
 from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.stats import DecodeStats
 
 Mode = Literal["auto", "fixed", "off"]
-MODES: tuple[Mode, ...] = ("auto", "fixed", "off")
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 
+@checked("speculation.")
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     """How one request is drafted for, in whatever batch it runs. Raises ConfigError when the fields
@@ -47,21 +47,14 @@ class Speculation:
     # auto: the server's control decides each step; fixed: max_draft_tokens every step; off: none
     mode: Mode = "auto"
     drafter: str | None = None  # one of the engine's; None: its first
-    max_draft_tokens: int | None = None  # auto: an upper bound; fixed: the number
+    max_draft_tokens: int | None = setting(
+        None, "auto: an upper bound; fixed: the number", at_least=1
+    )
     # drafter-invariant sampling: same seed, same text, under any load. None: when seeded
     invariant: bool | None = None
     lossy: str | None = None  # a lossy verifier by name, where the operator allowed it
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(
-                f"speculation.mode must be one of {', '.join(MODES)}, got '{self.mode}'"
-            )
-        if self.max_draft_tokens is not None and self.max_draft_tokens < 1:
-            raise ConfigError(
-                f"speculation.max_draft_tokens must be at least 1, got {self.max_draft_tokens} "
-                "(mode 'off': none)"
-            )
         if self.mode == "fixed" and self.max_draft_tokens is None:
             raise ConfigError("speculation.mode 'fixed' needs max_draft_tokens")
         if self.mode == "off" and (self.drafter or self.max_draft_tokens or self.lossy):
@@ -267,14 +260,18 @@ class ActiveRequest:
 GIB = 1 << 30
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Raises ConfigError for values that cannot be."""
 
     max_num_seqs: int = setting(32, "rows of a step", at_least=1)
     max_queue: int = setting(256, "requests that may wait; more are turned away", at_least=1)
-    # bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most
-    kv_memory: int | None = None
+    kv_memory: int | None = setting(
+        None,
+        "bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most",
+        at_least=1 << 20,
+    )
     prefix_share: float = setting(
         0.25,
         "of kv_memory, for keys and values of texts that may come again; 0: none are kept",
@@ -284,13 +281,6 @@ class EngineSettings:
     max_prefills: int = setting(
         4, "prompts read in turns, so that a short one need not wait for a long one", at_least=1
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "engine")
-        if self.kv_memory is not None and self.kv_memory < 1 << 20:
-            raise ConfigError(
-                f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}"
-            )
 
     def kv_bytes(self, available: int) -> int:
         """Bytes for keys and values where `available` are free after loading."""

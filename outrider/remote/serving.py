@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from outrider.errors import ConfigError
 from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
+from outrider.settings import checked, setting
 
 log = logging.getLogger("outrider.service")
 
@@ -88,22 +89,25 @@ class GarbageCheck(aio.ServerInterceptor):
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
     """Settings of a service's address and access. Raises ConfigError for impossible values."""
 
     host: str = "127.0.0.1"
-    port: int = 0  # 0 takes a free one
+    port: int = setting(0, "0 takes a free one", at_least=0, at_most=65535)
     security: ServerSecurity = field(default_factory=ServerSecurity)
-    metrics_port: int | None = None  # None: no /metrics
-    drain_timeout_s: float = 30.0
-    max_streams: int = 256  # calls of one connection at the same time; more wait there
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        if self.max_streams < 1:
-            raise ConfigError(f"max_streams must be at least 1, got {self.max_streams}")
+    # None: no /metrics
+    metrics_port: int | None = setting(None, "of Prometheus", at_least=0, at_most=65535)
+    drain_timeout_s: float = setting(
+        30.0,
+        "seconds for drafts that are waited for after SIGTERM",
+        alias="drain_timeout",
+        at_least=0,
+    )
+    max_streams: int = setting(
+        256, "calls of one connection at the same time; more wait there", at_least=1
+    )
 
     @property
     def warnings(self) -> list[str]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 
 
 class Predict(Protocol):
@@ -44,6 +44,7 @@ class Predict(Protocol):
         """
 
 
+@checked()
 @dataclass(frozen=True)
 class ConfidenceSettings:
     """Stop rule of a model that drafts token by token."""
@@ -60,7 +61,6 @@ class ConfidenceSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "stop rule")
         if (self.stop == "acceptance") != bool(self.acceptance_head):
             raise ConfigError(
                 "stop=acceptance and acceptance_head=FOLDER go together; give both or neither"

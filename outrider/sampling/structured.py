@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.settings import checked
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 SPACED = ("disable_any_whitespace", "whitespace_pattern")
 SWITCHES = ("json_object", "disable_any_whitespace")  # false: not asked for
 
 
+@checked("structured_outputs.")
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises
@@ -23,7 +25,7 @@ class StructuredOutputsParams:
     json: str | dict[str, Any] | bool | None = None  # a JSON schema, or its text
     # the whole answer matches it; syntax of Rust's regex crate, no look-around
     regex: str | None = None
-    choice: list[str] | None = None  # the answer is one of these
+    choice: Sequence[str] | None = None  # the answer is one of these
     grammar: str | None = None  # llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)
     json_object: bool | None = None  # any JSON object
     # nothing between the parts of JSON; default: at most one blank
@@ -49,17 +51,7 @@ class StructuredOutputsParams:
                 "structured_outputs.whitespace_pattern and disable_any_whitespace contradict each "
                 "other: give one"
             )
-        for name in ("regex", "grammar", "whitespace_pattern"):
-            self._check(name, str, "a text")
-        for name in SWITCHES:
-            self._check(name, bool, "true or false")
-        if self.json is not None:
-            self._check_schema(self.json)
-        choice: Any = self.choice
-        if choice is not None and (isinstance(choice, str) or not isinstance(choice, Sequence)):
-            raise ConfigError(
-                f"structured_outputs.choice must be a list of texts, got {choice!r:.80}"
-            )
+        _check_schema(self.json)
 
     @property
     def kind(self) -> str:
@@ -75,17 +67,9 @@ class StructuredOutputsParams:
             if value is not False or name not in SWITCHES
         }
 
-    def _check(self, name: str, kind: type, words: str) -> None:
-        value = getattr(self, name)
-        if value is not None and not isinstance(value, kind):
-            raise ConfigError(f"structured_outputs.{name} must be {words}, got {value!r:.80}")
 
-    def _check_schema(self, schema: Any) -> None:
-        if hasattr(schema, "model_json_schema"):
-            raise ConfigError(
-                "structured_outputs.json takes a schema, not a class: give its model_json_schema()"
-            )
-        try:
-            _json.dumps(schema)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"structured_outputs.json is no JSON: {error}") from error
+def _check_schema(schema: object) -> None:
+    try:
+        _json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"structured_outputs.json is no JSON: {error}") from error

@@ -10,73 +10,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, MinLen
 from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.sampling.constraint import Constraint
+from outrider.settings import checked
 
+TokenId = Annotated[int, Ge(0)]
+Marks = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 Phase = Literal["before", "thinking", "answer"]
 
 
+@checked("thinking.")
 @dataclass(frozen=True, kw_only=True)
 class ThinkingMarks:
     """The marks that tell thoughts from the answer in one text. Raises ConfigError for marks that
     cannot be followed."""
 
     # texts that open them, at the beginning of the answer only (see `repeats`)
-    opening: tuple[str, ...]
-    closing: tuple[str, ...]  # texts that close them
-    opening_id: int | None = None  # the opening mark's token; needs `closing_ids`
+    opening: Marks
+    closing: Marks  # texts that close them
+    opening_id: TokenId | None = None  # the opening mark's token; needs `closing_ids`
     # the closing mark's tokens; empty: marks are found in the text
-    closing_ids: tuple[int, ...] = ()
+    closing_ids: tuple[TokenId, ...] = ()
     is_open: bool = False  # the prompt ends inside thoughts
     repeats: bool = False  # the opening mark's token opens them anywhere, any number of times
     # most tokens of thoughts: then the closing mark is the only token that may follow
-    budget: int | None = None
+    budget: Annotated[int, Ge(0)] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("opening", "closing"):
-            marks = getattr(self, name)
-            if (
-                isinstance(marks, str)
-                or not marks
-                or not all(isinstance(mark, str) and mark for mark in marks)
-            ):
-                raise ConfigError(
-                    f"thinking.{name} must be a list of texts, none of them empty, got {marks!r}"
-                )
-            object.__setattr__(self, name, tuple(marks))
-        object.__setattr__(self, "closing_ids", tuple(self.closing_ids))
-        ids = [*self.closing_ids, *(() if self.opening_id is None else (self.opening_id,))]
-        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
-            raise ConfigError(
-                "thinking.opening_id and closing_ids must be token ids (whole numbers from 0), "
-                f"got {ids!r}"
-            )
         if self.opening_id is not None and not self.closing_ids:
             raise ConfigError(
                 "thinking.opening_id needs closing_ids: both marks are followed by tokens, or "
                 "neither"
             )
-        for name in ("is_open", "repeats"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"thinking.{name} must be true or false, got {getattr(self, name)!r}"
-                )
         if self.repeats and self.opening_id is None:
             raise ConfigError(
                 "thinking.repeats needs opening_id: a text may hold the mark without meaning it"
             )
-        if self.budget is not None:
-            self._check_budget(self.budget)
-
-    def _check_budget(self, budget: object) -> None:
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
-            raise ConfigError(f"thinking.budget must be a whole number from 0, got {budget!r}")
-        if len(self.closing_ids) != 1:
+        if self.budget is not None and len(self.closing_ids) != 1:
             raise ConfigError(
                 "thinking.budget needs a closing mark that is one token: it ends the thoughts "
                 "with that token"

@@ -26,8 +26,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from outrider.build import Options
 from outrider.engine.request import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
@@ -37,7 +35,6 @@ from outrider.settings_file import read_settings
 from outrider.wellformed import read_toml
 
 TABLES = ("server", "models", "routes")
-IN_SECONDS = ("request_timeout", "drain_timeout", "hang_timeout")  # `_s` in Python only
 OF_TABLES = ("models", "rules")  # of `ServerSettings`: they have tables of their own
 Kind = TypeVar("Kind")
 ReadModel = Callable[[dict[str, Any], str], ServedModel]  # (table, what to call it in a message)
@@ -54,7 +51,6 @@ def read_config(
     server = content.get("server", {})
     if not isinstance(server, dict):
         raise ConfigError(f"{path}: 'server' must be a table: [server]")
-    server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
     check_keys(
         server,
         [name for name in _names(ServerSettings) if name not in OF_TABLES],
@@ -98,7 +94,8 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
 
 
 def _names(kind: type) -> list[str]:
-    return [field.name for field in fields(kind)]
+    """As they are written in a file: limits in seconds without the `_s` that they have in Python."""
+    return [field.metadata.get("alias", field.name) for field in fields(kind)]
 
 
 def check_keys(table: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -109,14 +106,9 @@ def check_keys(table: dict[str, Any], known: Sequence[str], where: str) -> None:
 
 
 def _made(kind: type[Kind], values: dict[str, Any], where: str) -> Kind:
-    """An instance whose fields have the types they are declared with. Raises ConfigError."""
+    """An instance of a table. Raises ConfigError that says where the table stands."""
     check_keys(values, _names(kind), where)
     try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"].replace("Input should", "should")
-        raise ConfigError(f"{where}: '{name}' {problem}, got {first.get('input')!r}") from error
+        return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

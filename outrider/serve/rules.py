@@ -18,37 +18,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from outrider.engine.request import Speculation
+from outrider.engine.request import Mode, Speculation
 from outrider.errors import ConfigError
+from outrider.settings import checked
 
-ENDPOINTS = ("chat", "completions")
+Endpoint = Literal["chat", "completions"]
 DEFAULTS = ("mode", "drafter", "max_draft_tokens", "invariant", "lossy")
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """Conditions that are None do not count. Raises ConfigError for a rule that changes nothing."""
 
     model: str | None = None
-    endpoint: str | None = None
+    endpoint: Endpoint | None = None
     tools: bool | None = None
     structured: bool | None = None
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None
     to: str | None = None
-    mode: str | None = None
+    mode: Mode | None = None
     drafter: str | None = None
     max_draft_tokens: int | None = None
     invariant: bool | None = None
     lossy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and self.endpoint not in ENDPOINTS:
-            raise ConfigError(
-                f"a route's endpoint must be {' or '.join(ENDPOINTS)}, got '{self.endpoint}'"
-            )
         if self.to is None and not self.defaults:
             raise ConfigError(
                 f"a route must lead to a model (to) or say how to draft ({', '.join(DEFAULTS)})"

@@ -3,9 +3,9 @@ serves, who goes where."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from outrider.build import Options
 from outrider.engine.request import EngineSettings
@@ -13,10 +13,14 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.models.loading.generation_config import checked_choice
 from outrider.serve.api.reasoning_formats import AUTO, check_name
 from outrider.serve.rules import Rule
+from outrider.settings import checked, setting
 
 MIB = 1 << 20
+LogFormat = Literal["human", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
     """One engine."""
@@ -31,39 +35,44 @@ class ServedModel:
     # how it writes down what it thinks; "none": thoughts are part of the text
     reasoning_parser: str = AUTO
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for names that mean nothing."""
+        checked_choice(self.generation_config)
+        check_name(self.reasoning_parser)
 
+
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ListenSettings:
     """Address and access of an HTTP process. Raises ConfigError for impossible values."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = setting(8000, "0 takes a free one", at_least=0, at_most=65535)
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     # PEM: clients must show a certificate that it signed (mutual TLS)
     ssl_ca_certs: Path | None = None
-    max_body_bytes: int = 8 * MIB
-    request_timeout_s: float = 600.0
-    drain_timeout_s: float = 30.0
-    log_format: str = "human"
-    log_level: str = "info"
+    max_body_bytes: int = setting(8 * MIB, "larger bodies are refused", at_least=1)
+    request_timeout_s: float = setting(
+        600.0,
+        "seconds after which an answer is cut off",
+        alias="request_timeout",
+        above=0,
+        allow_inf_nan=True,
+    )
+    drain_timeout_s: float = setting(
+        30.0,
+        "seconds that running requests have to finish after SIGTERM",
+        alias="drain_timeout",
+        at_least=0,
+        allow_inf_nan=True,
+    )
+    log_format: LogFormat = "human"
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
-        # NaN, which TOML can write, is neither: it would be no limit, without a word
-        if not self.request_timeout_s > 0:
-            raise ConfigError(
-                f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}"
-            )
-        if not self.drain_timeout_s >= 0:
-            raise ConfigError(
-                f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}"
-            )
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
             raise ConfigError(
                 "an API key must be ASCII text without spaces around it, and not empty"
@@ -79,6 +88,7 @@ class ListenSettings:
                 raise ConfigError(f"TLS file {file} does not exist")
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(ListenSettings):
     """Raises ConfigError for what cannot be."""
@@ -88,9 +98,15 @@ class ServerSettings(ListenSettings):
     strict: bool = False  # refuse fields that have no effect, instead of naming them
     # in texts of clients, as text; else they act as what they are
     spell_special_tokens: bool = False
-    max_stored_responses: int = 1000  # that /v1/responses may go on from; 0: none
-    # longest a busy engine may not come round and be called healthy; 0: for ever
-    hang_timeout_s: float = 60.0
+    max_stored_responses: int = setting(
+        1000, "that later responses may continue; 0: none are kept", at_least=0
+    )
+    hang_timeout_s: float = setting(
+        60.0,
+        "seconds after which an engine that is stuck in a step is no longer healthy; 0: never",
+        alias="hang_timeout",
+        at_least=0,
+    )
     self_test: bool = True
     log_requests: Path | None = None  # texts of requests and answers
     otlp_endpoint: str | None = None
@@ -98,19 +114,6 @@ class ServerSettings(ListenSettings):
     def __post_init__(self) -> None:
         self._check_names()
         super().__post_init__()
-        if self.max_stored_responses < 0:
-            raise ConfigError(
-                "max_stored_responses must be at least 0 (0: none are kept), got "
-                f"{self.max_stored_responses}"
-            )
-        if not 0 <= self.hang_timeout_s < math.inf:
-            raise ConfigError(
-                "hang_timeout must be at least 0 seconds (0: never), and finite, got "
-                f"{self.hang_timeout_s:g}"
-            )
-        for model in self.models:
-            checked_choice(model.generation_config)
-            check_name(model.reasoning_parser)
 
     def _check_names(self) -> None:
         names = [model.name for model in self.models]

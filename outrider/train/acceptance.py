@@ -27,7 +27,7 @@ from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, Acceptance
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.losses import acceptance, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 from outrider.train.stopping import chains, saving
@@ -35,6 +35,7 @@ from outrider.train.stopping import chains, saving
 OWNER = "kind 'acceptance'"
 
 
+@checked()
 @dataclass(frozen=True)
 class AcceptanceTraining:
     """For which draft model, how large."""
@@ -57,7 +58,6 @@ class AcceptanceTraining:
     depth: int = setting(16, "longest draft in validation")
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         if self.fixed >= self.depth:
             raise ConfigError(
                 f"{OWNER}: fixed must be below depth, got fixed={self.fixed}, depth={self.depth}"

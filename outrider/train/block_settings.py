@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.models.heads.block_config import BlockConfig
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 
@@ -15,6 +15,7 @@ OWNER = "kind 'block'"
 MAX_CONTEXT_LAYERS = 5  # of the target whose states make the context, when the user names none
 
 
+@checked()
 @dataclass(frozen=True)
 class BlockTraining:
     """Sizes, losses, anchors."""
@@ -48,7 +49,6 @@ class BlockTraining:
     decay: float = setting(4.0, "positions after which a guess counts 1/e", above=0)
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         self.layers()
         parse_loss(self.loss)
 

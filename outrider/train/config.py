@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from outrider.errors import ConfigError
-from outrider.settings import check_bounds, parse_settings, setting
+from outrider.settings import checked, parse_settings, setting
 
 OWNER = "training"
 WARM_SHARE = 0.2  # of the learning rate, where training continues from a trained drafter
@@ -20,6 +20,7 @@ LARGE_TARGET = 1_000_000_000  # parameters from which the defaults are those for
 RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a run continues
 
 
+@checked()
 @dataclass(frozen=True)
 class TrainConfig:
     """Choices of the training loop. Where a field allows it, 0 means "by the target's size": see
@@ -87,7 +88,6 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         if 0 < self.max_length < 8:
             raise ConfigError(
                 f"{OWNER}: max_length must be at least 8 tokens, got {self.max_length}"

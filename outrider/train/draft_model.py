@@ -20,7 +20,7 @@ from outrider.errors import ConfigError
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.new_model import scratch_model, thinned_model
@@ -29,6 +29,7 @@ from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 OWNER = "kind 'draft-model'"
 
 
+@checked()
 @dataclass(frozen=True)
 class DraftModelTraining:
     """The model to train, its origin and its data."""
@@ -52,7 +53,6 @@ class DraftModelTraining:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         if self.init_layers and self.sizes:
             raise ConfigError(
                 f"{OWNER}: give init_layers, or sizes of a model from scratch "

@@ -21,7 +21,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.losses import TargetDistributions, parse_loss, smooth_l1, weighted_mean
 from outrider.train.recipe import FeatureBatch, RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
@@ -29,6 +29,7 @@ from outrider.train.unrolled import UnrolledRecipe
 LOSS_HELP = "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"
 
 
+@checked()
 @dataclass(frozen=True)
 class EagleTraining:
     """An EAGLE head."""
@@ -50,12 +51,12 @@ class EagleTraining:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "kind 'eagle'")
         if self.loss_weight + self.feature_weight == 0:
             raise ConfigError("kind 'eagle': loss_weight and feature_weight must not both be 0")
         parse_loss(self.loss)
 
 
+@checked()
 @dataclass(frozen=True)
 class Eagle3Training:
     """An EAGLE-3 head."""
@@ -88,7 +89,6 @@ class Eagle3Training:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "kind 'eagle3'")
         if self.draft_vocab and not self.own_output:
             raise ConfigError("kind 'eagle3': a reduced draft_vocab needs own_output")
         parse_loss(self.loss)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.signals import AFTER_NORM, Listening, decoder_layers
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
@@ -27,6 +27,7 @@ OWNER = "kind 'early-exit'"
 CLOSE = 1e-2  # relative; bfloat16 norms and heads round differently on one token and on many
 
 
+@checked()
 @dataclass(frozen=True)
 class EarlyExitTraining:
     """Which exit, how large a correction."""
@@ -44,7 +45,6 @@ class EarlyExitTraining:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         parse_loss(self.loss)
 
 

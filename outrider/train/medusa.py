@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, load_medusa, save_medusa
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.expected import chain_means
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
@@ -31,6 +31,7 @@ OWNER = "kind 'medusa'"
 NUM_RANKS = 8  # guesses of each head whose accuracy is measured
 
 
+@checked()
 @dataclass(frozen=True)
 class MedusaTraining:
     """How many heads, how large."""
@@ -48,7 +49,6 @@ class MedusaTraining:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, OWNER)
         parse_loss(self.loss)
 
 

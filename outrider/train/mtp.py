@@ -23,12 +23,13 @@ from outrider.models.heads.mtp_files import load_mtp, save_mtp, ships_mtp
 from outrider.models.indexer import indexer_layers
 from outrider.models.signals import Listening
 from outrider.models.source import resolve
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
 
 
+@checked()
 @dataclass(frozen=True)
 class MtpTraining:
     """An MTP head."""
@@ -43,7 +44,6 @@ class MtpTraining:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "kind 'mtp'")
         parse_loss(self.loss)
 
 

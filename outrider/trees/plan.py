@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.growth import BestFirstGrowth, Growth, ShapeGrowth
 from outrider.trees.sequoia import sequoia_shape
 from outrider.trees.shape import TreeShape, parse_widths
@@ -23,6 +23,7 @@ DYNAMIC_NUM_NODES = 15
 CHAIN_LENGTH = 4  # of each parallel chain, likewise
 
 
+@checked()
 @dataclass(frozen=True)
 class TreeSettings:
     """How a draft model's guesses branch."""
@@ -58,7 +59,6 @@ class TreeSettings:
             if not self.tree[:1].isdigit():
                 raise ConfigError(f"tree must be {KINDS}; got '{self.tree}'")
             parse_widths(self.tree)
-        check_bounds(self, "tree")
         self.acceptance()
         if self.adapt and self.tree not in ("best-first", "sequoia"):
             raise ConfigError(

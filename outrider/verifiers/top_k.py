@@ -9,19 +9,17 @@ from torch import Tensor
 
 from outrider.sampling.lossy import is_among_top
 from outrider.sampling.rng import Randomness
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
 
+@checked()
 @dataclass(frozen=True)
 class TopKSettings:
     """How many of the likeliest tokens are good enough."""
 
     k: int = setting(3, "how many of the likeliest tokens are good enough", at_least=1)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "verifier 'top-k'")
 
 
 class TopKVerifier(Verifier):

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from outrider.sampling.lossy import is_typical
 from outrider.sampling.rng import Randomness
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
 
+@checked()
 @dataclass(frozen=True)
 class TypicalSettings:
     """Keep x where p(x) > min(epsilon, delta exp(-entropy of p))."""
@@ -23,9 +24,6 @@ class TypicalSettings:
         0.09, "probability from which every token is good enough", at_least=0, at_most=1
     )
     delta: float = setting(0.3, "share of exp(-entropy) from which one is", at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "verifier 'typical'")
 
 
 class TypicalVerifier(Verifier):

@@ -46,7 +46,7 @@ from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.layers import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.growth import Growth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
@@ -54,6 +54,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 OWNER = "drafter 'block'"
 
 
+@checked()
 @dataclass(frozen=True)
 class BlockSettings(TreeSettings):
     """How guesses branch, and when a chain of them stops early."""

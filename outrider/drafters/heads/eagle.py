@@ -35,10 +35,11 @@ from outrider.runtime.fed import FedChains, FedRun, FedTrees
 from outrider.runtime.layers import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.plan import TreePlan
 
 
+@checked()
 @dataclass(frozen=True)
 class EagleSettings(DraftModelSettings):
     """Which head, and how its guesses branch."""

@@ -34,7 +34,7 @@ from outrider.runtime.layers import release_linears
 from outrider.runtime.medusa import MedusaRun
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.cartesian import cartesian_shape
 from outrider.trees.growth import Growth, ShapeGrowth
 from outrider.trees.plan import DYNAMIC_NUM_NODES, KINDS, TreePlan, TreeSettings
@@ -44,6 +44,7 @@ MEDUSA = "medusa"  # the tree kind
 FADING = 0.8  # of the assumed accuracy from head to head, where a checkpoint has no measured one
 
 
+@checked()
 @dataclass(frozen=True)
 class MedusaSettings(TreeSettings, ConfidenceSettings):
     """How guesses branch, and when a chain of them stops early."""

@@ -33,7 +33,7 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import TopTokens
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -41,6 +41,7 @@ MAX_NODES = 64  # the most nodes a row may have in a step
 SPREAD = 2654435761  # odd and large: neighbouring columns begin far apart in the text
 
 
+@checked()
 @dataclass(frozen=True)
 class LookaheadSettings:
     """A step has at most (N - 1) (W + G) - 1 nodes: 23 here, 55 with the paper's 5, 7, 7 for a GPU."""
@@ -55,7 +56,6 @@ class LookaheadSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'lookahead'")
         if self.num_nodes > MAX_NODES:
             raise ConfigError(
                 "lookahead: (ngram - 1) x (window + guesses) - 1 is the nodes of a step, at most "

@@ -23,7 +23,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
@@ -36,6 +36,7 @@ BRANCHES = 4  # `tree=true`
 Vote = tuple[int, float]  # where to read on, weight
 
 
+@checked()
 @dataclass(frozen=True)
 class NgramSettings:
     """Options of drafter 'ngram'."""
@@ -59,7 +60,6 @@ class NgramSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'ngram'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
                 f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and "

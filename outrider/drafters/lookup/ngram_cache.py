@@ -24,7 +24,7 @@ from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -36,6 +36,7 @@ Context = tuple[int, ...]
 Candidate = tuple[float, int, int, int, Context]
 
 
+@checked()
 @dataclass(frozen=True)
 class NgramCacheSettings:
     min_ngram: int = setting(2, "shortest n-gram looked up, in tokens")
@@ -62,7 +63,6 @@ class NgramCacheSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'ngram-cache'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
                 "ngram-cache: sizes must satisfy 1 <= min_ngram <= max_ngram, got "

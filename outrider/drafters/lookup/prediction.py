@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from outrider.drafters.base import LARGE_TREE, Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -38,6 +38,7 @@ LONGEST = 8  # an agreement longer than that counts as this long
 MAX_POSITIONS = 64
 
 
+@checked()
 @dataclass(frozen=True)
 class PredictionSettings:
     """Options of drafter 'prediction'."""
@@ -49,9 +50,6 @@ class PredictionSettings:
         at_most=LONGEST,
     )
     near: int = setting(16, "this many tokens ahead a single one is enough; 0: nowhere", at_least=0)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'prediction'")
 
 
 class Alignment:

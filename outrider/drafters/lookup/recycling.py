@@ -24,10 +24,9 @@ import numpy as np
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
-from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import NONE, TopTokens
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -38,19 +37,15 @@ SPARE = 4  # nodes in the shape for each node of a tree: they replace those whos
 UNKNOWN = NONE
 
 
+@checked()
 @dataclass(frozen=True)
 class RecyclingSettings:
     top_k: int = setting(
         8,
-        f"likeliest next tokens remembered for each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts "
-        "chains",
+        "likeliest next tokens remembered for each token; 1 drafts chains",
+        at_least=1,
+        at_most=len(RANK_ACCEPTANCE),
     )
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= len(RANK_ACCEPTANCE):
-            raise ConfigError(
-                f"recycling: top_k must be between 1 and {len(RANK_ACCEPTANCE)}, got {self.top_k}"
-            )
 
 
 class ShapeNode(NamedTuple):

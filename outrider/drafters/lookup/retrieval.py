@@ -29,11 +29,12 @@ from outrider.drafters.lookup.suffix_array import DEPTH, SuffixArray
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
 
+@checked()
 @dataclass(frozen=True)
 class RetrievalSettings:
     """Options of drafter 'retrieval'."""
@@ -61,7 +62,6 @@ class RetrievalSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'retrieval'")
         if self.corpus is None and self.index is None:
             raise ConfigError(
                 "drafter 'retrieval' needs a corpus to copy from: corpus=PATH, a text file, a "

@@ -13,7 +13,6 @@ bounded memory and its file.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +25,14 @@ from outrider.drafters.lookup.suffix_tree import Matches, SuffixTree
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
 TREE_WIDTH = 4  # children followed per node of a tree
 
 
+@checked()
 @dataclass(frozen=True)
 class SuffixSettings:
     """Options of drafter 'suffix'."""
@@ -42,8 +42,10 @@ class SuffixSettings:
         "longest piece of text the trees know, match and continuation together, in tokens",
         at_least=2,
     )
-    alpha: float = setting(4.0, "after a match of m tokens at most alpha * m + beta are drafted")
-    beta: float = setting(0.0, "see alpha")
+    alpha: float = setting(
+        4.0, "after a match of m tokens at most alpha * m + beta are drafted", at_least=0
+    )
+    beta: float = setting(0.0, "see alpha", at_least=0)
     min_probability: float = setting(
         0.05, "tokens less likely to be accepted are not drafted", at_least=0, below=1
     )
@@ -64,14 +66,8 @@ class SuffixSettings:
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "drafter 'suffix'")
-        if not (
-            0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0
-        ):
-            raise ConfigError(
-                "suffix options alpha and beta must be at least 0, one of them above, got "
-                f"{self.alpha} and {self.beta}"
-            )
+        if not self.alpha + self.beta:
+            raise ConfigError("suffix options alpha and beta are both 0: nothing would be drafted")
         if self.cache and not self.max_tokens:
             raise ConfigError(
                 "suffix option cache keeps what is remembered, and max_tokens=0 remembers "

@@ -45,11 +45,13 @@ from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
+from outrider.settings import checked
 from outrider.trees.growth import Child
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
 
+@checked()
 @dataclass(frozen=True)
 class DraftModelSettings(TreeSettings, ConfidenceSettings):
     """How guesses branch, and when a chain of them stops early."""

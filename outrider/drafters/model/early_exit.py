@@ -30,11 +30,12 @@ from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
 from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import head_memory
-from outrider.settings import setting
+from outrider.settings import checked, setting
 
 OWNER = "drafter 'early-exit'"
 
 
+@checked()
 @dataclass(frozen=True)
 class EarlyExitSettings:
     """Which layers draft."""

@@ -32,13 +32,14 @@ from outrider.models.loading.memory import available_memory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.derived import native_derived_lm
 from outrider.runtime.run import NativeRun
-from outrider.settings import setting
+from outrider.settings import checked, setting
 
 MIB = 1 << 20
 # by default: nearly all are kept, so a step's fixed costs want many to share them
 NUM_DRAFT_TOKENS = 8
 
 
+@checked()
 @dataclass(frozen=True)
 class QuantisedSettings:
     """The format in which weights are kept."""

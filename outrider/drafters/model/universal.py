@@ -40,7 +40,7 @@ from outrider.runtime.drafting import Picks, Vocabulary, chains_behind
 from outrider.runtime.run import NativeRun
 from outrider.sampling.constraint import path_masks
 from outrider.sampling.distribution import distribution
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -51,6 +51,7 @@ MAX_STRETCH = 4  # draft tokens drafted at most for each target token asked for
 MAX_RAGGED = 8  # tokens a row may lag behind and still catch up inside the first drafting pass
 
 
+@checked()
 @dataclass(frozen=True)
 class UniversalSettings:
     """Options of drafter 'universal'."""

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
 from outrider.serve.settings import ListenSettings
+from outrider.settings import checked, setting
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class TargetAccess:
     """How targets are called. Raises ConfigError for a key that no header can carry."""
@@ -51,26 +53,27 @@ class TargetAccess:
         return context
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings(ListenSettings):
     """Raises ConfigError for impossible values."""
 
     targets: tuple[str, ...]  # http://HOST:PORT or https://HOST:PORT
     access: TargetAccess = field(default_factory=TargetAccess)
-    max_retries: int = 3  # targets that a request may lose, no token between
-    wait_s: float = 30.0  # for a target, when none answers
-    stall_s: float = 10.0  # of silence, after which a target is given up
-    max_queue: int = 256  # requests that may wait while no target answers
+    max_retries: int = setting(3, "targets that a request may lose, no token between", at_least=0)
+    wait_s: float = setting(
+        30.0, "seconds to wait for a target, when none answers", alias="replica_wait", above=0
+    )
+    stall_s: float = setting(
+        10.0,
+        "seconds of silence, after which a target is given up",
+        alias="stall_timeout",
+        above=0,
+    )
+    max_queue: int = setting(256, "requests that may wait while no target answers", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
-        for name, seconds in (("replica_wait", self.wait_s), ("stall_timeout", self.stall_s)):
-            if not 0 < seconds < float("inf"):
-                raise ConfigError(f"{name} must be above 0 seconds, and finite, got {seconds:g}")
-        if self.max_queue < 1:
-            raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
         named = [file for file in (self.access.ca, self.access.certificate) if file is not None]
         if named and not any(target.startswith("https:") for target in self.targets):
             raise ConfigError(

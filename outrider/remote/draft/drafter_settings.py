@@ -12,9 +12,10 @@ from outrider.build import LOCAL_SERVICE as LOCAL
 from outrider.errors import ConfigError
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
-from outrider.settings import setting
+from outrider.settings import checked, setting
 
 
+@checked()
 @dataclass(frozen=True)
 class RemoteSettings:
     """Options of drafter 'remote'. A token stands in the environment only, never among options,
@@ -44,14 +45,10 @@ class RemoteSettings:
         "auto", "off: believe no probabilities, so a service need not be trusted"
     )
     max_wait_ms: float | None = setting(
-        None, "longest wait of a step for a draft; none: as long as a plain step takes"
+        None, "longest wait of a step for a draft; none: as long as a plain step takes", at_least=0
     )
 
     def __post_init__(self) -> None:
-        if self.max_wait_ms is not None and not 0 <= self.max_wait_ms < float("inf"):
-            raise ConfigError(
-                f"remote option max_wait_ms must be at least 0, got {self.max_wait_ms}"
-            )
         if self.endpoint is not None and not self.is_local:
             Endpoint.parse(self.endpoint, "remote option endpoint")
         if self.draft is not None and self.endpoint is not None and not self.is_local:

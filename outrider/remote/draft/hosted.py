@@ -27,13 +27,13 @@ from outrider.models.loading.load import load_config, load_tokenizer, resolve_de
 from outrider.models.loading.memory import estimate_memory
 from outrider.models.loading.read_card import card_of
 from outrider.models.source import resolve
-from outrider.options import DEMO, Needs, Options
+from outrider.options import DEMO, Needs, Options, Runtime
 from outrider.parts import Parts, choose_parts
 from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
-from outrider.settings import parse_settings
+from outrider.settings import checked, parse_settings
 
 WORKS = "draft-model, universal, ngram, suffix, ngram-cache, retrieval, or a composite of these"
 ELSEWHERE = {
@@ -44,6 +44,7 @@ ELSEWHERE = {
 }
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class HostedDrafterOptions:
     """Which drafter a service hosts."""
@@ -56,7 +57,7 @@ class HostedDrafterOptions:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
-    runtime: str = "auto"
+    runtime: Runtime = "auto"
     max_model_len: int | None = None  # longest text; None: as the models have it
     revision: str | None = None  # of the target
     trust_remote_code: bool = False

@@ -27,11 +27,14 @@ from outrider.remote.protocol import stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal
 from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.tracing import Tracing
+from outrider.serve.settings import LogFormat, LogLevel
+from outrider.settings import checked
 
 log = logging.getLogger("outrider.service")
 LAST_WORDS_S = 1.0  # for calls that were asked to end
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class DraftServiceSettings:
     """All that shapes a draft service."""
@@ -39,8 +42,8 @@ class DraftServiceSettings:
     drafter: HostedDrafterOptions
     limits: DraftLimits = field(default_factory=DraftLimits)
     listen: ServiceSettings = field(default_factory=ServiceSettings)
-    log_format: str = "human"
-    log_level: str = "info"
+    log_format: LogFormat = "human"
+    log_level: LogLevel = "info"
     otlp_endpoint: str | None = None
 
 

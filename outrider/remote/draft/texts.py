@@ -23,9 +23,10 @@ from outrider.errors import ConfigError
 from outrider.remote.draft.text import RowOptions, row_options
 from outrider.remote.protocol import messages
 from outrider.sampling.draft_filters import HEAD
-from outrider.settings import check_bounds, setting
+from outrider.settings import checked, setting
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class DraftLimits:
     """Bounds of one service. Raises ConfigError for what cannot be."""
@@ -42,9 +43,6 @@ class DraftLimits:
     distribution_tokens: int = setting(
         64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "draft service")
 
 
 class AskerCall(Protocol):

@@ -22,7 +22,8 @@ import structlog
 
 from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
-from outrider.errors import GOT, ConfigError, did_you_mean, without_values
+from outrider.errors import GOT, without_values
+from outrider.serve.settings import LogFormat, LogLevel
 
 CAUSE = "The direct cause of:"
 CONTEXT = "During its handling came:"
@@ -50,8 +51,6 @@ def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
             yield from _lines(member, told)
 
 
-STYLES = ("human", "json")
-LEVELS = ("debug", "info", "warning", "error")
 # libraries whose info lines say nothing about requests; uvicorn.error is the logger of all that
 # uvicorn says, its start included
 QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry", "uvicorn.error", "gguf")
@@ -63,15 +62,12 @@ class Logging:
     """The root logger's handlers while a server runs; `close` writes what is queued and puts back
     what was there before.
 
-    `level` is that of our own lines. Raises ConfigError for an unknown style or level.
+    `level` is that of our own lines.
     """
 
     def __init__(
-        self, style: str = "human", level: str = "info", stream: TextIO | None = None
+        self, style: LogFormat = "human", level: LogLevel = "info", stream: TextIO | None = None
     ) -> None:
-        for name, value, known in (("log_format", style, STYLES), ("log_level", level, LEVELS)):
-            if value not in known:
-                raise ConfigError(f"{name} '{value}' is unknown.{did_you_mean(value, known)}")
         handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(_formatter(style, colors=handler.stream.isatty()))
         queue: SimpleQueue[logging.LogRecord] = SimpleQueue()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, refusal
+from outrider.sampling.params import SamplingParams, Text
+from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, like, refusal
 from outrider.serve.schema.chat import ThinkingFields
-from outrider.serve.schema.foreign import NEUTRAL, REFUSED
 from outrider.serve.schema.messages import TEXT_ONLY
 from outrider.serve.schema.sampling import MAX_WORDS
 from outrider.serve.schema.speculation import SpeculationFields
@@ -21,7 +21,6 @@ NEEDS = {  # of a block of each type
 ROLES = {
     "user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",),
 }  # fmt: skip
-CACHED = "beginnings that come again are found by themselves"
 # begin the types of tools that clients run
 CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
 OWN_TOOLS = "this server runs no tools of its own: give functions, with an 'input_schema'"
@@ -32,11 +31,6 @@ class TextBlock(Body):
 
     type: Literal["text"] | str = Field(description="'text'.")
     text: str | None = None
-
-    without_effect: ClassVar[dict[str, str]] = {
-        "cache_control": CACHED,
-        "citations": "answers have no citations here",
-    }
 
     @model_validator(mode="after")
     def _check_type(self) -> TextBlock:
@@ -65,11 +59,6 @@ class ContentBlock(Body):
     tool_use_id: str | None = None
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-
-    without_effect: ClassVar[dict[str, str]] = {
-        **TextBlock.without_effect, "caller": "it says who called, which no chat template shows",
-        "toolset_name": "chat templates show the name of the function",
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_type(self) -> ContentBlock:
@@ -131,16 +120,6 @@ class ClientTool(Body):
     description: str | None = None
     input_schema: JsonSchemaFields | None = Field(None, description="JSON schema of the input.")
     strict: bool | None = Field(None, description="The input follows the schema, by a grammar.")
-
-    refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "defer_loading": (False,),
-        "allowed_callers": (["direct"],),
-    }
-    without_effect: ClassVar[dict[str, str]] = {
-        "cache_control": CACHED, "input_examples": "chat templates show descriptions and schemas only",
-        "eager_input_streaming": "inputs are streamed as they are written",
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_type(self) -> ClientTool:
@@ -253,34 +232,17 @@ class CountBody(Body):
         None, description="Handed to the model's chat template."
     )
 
-    refused: ClassVar[dict[str, str]] = {
-        **{name: why for name, why in REFUSED.items() if name != "stop_sequences"},
-        "container": OWN_TOOLS, "mcp_servers": OWN_TOOLS, "output_format": "use 'output_config', with 'format'",
-        "prompt": "use 'messages'",
-        "stop": "use 'stop_sequences'", "n": "a message is one answer", "tool_resources": OWN_TOOLS,
-    }  # fmt: skip
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL, "mcp_servers": ([],), "tools": ([],), "n": (1,), "speed": ("standard",),
-        "service_tier": ("auto", "standard_only"),
-    }  # fmt: skip
-    without_effect: ClassVar[dict[str, str]] = {
-        "cache_control": CACHED, "service_tier": "all requests have the same service; see 'priority'",
-        "speed": "all requests have the same service", "inference_geo": "answers are made here",
-        "diagnostics": "this server does not explain misses of its cache", "user_profile_id": "this server has no profiles",
-        "workspace_id": "this server has no workspaces",
-    }  # fmt: skip
-
 
 class MessagesBody(CountBody):
     """Answer a conversation."""
 
     max_tokens: int = Field(ge=1, description="Max tokens of the answer, thoughts included.")
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_WORDS)] | None = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_WORDS)] | None = None
+    temperature: float | None = like(SamplingParams, "temperature")
+    top_p: float | None = like(SamplingParams, "top_p")
+    top_k: int | None = like(SamplingParams, "top_k")
     metadata: Metadata | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
+    seed: int | None = like(SamplingParams, "seed", "Ours: same seed, same text.")
     priority: int | None = Field(None, description="Ours: smaller runs first; default 0.")
     speculation: SpeculationFields | None = None

@@ -1,10 +1,8 @@
 """What all request bodies share: nothing converted, refusals that name the field, and unknown
 fields kept apart.
 
-A body lists the fields of other servers that it refuses, and why (`refused`). An unknown field, or
-one that has no effect (`without_effect`), is collected by `take_unknown`, so that it can be named
-or, by a strict server, refused. `null` is the same as leaving a field out, at every depth, and 16.0
-the same as 16.
+An unknown field is collected by `take_unknown`, so that it can be named or, by a strict server,
+refused. `null` is the same as leaving a field out, at every depth, and 16.0 the same as 16.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -28,11 +26,11 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from outrider.errors import RequestError, did_you_mean, nearest
+from outrider.settings import BOUNDS, liberal, plain_place, problem
 from outrider.wellformed import is_text
 
 PATH = 120  # characters of the place of a wrong value
 SHOWN = 60  # characters of a wrong value or name in a message
-LISTS = 2  # inside one another: `prompt` takes lists of lists of token ids
 # unknown names that are compared with what is missing: a body may hold a hundred thousand
 LOOKED_AT = 16
 
@@ -68,34 +66,15 @@ class UnknownField:
         return f"unknown field '{self.name[:SHOWN]}'.{did_you_mean(self.name[:SHOWN], self.known)}"
 
 
-def _end_at_first_mistake(schema: Any) -> None:
-    if isinstance(schema, dict) and schema.get("type") in ("list", "dict"):
-        schema["fail_fast"] = True
-    for part in (
-        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    ):
-        _end_at_first_mistake(part)
-
-
 class Body(BaseModel):
     """Base of all request bodies and of the objects inside them."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    # fields that would change the answer, of OpenAI's or others' schema -> why not here
-    refused: ClassVar[dict[str, str]] = {}
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {}  # fields with but some of their values -> those
-    without_effect: ClassVar[dict[str, str]] = {}  # fields that change nothing here -> why
-    # of those refused or without effect: values that ask for nothing
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """pydantic's schema, whose lists and objects end at their first mistake: a body has room
-        for a million of them."""
-        schema = handler(source)
-        _end_at_first_mistake(schema)
-        return schema
+        """pydantic's schema with the liberties of our settings: 16.0 is 16."""
+        return cast(CoreSchema, liberal(handler(source)))
 
     @model_validator(mode="before")
     @classmethod
@@ -112,15 +91,7 @@ class Body(BaseModel):
                     f"the field's name '{name[:SHOWN]}' is no valid text: it has half a surrogate "
                     "pair",
                 )
-            value = _whole(value, LISTS)
-            if value is None or _is_one_of(value, cls.neutral.get(name, ())):
-                continue
-            if name in cls.refused:
-                raise refusal(name, f"'{name}' is not supported: {cls.refused[name]}")
-            if name in cls.only:
-                if not _is_one_of(value, cls.only[name]):
-                    allowed = " or ".join(map(_json, cls.only[name]))
-                    raise refusal(name, f"'{name}' can only be {allowed} here, got {_json(value)}")
+            if value is None:
                 continue
             if name not in known:
                 unknown.append(name)
@@ -158,9 +129,7 @@ class Body(BaseModel):
         names = list(extra)
         extra.clear()
         for name in names:
-            yield UnknownField(
-                name, path + name, param + name, known, self.without_effect.get(name)
-            )
+            yield UnknownField(name, path + name, param + name, known)
         for own, field in type(self).model_fields.items():
             name = field.alias or own
             value = getattr(self, own)
@@ -182,14 +151,6 @@ def _present(value: Any) -> Any:
 
 
 PRESENT = BeforeValidator(_present)
-
-
-def _whole(value: Any, depth: int) -> Any:
-    """JSON has one kind of number: what is written 16.0 is the whole number 16, also inside lists,
-    `depth` of them at most."""
-    if isinstance(value, list) and depth:
-        return [_whole(one, depth - 1) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _readable(schema: Any) -> Any:
@@ -219,10 +180,6 @@ def _broken_text(value: Any, *, inside_objects: bool = False) -> str | None:
     return None
 
 
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    return any(type(value) is type(one) and value == one for one in allowed)
-
-
 def _json(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
@@ -250,57 +207,18 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
     context = first.get("ctx") or {}
     if first["type"] == "refused":
         inside = [str(part) for part in first["loc"][1:]]
-        return context["message"], ".".join([*_plain(inside), context["param"]])
+        return context["message"], ".".join([*plain_place(inside), context["param"]])
     if first["type"] == "json_invalid":
         why = str(context.get("error", first["msg"])).removesuffix(" at")
         return f"the body is not JSON: {why} at character {first['loc'][-1]}", None
-    location, wrong = _wrong(first, about)
-    if not location:
+    place, way, value = problem([{**error, "loc": error["loc"][1:]} for error in errors])
+    if not place:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
-    ways = list(dict.fromkeys(map(_expected, wrong)))
-    param = ".".join(location)
+    param = ".".join(place)
     param = param if len(param) <= PATH else f"{param[: PATH - 1]}…"
-    got = "" if wrong[0]["type"] == "missing" else f", got {_json(wrong[0].get('input'))}"
-    return f"'{param}' {' or '.join(ways)}{got}", param
-
-
-def _wrong(first: Any, about: Sequence[Any]) -> tuple[list[str], list[Any]]:
-    """The place where the value of the error `first` is wrong, and the ways: those of all forms
-    that it may have, or what is wrong inside it, where one of the forms is meant."""
-    value = _parts(first)
-    while value and not _plain(value[-1:]):
-        value.pop()
-    forms = [error for error in about if _parts(error)[: len(value)] == value]
-    inside = [error for error in forms if len(_plain(_parts(error))) > len(_plain(value))]
-    if len({_parts(error)[len(value)] for error in inside}) != 1:
-        return _plain(value), forms
-    location = _plain(_parts(inside[0]))
-    return location, [error for error in inside if _plain(_parts(error)) == location]
-
-
-def _expected(error: Any) -> str:
-    if error["type"] == "missing":
-        return "is required"
-    if error["type"] == "too_short":
-        return f"must have at least {error['ctx']['min_length']}"
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "should be an object"
-    return error["msg"].replace("Input should", "should").replace("Value error, ", "")
-
-
-def _parts(error: Any) -> list[str]:
-    return [str(part) for part in error["loc"][1:]]
-
-
-def _plain(location: list[str]) -> list[str]:
-    """Without pydantic's own names for the members of a union: types, and classes, whose names
-    begin with a capital."""
-    types = ("str", "int", "float", "bool")
-    return [
-        part
-        for part in location
-        if "[" not in part and part not in types and not part[:1].isupper()
-    ]
+    way = way.replace("a dictionary", "an object")  # JSON's word for it
+    got = "" if way == "is required" else f", got {_json(value)}"
+    return f"'{param}' {way}{got}", param
 
 
 # OpenAI's, of `metadata`: pairs, and characters
@@ -314,15 +232,24 @@ def _check(metadata: dict[str, Any]) -> dict[str, Any]:
     """OpenAI's values are texts; what other clients send beside them is taken, and cut short in the
     log."""
     if len(metadata) > MAX_PAIRS:
-        raise ValueError(f"should have at most {MAX_PAIRS} pairs, not {len(metadata)}")
+        raise ValueError(f"must have at most {MAX_PAIRS} pairs, not {len(metadata)}")
     for name, value in metadata.items():
         if len(name) > MAX_NAME:
-            raise ValueError(f"should have names of at most {MAX_NAME} characters, not {len(name)}")
+            raise ValueError(f"must have names of at most {MAX_NAME} characters, not {len(name)}")
         if isinstance(value, str) and len(value) > MAX_VALUE:
             raise ValueError(
-                f"should have values of at most {MAX_VALUE} characters, not {len(value)} ({name!r})"
+                f"must have values of at most {MAX_VALUE} characters, not {len(value)} ({name!r})"
             )
     return metadata
+
+
+def like(kind: Any, name: str, text: str = "", **limits: Any) -> Any:
+    """A body's field that may be left out and is one of our record's: bounds and description are
+    that one's, unless others are given."""
+    metadata = kind.__dataclass_fields__[name].metadata
+    bounds = {key: metadata[key] for key in BOUNDS.values() if key in metadata}
+    description = text or f"{metadata['description'][:1].upper()}{metadata['description'][1:]}."
+    return Field(None, description=description, **{**bounds, **limits})
 
 
 Metadata = Annotated[dict[str, JsonValue], PRESENT, AfterValidator(_check)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from outrider.serve.schema.base import Body, JsonSchemaFields, Label, refusal
-from outrider.serve.schema.foreign import NEUTRAL, REFUSED
-from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
+from outrider.serve.schema.messages import Message, TemplateFields
 from outrider.serve.schema.sampling import MAX_LOGPROBS, GenerationFields
 
 
@@ -103,40 +102,15 @@ class ChatBody(GenerationFields, TemplateFields):
     )
     safety_identifier: Label | None = Field(None, description="For the logs.")
 
-    refused: ClassVar[dict[str, str]] = {
-        **REFUSED,
-        **TemplateFields.refused,
-        "audio": TEXT_ONLY,
-        "functions": "use 'tools'",
-        "function_call": "use 'tool_choice'",
-        "web_search_options": "this server has no web search",
-        "moderation": "this server does not moderate",
-        "prompt_cache_options": "all requests share one prefix cache",
-        "best_of": "it belongs to /v1/completions",
-        "echo": "it belongs to /v1/completions",
-        "prompt": "it belongs to /v1/completions; use 'messages' here",
-        "suffix": "it belongs to /v1/completions",
-        "prompt_logprobs": "it belongs to /v1/completions here",
-        "instructions": "put it into 'messages', with the role system",
-        "system": "put it into 'messages', with the role system",
-        "system_prompt": "put it into 'messages', with the role system",
-        "safe_prompt": "put it into 'messages', with the role system",
-        "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
-    }
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL, **TemplateFields.neutral,
-        "best_of": (1,), "echo": (False,), "suffix": ("",), "safe_prompt": (False,), "reasoning": ({},), "functions": ([],),
-    }  # fmt: skip
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationFields.only,
-        "add_special_tokens": (False,),  # the template writes them
-        "modalities": (["text"],),
-    }
-
     @model_validator(mode="after")
     def _check_together(self) -> ChatBody:
         if (self.messages is None) == (self.prompt_token_ids is None):
             raise refusal("messages", "give either 'messages' or 'prompt_token_ids'")
+        if self.add_special_tokens:
+            raise refusal(
+                "add_special_tokens",
+                "'add_special_tokens' can only be false in a chat: the template writes them",
+            )
         if self.messages is not None and not self.messages:
             raise refusal("messages", "'messages' is empty: there is nothing to answer")
         if self.top_logprobs and not self.logprobs:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from outrider.serve.schema.base import refusal
-from outrider.serve.schema.foreign import NEUTRAL, REFUSED
 from outrider.serve.schema.sampling import MAX_CHOICES, MAX_LOGPROBS, GenerationFields
 
 MAX_TOKENS = 16  # OpenAI's default
@@ -41,24 +40,6 @@ class CompletionBody(GenerationFields):
         None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token."
     )
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-
-    refused: ClassVar[dict[str, str]] = {
-        **REFUSED,
-        "response_format": "it belongs to chat completions; use structured_outputs here",
-        "max_completion_tokens": "it belongs to chat completions; use max_tokens here",
-        "messages": "it belongs to /v1/chat/completions",
-        "top_logprobs": "it belongs to chat completions; logprobs is a number here",
-        "tools": "it belongs to /v1/chat/completions",
-        "prompt_embeds": "prompts are text or token ids",
-        "return_full_text": "use 'echo'",
-        "include_reasoning": "thoughts are part of the text; chat completions tell them apart",
-        "separate_reasoning": "thoughts are part of the text; chat completions tell them apart",
-        "thinking": "it belongs to chat completions",
-        "thinking_token_budget": "it belongs to chat completions; use max_tokens here",
-    }
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL, "return_full_text": (False,), "tools": ([],), "include_reasoning": (True,), "separate_reasoning": (False,),
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionBody:

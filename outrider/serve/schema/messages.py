@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from outrider.serve.schema.base import PRESENT, Body, refusal
 
 TEXT_ONLY = "this server reads text only"
-GOES_ON = "use 'continue_final_message' in the body"
 REASONING = ("reasoning", "reasoning_content")  # vLLM's two names for what an assistant thought
 
 
@@ -19,10 +18,6 @@ class ContentPart(Body):
     type: Literal["text", "refusal"] | str = Field(description="'text' or 'refusal'.")
     text: str | None = None
     refusal: str | None = None
-
-    refused: ClassVar[dict[str, str]] = {
-        "image_url": TEXT_ONLY, "input_audio": TEXT_ONLY, "file": TEXT_ONLY, "video_url": TEXT_ONLY, "audio_url": TEXT_ONLY,
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_type(self) -> ContentPart:
@@ -63,18 +58,9 @@ class Message(Body):
     )
     reasoning_content: JsonValue = Field(None, description="Older name of reasoning.")
 
-    refused: ClassVar[dict[str, str]] = {
-        "function_call": "use 'tool_calls'", "audio": TEXT_ONLY, "images": TEXT_ONLY, "prefix": GOES_ON, "partial": GOES_ON,
-    }  # fmt: skip
-    without_effect: ClassVar[dict[str, str]] = {
-        "annotations": "they are about an earlier answer, and not part of its text"
-    }
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "images": ([],), "prefix": (False,), "partial": (False,), "annotations": ([],), "tool_calls": ([],),
-    }  # fmt: skip
-
     @model_validator(mode="after")
     def _check_content(self) -> Message:
+        self.tool_calls = self.tool_calls or None
         if self.content is None and not (
             self.role == "assistant" and (self.tool_calls or self.refusal or self.thoughts)
         ):
@@ -128,16 +114,6 @@ class TemplateFields(Body):
     chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
         None, description="Handed to the model's chat template."
     )
-
-    refused: ClassVar[dict[str, str]] = {
-        "chat_template": "conversations are rendered with the model's own template",
-        "documents": "put them into a message",
-        "mm_processor_kwargs": TEXT_ONLY,
-    }
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "documents": ([],),
-        "mm_processor_kwargs": ({},),
-    }
 
     def check_template(self, messages: list[Message] | None, *more: str) -> None:
         """Refuses template fields that exclude each other or would be ignored.

@@ -4,10 +4,11 @@ tools do is refused."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from outrider.sampling.params import SamplingParams
 from outrider.serve.schema.base import (
     PRESENT,
     Body,
@@ -15,9 +16,9 @@ from outrider.serve.schema.base import (
     Label,
     Metadata,
     UnknownField,
+    like,
     refusal,
 )
-from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
 from outrider.serve.schema.messages import TEXT_ONLY
 from outrider.serve.schema.sampling import StreamOptions
 from outrider.serve.schema.speculation import SpeculationFields
@@ -37,11 +38,8 @@ class InputPart(Body):
     type: str = Field(description="input_text, output_text, reasoning_text or refusal.")
     text: str | None = None
     refusal: str | None = None
-
-    without_effect: ClassVar[dict[str, str]] = {
-        "annotations": "they are about an earlier answer, and not part of its text", "logprobs": "they are of an earlier answer",
-    }  # fmt: skip
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    annotations: JsonValue = Field(None, description="Of an earlier answer: not looked at.")
+    logprobs: JsonValue = Field(None, description="Likewise.")
 
     @model_validator(mode="after")
     def _check_type(self) -> InputPart:
@@ -75,10 +73,6 @@ class InputItem(Body):
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     encrypted_content: str | None = None
-
-    without_effect: ClassVar[dict[str, str]] = {
-        "phase": "chat templates show an assistant's messages alike", "caller": "it says who called, which no template shows",
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_type(self) -> InputItem:
@@ -121,9 +115,6 @@ class FunctionTool(Body):
         None, description="Arguments follow the schema, by a grammar. Default false."
     )
 
-    refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"defer_loading": (False,)}
-
     @model_validator(mode="after")
     def _check_type(self) -> FunctionTool:
         if self.type not in ("function", *CLIENT_TOOLS):
@@ -157,9 +148,6 @@ class TextConfig(Body):
 
     format: TextFormat | None = None
 
-    without_effect: ClassVar[dict[str, str]] = {"verbosity": WITHOUT_EFFECT["verbosity"]}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
 
 class ReasoningConfig(Body):
     """How much is thought."""
@@ -167,18 +155,6 @@ class ReasoningConfig(Body):
     effort: str | None = Field(
         None, description="For models whose chat template knows reasoning_effort."
     )
-
-    without_effect: ClassVar[dict[str, str]] = {
-        "summary": "thoughts are emitted whole", "generate_summary": "thoughts are emitted whole",
-    }  # fmt: skip
-    refused: ClassVar[dict[str, str]] = {
-        "context": "chat templates say which earlier thoughts are shown",
-        "mode": "use 'effort'",
-    }
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"context": ("auto",), "mode": ("standard",)}
-
-
-CONVERSATIONS = "conversations are not stored; use 'previous_response_id'"
 
 
 class InputTokensBody(Body):
@@ -204,12 +180,6 @@ class InputTokensBody(Body):
     chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
         None, description="Handed to the model's chat template."
     )
-
-    refused: ClassVar[dict[str, str]] = {
-        "messages": "it belongs to /v1/chat/completions; use 'input' here", "conversation": CONVERSATIONS,
-    }  # fmt: skip
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {"truncation": ("disabled",)}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"tools": ([],)}
 
     def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
         """See `Body`. Tools that are no functions are as if they were unknown: no chat template
@@ -238,8 +208,8 @@ class ResponsesBody(InputTokensBody):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Thoughts included. Default: as for chat completions."
     )
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
+    temperature: float | None = like(SamplingParams, "temperature")
+    top_p: float | None = like(SamplingParams, "top_p")
     include: list[str] | None = None
     metadata: Metadata | None = Field(None, description="For the logs; the response has it.")
     user: str | None = Field(None, description="For the logs.")
@@ -247,31 +217,10 @@ class ResponsesBody(InputTokensBody):
         None, description="For the logs; all requests share one prefix cache."
     )
     safety_identifier: Label | None = Field(None, description="For the logs.")
-    top_k: int | None = Field(None, ge=-1, description="vLLM's.")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
+    top_k: int | None = like(SamplingParams, "top_k")
+    seed: int | None = like(SamplingParams, "seed", "Ours: same seed, same text.")
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
     speculation: SpeculationFields | None = None
-
-    refused: ClassVar[dict[str, str]] = {
-        **{name: why for name, why in REFUSED.items() if name not in ("input", "max_output_tokens")},
-        **InputTokensBody.refused,
-        "max_tokens": "use 'max_output_tokens'", "max_completion_tokens": "use 'max_output_tokens'",
-        "response_format": "use 'text', with 'format'", "reasoning_effort": "use 'reasoning', with 'effort'",
-        "n": "a response is one answer",
-        "prompt": "this server has no stored prompts; use 'input'", "stop": "use chat completions for stop strings",
-        "context_management": "shorten the conversation before sending it", "moderation": "this server does not moderate",
-        "top_logprobs": "responses have no logprobs; use chat completions", "image": TEXT_ONLY,
-    }  # fmt: skip
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {**InputTokensBody.only, "background": (False,)}
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **{name: values for name, values in NEUTRAL.items() if name != "store"}, "top_logprobs": (0,), "n": (1,),
-        "context_management": ([],), "tools": ([],),
-    }  # fmt: skip
-    without_effect: ClassVar[dict[str, str]] = {
-        **{name: why for name, why in WITHOUT_EFFECT.items() if name != "store"},
-        "max_tool_calls": "it counts calls of tools that a server runs, and this one runs none",
-        "prompt_cache_options": "all requests share one prefix cache", "background_options": "it belongs to 'background'",
-    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_together(self) -> ResponsesBody:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, model_validator
 
 from outrider.errors import ConfigError
-from outrider.sampling.params import SamplingParams
-from outrider.serve.schema.base import PRESENT, Body, Metadata, refusal
-from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
+from outrider.sampling.params import SamplingParams, Text, TokenId
+from outrider.serve.schema.base import PRESENT, Body, Metadata, like, refusal
 from outrider.serve.schema.resumption import Resumption
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 
@@ -19,6 +18,7 @@ MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
 MAX_CHOICES = 128
 # bad_words and stop: each is looked for at every token, in the thread that decodes for everybody
 MAX_WORDS = 1024
+Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's limits
 
 
 class StreamOptions(Body):
@@ -32,8 +32,6 @@ class StreamOptions(Body):
         description="Every chunk carries the token counts of its answer so far; with "
         "include_usage.",
     )
-
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     @model_validator(mode="after")
     def _check_together(self) -> StreamOptions:
@@ -52,44 +50,39 @@ class GenerationFields(Body):
     )
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        description="Default: the model's generation_config.json, else 1; 0, or below 0.0001, is "
-        "greedy.",
+    n: int | None = like(SamplingParams, "n", "Answers per prompt.", le=MAX_CHOICES)
+    temperature: float | None = like(
+        SamplingParams,
+        "temperature",
+        "Default: the model's generation_config.json, else 1; 0, or below 0.0001, is greedy.",
     )
-    top_p: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Default: the model's generation_config.json, else 1: off; 0 is greedy.",
+    top_p: float | None = like(
+        SamplingParams,
+        "top_p",
+        "Default: the model's generation_config.json, else 1: off; 0 is greedy.",
     )
-    top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0)
-    logit_bias: Annotated[dict[str, float], PRESENT] | None = Field(
+    top_k: int | None = like(SamplingParams, "top_k")
+    min_p: float | None = like(SamplingParams, "min_p")
+    presence_penalty: float | None = like(SamplingParams, "presence_penalty")
+    frequency_penalty: float | None = like(SamplingParams, "frequency_penalty")
+    repetition_penalty: float | None = like(SamplingParams, "repetition_penalty")
+    logit_bias: Annotated[dict[str, Bias], PRESENT] | None = Field(
         None, description="Token id -> added to its logit, -100 to 100."
     )
-    allowed_token_ids: list[int] | None = Field(None, description="No other token may be emitted.")
-    seed: int | None = Field(
-        None,
-        ge=-(2**63),
-        lt=2**64,
-        description="Same seed, same text; answer i of n uses seed + i.",
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, description="No other token may be emitted."
     )
-    stop: str | Annotated[list[str], Field(max_length=MAX_WORDS)] | None = Field(
+    seed: int | None = like(
+        SamplingParams, "seed", "Same seed, same text; answer i of n uses seed + i."
+    )
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_WORDS)] | None = Field(
         None, description="The text ends before the first of these."
     )
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = Field(
-        None, ge=0, description="The answer does not end before it has so many."
-    )
-    bad_words: list[str] | None = Field(
-        None, max_length=MAX_WORDS, description="Texts that must not be emitted."
+    min_tokens: int | None = like(SamplingParams, "min_tokens")
+    bad_words: Annotated[list[Text], Field(max_length=MAX_WORDS)] | None = Field(
+        None, description="Texts that must not be emitted."
     )
     skip_special_tokens: bool | None = Field(
         None, description="false: the text shows special tokens. Default true."
@@ -131,14 +124,6 @@ class GenerationFields(Body):
     resume: Resumption | None = Field(
         None, description="A stream that another server can continue, or one that continues it."
     )
-
-    refused: ClassVar[dict[str, str]] = REFUSED
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
-    without_effect: ClassVar[dict[str, str]] = WITHOUT_EFFECT
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "spaces_between_special_tokens": (True,),
-        "detokenize": (True,),
-    }
 
     @model_validator(mode="after")
     def _check_resume(self) -> GenerationFields:
@@ -191,10 +176,6 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
         if not (name.isascii() and name.isdigit() and len(name) < 12):
             raise ConfigError(
                 f"logit_bias must map token ids to numbers, got the key '{name[:40]}'"
-            )
-        if not -100 <= value <= 100:
-            raise ConfigError(
-                f"logit_bias must be between -100 and 100, got {value:g} for token {name}"
             )
         bias[int(name)] = value
     return bias

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from outrider.engine.request import Speculation
-from outrider.serve.schema.base import Body
+from outrider.engine.request import Mode, Speculation
+from outrider.serve.schema.base import Body, like
 
 
 class SpeculationFields(Body):
@@ -20,7 +20,7 @@ class SpeculationFields(Body):
 
     model_config = ConfigDict(extra="forbid")  # no other server's client has anything to say here
 
-    mode: Literal["auto", "off", "fixed"] | None = Field(
+    mode: Mode | None = Field(
         None,
         description="auto: the server decides every step; fixed: max_draft_tokens every step; "
         "off: no drafting.",
@@ -28,9 +28,7 @@ class SpeculationFields(Body):
     drafter: str | None = Field(
         None, description="One of the model's drafters, see /v1/models; default: its first."
     )
-    max_draft_tokens: int | None = Field(
-        None, ge=1, le=512, description="auto: at most so many; fixed: exactly so many."
-    )
+    max_draft_tokens: int | None = like(Speculation, "max_draft_tokens", le=512)
     invariant: bool | None = Field(
         None,
         description="Same seed, same text, whatever drafter, length or load. Default: true when a "

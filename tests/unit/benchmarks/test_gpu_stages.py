@@ -22,7 +22,7 @@ from outrider.lab.runner import Step
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BENCHMARKS = REPOSITORY / "benchmarks"
-UNNEEDED = ("pydantic", "llguidance", "fastapi", "structlog")  # that a GPU machine may not have
+UNNEEDED = ("llguidance", "fastapi", "structlog")  # that a GPU machine may not have
 
 
 class TimeOverError(Exception):

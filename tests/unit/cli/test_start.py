@@ -93,23 +93,23 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate"], "'target'"),
         (
             ["generate", "demo", "x", "--temperature", "warm"],
-            "--temperature: a number of at least 0 is needed; got 'warm'",
+            "--temperature must be a number, got 'warm'",
         ),
         (
             ["generate", "demo", "x", "--runtime", "maybe"],
-            "one of auto, native, graphs, eager is needed; got 'maybe'",
+            "--runtime must be one of auto, native, graphs, eager, got 'maybe'",
         ),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
         (
             ["generate", "demo", "x", "--top-p", "3"],
-            "top_p must be between 0 (greedy) and 1 (off), got 3.0",
+            "1 is off, 0 greedy), got 3.0",
         ),
         (
             ["generate", "demo", "x", "--max-tokens", "0"],
-            "--max-tokens must be at least 1, or none",
+            "max_tokens must be at least 1 (longest answer; None: to the end of the context), got 0",
         ),
-        (["generate", "demo", "x", "--stop", ""], "stop must be"),
+        (["generate", "demo", "x", "--stop", ""], "stop[0] must not be empty"),
         (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
         (
             ["generate", "demo", "x", "--show-drafts", "--no-stream"],

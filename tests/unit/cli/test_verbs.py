@@ -55,16 +55,19 @@ def test_help_of_a_group(cli: Cli) -> None:
         (["--topk", "3"], "Did you mean '--top-k'? See 'outrider generate --help=all'"),
         (
             ["--top-k", "few"],
-            "--top-k: a whole number is needed; got 'few'. See 'outrider generate --help=all'",
+            "--top-k must be a whole number, got 'few'. See 'outrider generate --help=all'",
         ),
         (
             ["--temperature", "abc"],
-            "--temperature: a number of at least 0 is needed; got 'abc'. See 'outrider generate",
+            "--temperature must be a number, got 'abc'. See 'outrider generate",
         ),
-        (["--temperature", "-1"], "--temperature: a number of at least 0 is needed; got '-1'"),
+        (
+            ["--temperature", "-1"],
+            "temperature must be at least 0 and at most 1e+30 (0, or below 0.0001, is greedy), got -1.0",
+        ),
         (
             ["--runtime", "fast"],
-            "--runtime: one of auto, native, graphs, eager is needed; got 'fast'",
+            "--runtime must be one of auto, native, graphs, eager, got 'fast'",
         ),
         (["--seed"], "--seed: a value is needed"),
         (["--set", "top_k=3"], "unknown option '--set'"),

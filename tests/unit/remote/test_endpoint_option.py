@@ -63,7 +63,7 @@ def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"draft_endpoint": "http://a:1"}, "OpenAI server's"),
         (
             {"drafter": "remote", "drafter_options": {"probs": "on"}},
-            "probs must be one of auto, off",
+            "probs must be 'auto' or 'off'",
         ),
         (
             {

@@ -162,9 +162,9 @@ def test_a_grammar_waits_for_the_thoughts_to_end() -> None:
     ("fields", "message"),
     [
         ({"opening": "<think>"}, "opening must be a list"),
-        ({"closing": ()}, "closing must be a list"),
+        ({"closing": ()}, "closing must have at least 1"),
         ({"opening_id": 3}, "opening_id needs closing_ids"),
-        ({"closing_ids": (-1,)}, "token ids"),
+        ({"closing_ids": (-1,)}, r"closing_ids\[0\] must be at least 0"),
         ({"budget": 8}, "one token"),
         ({"repeats": True}, "repeats needs opening_id"),
         ({"budget": -1, "closing_ids": (5,)}, "budget must be"),

@@ -75,7 +75,7 @@ BODIES: list[tuple[str, str, dict[str, Any], str | None]] = [
             "prompt_cache_key": "k",
             "verbosity": "low",
         },
-        "verbosity",
+        "store, service_tier, verbosity, messages[].annotations",
     ),
     (
         "LangChain",
@@ -237,7 +237,7 @@ BODIES: list[tuple[str, str, dict[str, Any], str | None]] = [
             "seed": -1,
             **USAGE,
         },
-        "features",
+        "repeat_penalty, features",
     ),
     (
         "Cline",
@@ -299,6 +299,6 @@ BODIES: list[tuple[str, str, dict[str, Any], str | None]] = [
             "n": 1,
             "use_beam_search": False,
         },
-        None,
+        "use_beam_search",
     ),
 ]

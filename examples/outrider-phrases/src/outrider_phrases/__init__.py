@@ -20,7 +20,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import checked, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -30,21 +30,20 @@ CHAIN_TOKENS = 8
 TREE_NODES = 16
 
 
+@checked()
 @dataclass(frozen=True)
 class PhraseSettings:
     """Options of drafter 'phrases'."""
 
     file: str = setting("common", "text file of phrases, one a line; 'common': a few English ones")
     min_match: int = setting(
-        2, "tokens of a phrase that must stand in the text before its rest is drafted"
+        2, "tokens of a phrase that must stand in the text before its rest is drafted", at_least=1
     )
     tree: bool = setting(
         False, "draft every phrase that fits, as branches, instead of the first one"
     )
 
     def __post_init__(self) -> None:
-        if self.min_match < 1:
-            raise ConfigError(f"phrases: min_match must be at least 1, got {self.min_match}")
         self.phrases()
 
     def phrases(self) -> list[str]:

@@ -129,7 +129,7 @@ def test_the_search_is_repeatable_and_touches_nothing(folder: Path) -> None:
     ("settings", "message"),
     [
         ({"exit_layer": 0}, "exit_layer must be 'auto' or at least 1, got 0"),
-        ({"exit_layer": "late"}, "must be a whole number or one of auto, got 'late'"),
+        ({"exit_layer": "late"}, "must be a whole number or 'auto', got 'late'"),
         ({"exit_layer": 2, "skip_layers": "1"}, "exit_layer or skip_layers, not both"),
         ({"skip_layers": "1,,2"}, "must be layer numbers like 3,4,7, got '1,,2'"),
         ({"skip_layers": "-1"}, "must be layer numbers"),

@@ -12,7 +12,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -24,7 +24,8 @@ from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.errors import RequestError
 from outrider.serve.observability import tracing
-from outrider.serve.observability.logs import STYLES, Logging, plain_traceback
+from outrider.serve.observability.logs import Logging, plain_traceback
+from outrider.serve.settings import LogFormat
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
 from tests.unit.serve.served_app import chat, serving
@@ -36,7 +37,7 @@ BAD_WORD = "windmill"
 class Logged:
     """The log in one format, as text once it is over."""
 
-    def __init__(self, style: str) -> None:
+    def __init__(self, style: LogFormat) -> None:
         self._stream = io.StringIO()
         self._style = style
 
@@ -65,10 +66,10 @@ def failing(where: str) -> Any:
     return fails
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", get_args(LogFormat))
 @pytest.mark.parametrize("part", ["propose", "start", "stop"])
 def test_a_step_that_fails_says_where_and_not_what(
-    style: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    style: LogFormat, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against prompts, answers, stop strings and bad words of everybody's rows in the log."""
     tokenizer = byte_tokenizer()
@@ -100,8 +101,8 @@ def test_a_step_that_fails_says_where_and_not_what(
     assert len(log.text.splitlines()) < 300
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_our_own_code_that_fails(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("style", get_args(LogFormat))
+def test_our_own_code_that_fails(style: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate, and a stream."""
     engine = FakeEngine()
     with Logged(style) as log, serving(engine) as client:
@@ -118,8 +119,8 @@ def test_our_own_code_that_fails(style: str, monkeypatch: pytest.MonkeyPatch) ->
     assert SECRET not in log.text
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_a_template_that_quotes(style: str) -> None:
+@pytest.mark.parametrize("style", get_args(LogFormat))
+def test_a_template_that_quotes(style: LogFormat) -> None:
     engine = FakeEngine()
     engine.tokenizer.chat_template = (
         "{{ raise_exception('no turn may say ' + messages[0].content) }}"
@@ -131,8 +132,8 @@ def test_a_template_that_quotes(style: str) -> None:
     assert SECRET not in log.text
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_threads_and_callbacks_that_die(style: str) -> None:
+@pytest.mark.parametrize("style", get_args(LogFormat))
+def test_threads_and_callbacks_that_die(style: LogFormat) -> None:
     """Python and asyncio have ways of their own to say that something failed."""
     with Logged(style) as log:
         thread = threading.Thread(target=failing("thread"), name="worker")

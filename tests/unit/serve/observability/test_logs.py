@@ -112,7 +112,7 @@ def test_a_reason_holds_no_value_that_was_sent() -> None:
             client.post("/v1/completions", json={"prompt": {"text": "SECRET"}})
     finally:
         running.close()
-    assert "'temperature' should be a valid number" in stream.getvalue()
+    assert "'temperature' must be a number" in stream.getvalue()
     assert "SECRET" not in stream.getvalue()
 
 
@@ -256,14 +256,6 @@ def test_closing_puts_the_log_back() -> None:
     level = root.level
     Logging("json", "debug", io.StringIO()).close()
     assert (root.handlers, root.level) == (before, level)
-
-
-@pytest.mark.parametrize(
-    ("style", "level", "hint"), [("jsn", "info", "json"), ("json", "warn", "warning")]
-)
-def test_unknown_style_and_level_are_refused(style: str, level: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"Did you mean '{hint}'"):
-        Logging(style, level)
 
 
 # ---------------------------------------------------------------- traffic
