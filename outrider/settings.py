@@ -1,5 +1,5 @@
-"""Settings: frozen dataclasses that pydantic checks, whoever fills them in: Python, the command
-line, TOML or HTTP.
+"""Settings: frozen dataclasses that pydantic checks, whether Python, the command line, TOML or HTTP
+fills them in.
 
     @checked()
     @dataclass(frozen=True)

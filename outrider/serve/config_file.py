@@ -94,7 +94,7 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
 
 
 def _names(kind: type) -> list[str]:
-    """As they are written in a file: limits in seconds without the `_s` that they have in Python."""
+    """Field names in a configuration file: limits in seconds lack the `_s` of Python."""
     return [field.metadata.get("alias", field.name) for field in fields(kind)]
 
 
