@@ -41,10 +41,19 @@ def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyRe
     "options",
     [
         {"drafter": "draft-model", "verifier": "block"},
-        {"drafter": "draft-model", "verifier": "token"},
-        {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
         {"drafter": "draft-model", "verifier": "gumbel"},
-        {"drafter": "ngram"},
+        *(
+            pytest.param(options, marks=pytest.mark.nightly)
+            for options in (
+                {"drafter": "draft-model", "verifier": "token"},
+                {
+                    "drafter": "draft-model",
+                    "verifier": "traversal",
+                    "drafter_options": {"tree": "2x2"},
+                },
+                {"drafter": "ngram"},
+            )
+        ),
     ],
     ids=lambda options: " ".join(map(str, options.values())),
 )
@@ -74,7 +83,7 @@ def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(
     assert (result.greedy.status, result.sampled_distribution.status) == ("passed", "failed")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # its like by day: tests/unit/lab/certify/test_sampled.py
 def test_defaults_find_a_drafter_that_reports_another_temperature(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,7 +98,7 @@ def test_defaults_find_a_drafter_that_reports_another_temperature(
     assert "another distribution than it reports" in result.sampled_distribution.why
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # its like by day: tests/unit/lab/certify/test_long_texts.py
 def test_defaults_find_a_rule_that_errs_only_beyond_position_300(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -352,9 +352,21 @@ RULES: dict[str, Callable[[float, float, float], float]] = {
 }
 
 
+# by day every case with one rule, and the other rule with one case
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@pytest.mark.parametrize("verifier", RULES)
+@pytest.mark.parametrize(
+    ("verifier", "case"),
+    [
+        pytest.param(
+            verifier,
+            case,
+            id=f"{verifier}-{case.name}",
+            marks=() if verifier == "block" or case is CASES[1] else pytest.mark.nightly,
+        )
+        for verifier in RULES
+        for case in CASES
+    ],
+)
 def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
     """Catches too FEW acceptances, which leave the text right and only the speed wrong.
 

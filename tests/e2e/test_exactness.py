@@ -148,19 +148,15 @@ def cases(*ways: tuple[tuple[Any, ...], Mark, Mark]) -> list[Any]:
     """Every subject with every way to decode; each way with its mark for the quick subjects and its
     mark for the others.
 
-    On torch's modules, beside the native runtime, the smallest subject stands for the others until
-    the night.
+    The smallest subject has every runtime and number format by day, the larger ones what they are
+    run in.
     """
     return [
         pytest.param(
             subject,
             *way,
             id="-".join(map(str, (*subject, *way))),
-            marks=quick
-            if subject in QUICK
-            else others
-            if subject[2] == RUNTIMES[0] or subject[0] == "stories"
-            else NIGHTLY,
+            marks=quick if subject in QUICK else others if subject[0] == "stories" else NIGHTLY,
         )
         for subject in EVERY
         for way, quick, others in ways
@@ -239,7 +235,7 @@ def test_plain_in_a_batch(subject: Subject) -> None:
     same_texts(subject, "none", "stranger", 1, together=True)
 
 
-# By day every length and both companies with three subjects, the widest passes with the others too.
+# By day every length and both companies with three subjects, the widest passes with all of stories.
 WIDTHS = cases(
     ((5, False), (), pytest.mark.nightly),
     ((8, True), (), pytest.mark.slow),

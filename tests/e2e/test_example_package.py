@@ -16,11 +16,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outrider import LLM, SamplingParams
+from outrider.cli.app import run
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError
+from outrider.outputs import Completion
 from outrider.parts import choose_parts
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
@@ -28,28 +32,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "examples" / "outrider-phrases"
 PAGE = REPOSITORY / "docs" / "add-a-drafter.md"
 TIMEOUT_S = 240
-
-DECODE = """
-import json, sys
-from pathlib import Path
-from outrider import LLM, SamplingParams
-
-target, phrases = sys.argv[1:]
-params, prompts = SamplingParams(max_tokens=40), ["w3 w1", "w2 w5 w8", "w4"]
-quiet = {"dtype": "float32", "runtime": "eager", "threads": 1}
-
-def answers(**options):
-    return LLM(target, **options, **quiet).generate(prompts, params)
-
-plain = answers(drafter="none")
-Path(phrases).write_text("\\n".join(done.text for done in plain))
-found = []
-for tree in (False, True):
-    done = answers(drafter="phrases", drafter_options={"file": phrases, "tree": tree})
-    found.append({"same": [d.token_ids for d in done] == [d.token_ids for d in plain],
-                  "accepted": sum(d.stats.accepted for d in done)})
-print(json.dumps(found))
-"""
 
 
 def lay_out(site: Path, entry_points: dict[str, str] | None = None) -> Path:
@@ -94,32 +76,35 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-@pytest.mark.slow
-def test_ls_lists_it_as_third_party(tmp_path: Path) -> None:
+def test_ls_lists_it_as_third_party(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Catches an entry point group, module or class that pyproject.toml names wrongly."""
-    result = run_with(lay_out(tmp_path / "site"), "-m", "outrider", "ls", "drafters", "--json")
-    assert result.returncode == 0, result.stderr
-    row = next(row for row in json.loads(result.stdout)["drafters"] if row["name"] == "phrases")
+    assert run(["ls", "drafters", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["drafters"]
+    row = next(row for row in rows if row["name"] == "phrases")
     assert row["summary"] == "third party, from outrider-phrases"
     assert (row["lossless"], row["shape"]) == (True, "chain or tree")
     assert set(row["settings"]) == {"file", "min_match", "tree"}
     assert "error" not in row
 
 
-@pytest.mark.slow
-def test_a_model_decodes_with_it(tmp_path: Path) -> None:
+def test_a_model_decodes_with_it(tmp_path: Path, installed: Path) -> None:
     """Catches an interface that the built-in drafters use differently from what the page says: text
     and use of its drafts."""
     model = save_checkpoint(tmp_path / "target", tiny_llama(40, sharpness=2.0), word_tokenizer(40))
-    result = run_with(
-        lay_out(tmp_path / "site"), "-c", DECODE, str(model), str(tmp_path / "phrases.txt")
-    )
-    assert result.returncode == 0, result.stderr
-    chain, tree = json.loads(result.stdout.splitlines()[-1])
-    assert chain["same"]
-    assert tree["same"]
-    assert chain["accepted"] > 10
-    assert tree["accepted"] > 10
+    phrases = tmp_path / "phrases.txt"
+    params = SamplingParams(max_tokens=40)
+    prompts = ["w3 w1", "w2 w5 w8", "w4"]
+
+    def answers(**options: Any) -> list[Completion]:
+        quiet = {"dtype": "float32", "runtime": "eager", "threads": 1}
+        return LLM(model, **options, **quiet).generate(prompts, params)
+
+    plain = answers(drafter="none")
+    phrases.write_text("\n".join(done.text for done in plain))
+    for tree in (False, True):
+        done = answers(drafter="phrases", drafter_options={"file": str(phrases), "tree": tree})
+        assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+        assert sum(one.stats.accepted for one in done) > 10
 
 
 @pytest.mark.parametrize(

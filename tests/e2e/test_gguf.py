@@ -11,15 +11,16 @@ import torch
 from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from outrider import LLM, SamplingParams
+from outrider.cli.app import run
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.source import resolve
 from outrider.runtime import library
-from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model
 from tests.unit.models.gguf.test_loading import DELTA_NET, DELTA_NET_KEYS, made
 
 PROMPTS = ["the 1 cat", "x = [1, 2,"]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+QUIET = ("--runtime", "eager", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -89,22 +90,20 @@ def test_a_hybrid_runs_on_the_native_runtime(kind: type, bits: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_a_file(tiny: Path) -> None:
-    with start(
-        "generate", str(tiny), "the 1 cat", "--max-tokens", "4", "--runtime", "eager"
-    ) as process:
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+def test_the_command_line_takes_a_file(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["generate", str(tiny), "the 1 cat", "--max-tokens", "4", *QUIET])
+    errors = capsys.readouterr().err
+    assert code == 0, errors
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in errors
 
 
-@pytest.mark.slow
-def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_one_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:-1000])
-    with start("generate", str(broken), "x") as process:
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == 2
+    assert run(["generate", str(broken), "x", *QUIET]) == 2
+    errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert "is damaged" in errors
     assert len(errors.splitlines()) == 1

@@ -268,6 +268,7 @@ def test_a_stopped_service_is_left(deployment: Deployment, alone: Any) -> None:
     check(answers, prompts, alone)
 
 
+@pytest.mark.nightly  # by day in one process: tests/unit/remote/test_coordinator.py
 def test_other_weights_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     """A service that comes back with another model is named in /health and not used."""
     other = save_checkpoint(

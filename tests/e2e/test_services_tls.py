@@ -3,6 +3,7 @@ coordinator."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,13 +14,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.cli.app import run
 from tests.certificates import Authority
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 from tests.live_server import free_port, is_listening
@@ -203,17 +205,14 @@ def expected(model: Path) -> str:
 
 def health(address: str, files: dict[str, Path]) -> tuple[int, str]:
     """Exit status and output."""
-    command = [
-        sys.executable,
-        "-m",
-        "outrider",
-        "service",
-        "health",
-        address,
-        *caller_options(files),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return ran("service", "health", address, *caller_options(files))
+
+
+def ran(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of a command line in this process."""
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
+        return run(arguments), output.getvalue()
 
 
 @pytest.mark.slow
@@ -359,7 +358,7 @@ def test_callers_that_do_not_fit_are_refused_in_one_line(
     swapped = {**fits, "key": strange["key"]}
     status, output = health(drafts, swapped)
     assert (status, len(output.splitlines()), "are not of one pair" in output) == (2, 1, True)
-    command = [
+    status, output = ran(
         "generate",
         str(model / "target"),
         "abc",
@@ -367,13 +366,6 @@ def test_callers_that_do_not_fit_are_refused_in_one_line(
         drafts,
         *FAST,
         *drafter_options(swapped),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "outrider", *command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
-    assert done.returncode == 2
-    assert "are not of one pair" in done.stderr.splitlines()[-1]
+    assert status == 2
+    assert "are not of one pair" in output.splitlines()[-1]

@@ -55,10 +55,10 @@ def statuses(result: CertifyResult) -> list[str]:
             "traversal",
             {"drafter_options": {"tree": "2x2"}},
             "not claimed",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         ("draft-model", "gumbel", {}, "passed"),
-        pytest.param("ngram", "block", {}, "not claimed", marks=pytest.mark.slow),
+        pytest.param("ngram", "block", {}, "not claimed", marks=pytest.mark.nightly),
     ],
 )
 def test_sound_pairs_are_lossless(

@@ -42,6 +42,7 @@ TEXTS = ("to be or not to be or", "1, 2, 1, 2, 1, 2", "xyxyxyxyx")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=12))
 AT = "{root}"  # in a setting: the folder with the models and heads of this run
 LOSSLESS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+OF_TREES = [name for name in LOSSLESS if VERIFIERS.load(name).shape == "tree"]
 
 # What a drafter cannot be built without, and what makes it draft something different.
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -71,8 +72,10 @@ IDLE = ("none", "prediction")  # draft nothing for a workload
 EVERY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DRAFTERS.names() if name not in (*IDLE, *ELSEWHERE)), *VARIANTS
 ]  # fmt: skip
-# without settings of their own; the others are tests of the slow kind
+# One of each kind by day, without settings of their own: a head, a mixture, a look-up; and a draft
+# model, another tokenizer's, the target's own layers, which are slow.
 QUICK = ("eagle3", "composite", "retrieval")
+BY_DAY = (*QUICK, "draft-model", "universal", "early-exit")
 # Further statistics of what is certified without settings, and whose texts
 # tests/contract/test_drafters.py holds to plain ones.
 AT_NIGHT = pytest.mark.nightly
@@ -145,7 +148,11 @@ def check(result: CertifyResult) -> None:
         pytest.param(
             name,
             settings,
-            marks=AT_NIGHT if settings else () if name in QUICK else pytest.mark.slow,
+            marks=AT_NIGHT
+            if settings or name not in BY_DAY
+            else ()
+            if name in QUICK
+            else pytest.mark.slow,
         )
         for name, settings in EVERY
     ],
@@ -171,13 +178,14 @@ def test_where_nothing_is_drafted_there_is_nothing_to_certify(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", LOSSLESS)
-@pytest.mark.parametrize("shape", ["chain", "2x2"])
+@pytest.mark.parametrize(
+    ("shape", "verifier"),
+    [pytest.param("chain", name, marks=AT_NIGHT if name in OF_TREES else ()) for name in LOSSLESS]
+    + [("2x2", name) for name in OF_TREES],
+)
 def test_every_lossless_verifier_gets_one_on_chains_and_trees(
     open_subject: Open, verifier: str, shape: str
 ) -> None:
-    if shape != "chain" and VERIFIERS.load(verifier).shape != "tree":
-        pytest.skip("takes chains only")
     check(run(open_subject("draft-model", {"tree": shape}, verifier)))
 
 

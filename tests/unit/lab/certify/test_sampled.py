@@ -52,7 +52,7 @@ def section(
     [
         ("draft-model", "block", {}),
         ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}),
-        ("draft-model", "gumbel", {}),
+        pytest.param("draft-model", "gumbel", {}, marks=pytest.mark.nightly),
         ("ngram", "token", {}),
     ],
 )
