@@ -29,7 +29,7 @@ from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.drafting import ChainRequest, Picks, Vocabulary
 from outrider.runtime.lower import program_of
 from outrider.runtime.record import Part, RecordedCache, record_part
-from outrider.runtime.run import Bound, bind
+from outrider.runtime.run import Bound, PassInputs, bind
 from outrider.runtime.structures import DraftingStruct, LevelsStruct, PassStruct
 
 FIRST = torch.zeros(1, dtype=torch.int64)
@@ -132,20 +132,22 @@ class BlockRun:
         inputs = [item[:, None].expand(-1, before.shape[1], -1).contiguous() for item in given]
         executor = self._correction.executor
         (num_rows, width) = before.shape
-        found = executor.logits(num_rows, width)
+        corrected = executor.logits(num_rows, width)
         columns = torch.arange(width)
         executor.make(
             executor.call(
-                num_rows,
-                width,
-                width,
-                inputs=inputs,
-                ids=before.contiguous(),
-                columns=columns,
-                logits=found,
+                PassInputs(
+                    num_rows,
+                    width,
+                    width,
+                    inputs=inputs,
+                    ids=before.contiguous(),
+                    columns=columns,
+                    logits=corrected,
+                )
             )
         )
-        return Corrected(found, None)
+        return Corrected(corrected, None)
 
     def draft(
         self, kv: KVCache, rows: Rows, pending: Pending, unread: Unread | None, num_tokens: int
@@ -194,18 +196,20 @@ class BlockRun:
         counts = 0 if unread is None else np.array(unread.counts)
         logits = executor.logits(num_rows, num_levels)
         block = executor.call(
-            num_rows,
-            config.block_size,
-            num_levels,
-            keys=kv.keys,
-            values=kv.values,
-            tables=self._block.rotary.up_to(int(positions.max())),
-            signals=[states],
-            ids=ids,
-            positions=positions,
-            starts=np.array(kv.lengths) + counts,
-            columns=self._columns[:num_levels],
-            logits=logits,
+            PassInputs(
+                num_rows,
+                config.block_size,
+                num_levels,
+                keys=kv.keys,
+                values=kv.values,
+                tables=self._block.rotary.up_to(int(positions.max())),
+                signals=[states],
+                ids=ids,
+                positions=positions,
+                starts=np.array(kv.lengths) + counts,
+                columns=self._columns[:num_levels],
+                logits=logits,
+            )
         )
         struct = LevelsStruct(
             block=ctypes.addressof(executor.struct), pass_=ctypes.addressof(block)
@@ -219,7 +223,9 @@ class BlockRun:
         if drafting is not None and self._correction is not None:
             own = self._correction.executor
             correcting = own.call(
-                num_rows, 1, 1, columns=FIRST, logits=own.logits(num_rows, 1), signals=[None]
+                PassInputs(
+                    num_rows, 1, 1, columns=FIRST, logits=own.logits(num_rows, 1), signals=[None]
+                )
             )
             struct.correction = ctypes.addressof(own.struct)
             struct.corrected = ctypes.addressof(correcting)
@@ -233,14 +239,16 @@ class BlockRun:
         positions = unread.positions(self._config.max_positions - 1)
         count = len(unread.counts)
         return self._read.executor.call(
-            count,
-            unread.width,
-            keys=[store[first_row:] for store in kv.keys],
-            values=[store[first_row:] for store in kv.values],
-            tables=self._read.rotary.up_to(int(positions.max())),
-            inputs=[states.contiguous() for states in unread.hidden],
-            positions=positions,
-            starts=np.array(kv.lengths[first_row : first_row + count]),
+            PassInputs(
+                count,
+                unread.width,
+                keys=[store[first_row:] for store in kv.keys],
+                values=[store[first_row:] for store in kv.values],
+                tables=self._read.rotary.up_to(int(positions.max())),
+                inputs=[states.contiguous() for states in unread.hidden],
+                positions=positions,
+                starts=np.array(kv.lengths[first_row : first_row + count]),
+            )
         )
 
 

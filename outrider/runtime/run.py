@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,34 @@ class FirstPass(NamedTuple):
     starts: np.ndarray  # (B,) int64, positions that the cache holds
     columns: np.ndarray  # (B,) int64, each row's last
     inputs: tuple[Tensor, ...] = ()  # (B, T, size) each
+
+
+@dataclass(slots=True)
+class PassInputs:
+    """The memory that one pass reads and writes, all of it contiguous.
+
+    Signals that are left out are not wanted. `sees` is as in `PassPlan`, `bases` as in `ShortSlots`.
+    `largest`: a row's tokens and columns in the largest pass that the arena must have room for.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_columns: int = 0
+    keys: Sequence[Tensor] = ()
+    values: Sequence[Tensor] = ()
+    tables: Sequence[Tensor] = ()  # rotary, by position
+    inputs: Sequence[Tensor] = ()  # (B, T, size) each
+    signals: Sequence[Tensor | None] = ()
+    ids: Memory | None = None
+    positions: Memory | None = None
+    starts: np.ndarray | None = None
+    columns: Memory | None = None
+    rows_differ: bool = False
+    logits: Tensor | None = None
+    sees: np.ndarray | None = None
+    state_pass: StatePass | None = None
+    bases: Tensor | None = None
+    largest: tuple[int, int] = (0, 0)
 
 
 class Executor:
@@ -110,22 +139,24 @@ class Executor:
             for key in layers
         }
         call = self.call(
-            num_rows,
-            num_tokens,
-            len(columns),
-            keys=plan.keys,
-            values=plan.values,
-            tables=tables,
-            inputs=inputs,
-            signals=[hidden.get(layer) for layer in self.program.signals],
-            ids=ids.contiguous(),
-            positions=positions.contiguous(),
-            starts=np.array(plan.starts),
-            columns=columns.contiguous(),
-            logits=logits,
-            sees=plan.sees,
-            state_pass=plan.states,
-            bases=None if plan.short is None else plan.short.bases,
+            PassInputs(
+                num_rows,
+                num_tokens,
+                len(columns),
+                keys=plan.keys,
+                values=plan.values,
+                tables=tables,
+                inputs=inputs,
+                signals=[hidden.get(layer) for layer in self.program.signals],
+                ids=ids.contiguous(),
+                positions=positions.contiguous(),
+                starts=np.array(plan.starts),
+                columns=columns.contiguous(),
+                logits=logits,
+                sees=plan.sees,
+                state_pass=plan.states,
+                bases=None if plan.short is None else plan.short.bases,
+            )
         )
         self.make(call)
         return logits, [hidden[layer].to(self.dtype) for layer in layers]
@@ -146,22 +177,24 @@ class Executor:
         False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
-            num_rows,
-            num_tokens,
-            1,
-            keys=keys,
-            values=values,
-            tables=tables,
-            inputs=first.inputs,
-            signals=[carried],
-            ids=first.ids,
-            positions=first.positions,
-            starts=first.starts,
-            columns=first.columns,
-            rows_differ=True,
-            logits=self.logits(num_rows, 1),
-            state_pass=states,
-            bases=bases,
+            PassInputs(
+                num_rows,
+                num_tokens,
+                1,
+                keys=keys,
+                values=values,
+                tables=tables,
+                inputs=first.inputs,
+                signals=[carried],
+                ids=first.ids,
+                positions=first.positions,
+                starts=first.starts,
+                columns=first.columns,
+                rows_differ=True,
+                logits=self.logits(num_rows, 1),
+                state_pass=states,
+                bases=bases,
+            )
         )
         at = (ctypes.addressof(each) for each in (self.struct, call, drafting))
         return self.library.outrider_runtime_draft(*at, self.workers)
@@ -181,22 +214,24 @@ class Executor:
         `largest`: tokens and columns of a row in the largest pass, for which `carried` has room."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
-            num_rows,
-            num_tokens,
-            1,
-            keys=keys,
-            values=values,
-            tables=tables,
-            inputs=first.inputs,
-            signals=[carried],
-            ids=first.ids,
-            positions=first.positions,
-            starts=first.starts,
-            columns=first.columns,
-            rows_differ=True,
-            logits=self.logits(num_rows, largest[1]),
-            bases=bases,
-            largest=largest,
+            PassInputs(
+                num_rows,
+                num_tokens,
+                1,
+                keys=keys,
+                values=values,
+                tables=tables,
+                inputs=first.inputs,
+                signals=[carried],
+                ids=first.ids,
+                positions=first.positions,
+                starts=first.starts,
+                columns=first.columns,
+                rows_differ=True,
+                logits=self.logits(num_rows, largest[1]),
+                bases=bases,
+                largest=largest,
+            )
         )
         at = (ctypes.addressof(each) for each in (self.struct, call, growing))
         return self.library.outrider_runtime_grow(*at, self.workers)
@@ -204,106 +239,68 @@ class Executor:
     def map(self, given: Tensor) -> Tensor:
         """The first signal (N, H) of a program without attention, of its one input (N, size)."""
         out = torch.empty(len(given), self.program.hidden_size, dtype=self.dtype)
-        self.make(self.call(1, len(given), inputs=[given], signals=[out]))
+        self.make(self.call(PassInputs(1, len(given), inputs=[given], signals=[out])))
         return out
 
-    def call(
-        self,
-        num_rows: int,
-        num_tokens: int,
-        num_columns: int = 0,
-        *,
-        keys: Sequence[Tensor] = (),
-        values: Sequence[Tensor] = (),
-        tables: Sequence[Tensor] = (),
-        inputs: Sequence[Tensor] = (),
-        signals: Sequence[Tensor | None] = (),
-        ids: Memory | None = None,
-        positions: Memory | None = None,
-        starts: np.ndarray | None = None,
-        columns: Memory | None = None,
-        rows_differ: bool = False,
-        logits: Tensor | None = None,
-        sees: np.ndarray | None = None,
-        state_pass: StatePass | None = None,
-        bases: Tensor | None = None,
-        largest: tuple[int, int] = (0, 0),
-    ) -> PassStruct:
-        """A pass as the library reads it, with room for its values and for those of `largest`, a
-        row's tokens and columns. The structure keeps alive what it points to, all of which is
-        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`, `bases`
-        as in `ShortSlots`."""
-        wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
+    def call(self, pass_inputs: PassInputs) -> PassStruct:
+        """A pass as the library reads it, with room for its values. The structure keeps alive what
+        it points to."""
+        keys = pass_inputs.keys
+        state_pass = pass_inputs.state_pass
+        wanted = [
+            *pass_inputs.signals,
+            *[None] * (len(self.program.signals) - len(pass_inputs.signals)),
+        ]
         types = self._signal_types.values()
         assert all(
             each is None or each.dtype == dtype for each, dtype in zip(wanted, types, strict=True)
         ), "room of another type"
-        states, records = (
-            ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
+        stores: list[Sequence[Tensor]] = [keys, pass_inputs.values, pass_inputs.tables]
+        stores += [(), ()] if state_pass is None else [state_pass.states, state_pass.records]
+        known = [buffer(tensors) for buffer, tensors in zip(self._lists, stores, strict=True)]
+        inputs = addresses(pass_inputs.inputs)
+        signals = addresses(wanted)
+        depths, paths = (None, None) if pass_inputs.sees is None else _paths(pass_inputs.sees)
+        # of this pass, whatever a pass of another thread may need: their turns follow one another
+        arena = self._arena_for(pass_inputs)
+        pass_struct = PassStruct(
+            rows=pass_inputs.num_rows,
+            tokens=pass_inputs.num_tokens,
+            capacity=keys[self._whole or 0].shape[1] if keys else 0,
+            ids=_address(pass_inputs.ids),
+            positions=_address(pass_inputs.positions),
+            starts=_address(pass_inputs.starts),
+            depths=_address(depths),
+            paths=_address(paths),
+            keys=ctypes.addressof(known[0]),
+            values=ctypes.addressof(known[1]),
+            tables=ctypes.addressof(known[2]),
+            inputs=ctypes.addressof(inputs),
+            states=ctypes.addressof(known[3]),
+            records=ctypes.addressof(known[4]),
+            moves=None if state_pass is None else _address(state_pass.moves),
+            num_records=0 if state_pass is None else state_pass.num_records,
+            signals=ctypes.addressof(signals),
+            columns=_address(pass_inputs.columns),
+            num_columns=pass_inputs.num_columns,
+            rows_differ=pass_inputs.rows_differ,
+            bases=_address(pass_inputs.bases),
+            short_capacity=0 if pass_inputs.bases is None else keys[self._short].shape[1],
+            logits=_address(pass_inputs.logits),
+            arena=-(-arena.data_ptr() // 64) * 64,
         )
-        known = [
-            buffer(each)
-            for buffer, each in zip(
-                self._lists, (keys, values, tables, states, records), strict=True
-            )
-        ]
-        lists = [*known[:3], addresses(inputs), *known[3:]]
-        signal_table = addresses(wanted)
-        moves, num_records = (
-            (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
-        )
-        depths, paths = (None, None) if sees is None else _paths(sees)
-        tokens = max(num_tokens, largest[0])
-        outputs = max(num_columns, largest[1])
-        needed = (
-            num_rows * (tokens * self._binding.body_bytes + outputs * self._binding.head_bytes) + 64
-        )
+        pass_struct.kept = (pass_inputs, known, inputs, signals, depths, paths, arena)
+        return pass_struct
+
+    def _arena_for(self, pass_inputs: PassInputs) -> Tensor:
+        """Room for the values of a pass, which grows with the largest one."""
+        tokens = max(pass_inputs.num_tokens, pass_inputs.largest[0])
+        outputs = max(pass_inputs.num_columns, pass_inputs.largest[1])
+        row_bytes = tokens * self._binding.body_bytes + outputs * self._binding.head_bytes
+        needed = pass_inputs.num_rows * row_bytes + 64
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
-        # of this pass, whatever a pass of another thread may need: their turns follow one another
-        arena = self._arena
-        pass_struct = PassStruct(
-            num_rows,
-            num_tokens,
-            keys[self._whole or 0].shape[1] if keys else 0,
-            _address(ids),
-            _address(positions),
-            _address(starts),
-            _address(depths),
-            _address(paths),
-            0,
-            *(ctypes.addressof(each) for each in lists),
-            _address(moves),
-            num_records,
-            ctypes.addressof(signal_table),
-            _address(columns),
-            num_columns,
-            rows_differ,
-            _address(bases),
-            0 if bases is None else keys[self._short].shape[1],
-            _address(logits),
-            -(-arena.data_ptr() // 64) * 64,
-        )
-        pass_struct.kept = (
-            lists,
-            signal_table,
-            keys,
-            values,
-            tables,
-            inputs,
-            signals,
-            ids,
-            positions,
-            starts,
-            columns,
-            logits,
-            depths,
-            paths,
-            arena,
-            state_pass,
-            bases,
-        )
-        return pass_struct
+        return self._arena
 
     def logits(self, num_rows: int, num_columns: int) -> Tensor:
         """Room for logits (B, K, V)."""
