@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.models.lm import LM
 from outrider.models.probes.probe import probe_tokens
 from outrider.runtime.rotary import BLOCK, Rotary
-from outrider.runtime.run import Executor
+from outrider.runtime.run import Executor, PassInputs
 from tests.unit.runtime.test_run import CPU, on_executor
 
 WIDTHS = (3, 40, 1, 200, 7, 90)  # tokens of passes, one after the other
@@ -61,7 +61,7 @@ def test_a_pass_keeps_its_memory_when_another_thread_needs_more(
 
     executor: Executor = lm.run.executor  # type: ignore[attr-defined]
     monkeypatch.setattr(torch, "empty", watched)
-    calls = [executor.call(1, width, 1) for width in (2, 50, 400)]
+    calls = [executor.call(PassInputs(1, width, 1)) for width in (2, 50, 400)]
     assert len(taken) == len(calls)
     for call, memory in zip(calls, taken, strict=True):
         room = memory()
