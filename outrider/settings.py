@@ -1,5 +1,5 @@
-"""Settings: frozen dataclasses that pydantic checks, whoever fills them in: Python, the command
-line, TOML or HTTP.
+"""Settings: frozen dataclasses that pydantic checks, be they filled in by Python, the command line,
+TOML or HTTP.
 
     @checked()
     @dataclass(frozen=True)
@@ -141,6 +141,8 @@ def wrong(error: Any) -> str:
     if kind in LIMITS:
         words, key = LIMITS[kind]
         return f"must be {words} {_figure(context[key])}"
+    if kind == "string_unicode":
+        return "must not have half a surrogate pair"
     if kind == "literal_error":
         return f"must be {context['expected']}"
     if kind.startswith("dataclass"):

@@ -94,7 +94,7 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
 
 
 def _names(kind: type) -> list[str]:
-    """As they are written in a file: limits in seconds without the `_s` that they have in Python."""
+    """The keys of a table: limits in seconds have no `_s` there, as they do in Python."""
     return [field.metadata.get("alias", field.name) for field in fields(kind)]
 
 
