@@ -66,7 +66,7 @@ def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
 
 def test_bad_words_that_are_none_are_refused(llm_for: Callable[..., LLM]) -> None:
     """By name: what this vocabulary cannot write, and what is no text."""
-    with pytest.raises(OutriderError, match="bad_words.* surrogate"):
+    with pytest.raises(OutriderError, match=r"bad_words.* surrogate"):
         llm_for("none", {}).generate([[5, 6]], SamplingParams(bad_words=["\ud800"]))
     words = BadWords(Spelling([b"<s>", b"a", b"b"]), ["ab", "abc", "c"])
     assert words.unwritten == ["abc", "c"]
