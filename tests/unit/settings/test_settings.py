@@ -215,7 +215,7 @@ def test_what_is_as_good() -> None:
     ("given", "message"),
     [
         ({"limit": 0}, "limit must be above 0 (seconds), got 0"),
-        ({"limit_s": float("nan")}, "limit_s must be above 0 (seconds), got nan"),
+        ({"limit_s": float("nan")}, "limit must be above 0 (seconds), got nan"),
         ({"port": 65536}, "port must be at least 0 and at most 65535 (of the address), got 65536"),
         ({"port": 10**400}, "port must be at least 0 and at most 65535 (of the address), got 1000"),
         ({"port": "80"}, "port must be a whole number, got '80'"),
@@ -245,6 +245,13 @@ def test_wrong_arguments_are_pythons_own_error(
     with pytest.raises(TypeError) as error:
         Server(*values, **named)
     assert message in str(error.value)
+
+
+def test_an_argument_without_a_name_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^limit must be above 0 \(seconds\), got -1$"):
+        Server("a", (), None, -1)
+    with pytest.raises(ConfigError, match=r"^names\[0\] must be a text, got 3$"):
+        Server("a", [3])  # type: ignore
 
 
 def test_an_error_of_the_class_stays_what_it_is() -> None:
