@@ -141,6 +141,8 @@ def wrong(error: Any) -> str:
     if kind in LIMITS:
         words, key = LIMITS[kind]
         return f"must be {words} {_figure(context[key])}"
+    if kind == "string_unicode":
+        return "must not have half a surrogate pair"
     if kind == "literal_error":
         return f"must be {context['expected']}"
     if kind.startswith("dataclass"):
@@ -246,11 +248,13 @@ def _told(kind: type, errors: Sequence[Any], prefix: str) -> Exception:
     if not first["loc"] and "error" in first.get("ctx", {}):
         return cast(Exception, first["ctx"]["error"])  # of the class's own `__post_init__`
     (name, *inside), way, value = problem(errors)
-    called = name + "".join(f"[{part}]" for part in inside)
-    for field in dataclasses.fields(kind) if first["type"] in LIMITS else ():
-        text = field.metadata.get("description")
-        if text and called in (field.name, field.metadata.get("alias")):
-            way = f"{_range(field.metadata)} ({text})"
+    fields = dataclasses.fields(kind)
+    named = {name: field for field in fields for name in (field.name, field.metadata.get("alias"))}
+    field = fields[int(name)] if name.isdigit() else named[name]  # an argument without a name
+    text = field.metadata.get("description")
+    if text and not inside and first["type"] in LIMITS:
+        way = f"{_range(field.metadata)} ({text})"
+    called = field.metadata.get("alias", field.name) + "".join(f"[{part}]" for part in inside)
     return ConfigError(f"{prefix}{called} {way}, got {value!r:.80}")
 
 

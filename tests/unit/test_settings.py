@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pydantic import ValidationError
 
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError
-from outrider.settings import NoSettings, checked, describe_settings, parse_settings, setting
+from outrider.sampling.params import SamplingParams
+from outrider.serve.schema.chat import ChatBody
+from outrider.settings import (
+    NoSettings,
+    checked,
+    describe_settings,
+    parse_settings,
+    setting,
+    wrong,
+)
 from outrider.train.config import TrainConfig
 from outrider.train.kinds import KINDS
 from outrider.verifiers import VERIFIERS
@@ -175,3 +185,102 @@ def test_every_part_describes_its_settings(registry: Any) -> None:
     for name in registry.names():
         for line in describe_settings(registry.load(name).Settings).values():
             assert len(line.partition(": ")[2]) > 5, name
+
+
+@checked()
+@dataclass(frozen=True)
+class Server:
+    """What files and command lines write otherwise than Python."""
+
+    name: str
+    names: tuple[str, ...] = ()
+    file: Path | None = None
+    limit_s: float = setting(1.0, "seconds", alias="limit", above=0, allow_inf_nan=True)
+    port: int = setting(80, "of the address", at_least=0, at_most=65535)
+
+    def __post_init__(self) -> None:
+        if self.name == "7":
+            raise ValueError("of the class itself")
+
+
+def test_what_is_as_good() -> None:
+    made = Server("a", names=["b"], file="c", port=8.0, limit=float("inf"))  # type: ignore
+    assert made == Server("a", names=("b",), file=Path("c"), port=8, limit_s=float("inf"))
+    assert type(made.port) is int
+    assert type(made.names) is tuple
+    assert dataclasses.replace(made, port=9).names == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limit": 0}, "limit must be above 0 (seconds), got 0"),
+        ({"limit_s": float("nan")}, "limit must be above 0 (seconds), got nan"),
+        ({"port": 65536}, "port must be at least 0 and at most 65535 (of the address), got 65536"),
+        ({"port": 10**400}, "port must be at least 0 and at most 65535 (of the address), got 1000"),
+        ({"port": "80"}, "port must be a whole number, got '80'"),
+        ({"names": "ab"}, "names must be a list, got 'ab'"),
+        ({"names": ["a", 1]}, "names[1] must be a text, got 1"),
+        ({"file": 3}, "file must be a path, got 3"),
+    ],
+)
+def test_one_line_says_what_is_wrong(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Server("a", **given)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "message"),
+    [
+        ((), {}, "Server(): field required: 'name'"),
+        (("a",), {"nmes": ()}, "Server() has no argument 'nmes'. Did you mean 'names'?"),
+        (("a",), {"name": "b"}, "multiple values for argument: 'name'"),
+    ],
+)
+def test_wrong_arguments_are_pythons_own_error(
+    values: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as error:
+        Server(*values, **named)
+    assert message in str(error.value)
+
+
+def test_an_argument_without_a_name_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^limit must be above 0 \(seconds\), got -1$"):
+        Server("a", (), None, -1)
+    with pytest.raises(ConfigError, match=r"^names\[0\] must be a text, got 3$"):
+        Server("a", [3])  # type: ignore
+
+
+def test_an_error_of_the_class_stays_what_it_is() -> None:
+    with pytest.raises(ValueError, match=r"^of the class itself$"):
+        Server("7")
+
+
+def test_the_servers_bounds_are_those_of_the_parameters() -> None:
+    """Catches a number that one of the two takes and the other refuses."""
+    words = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+    shown = ChatBody.model_json_schema()["properties"]
+    compared = 0
+    for field in dataclasses.fields(SamplingParams):
+        bounds = {words[key]: field.metadata[key] for key in words if key in field.metadata}
+        if bounds and field.name in shown and field.name not in ("n", "max_tokens", "logprobs"):
+            [kind] = [kind for kind in shown[field.name]["anyOf"] if kind["type"] != "null"]
+            assert {key: kind.get(key) for key in bounds} == bounds, field.name
+            compared += 1
+    assert compared >= 9
+
+
+@pytest.mark.parametrize("value", [-1, "hot", True, float("nan")])
+def test_a_temperature_is_wrong_for_one_reason_everywhere(value: Any) -> None:
+    """In Python and in a body of a request."""
+    with pytest.raises(ConfigError) as python:
+        SamplingParams(temperature=value)
+    with pytest.raises(ValidationError) as http:
+        ChatBody.model_validate(
+            {"messages": [{"role": "user", "content": "a"}], "temperature": value}
+        )
+    [error] = http.value.errors()
+    assert str(python.value).startswith(f"temperature {wrong(error)}")

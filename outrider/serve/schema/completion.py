@@ -36,9 +36,7 @@ class CompletionBody(GenerationFields):
     echo: bool | None = Field(
         None, description="The prompt in front of the answer, with its logprobs where asked for."
     )
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token."
-    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Alternatives per token.")
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
