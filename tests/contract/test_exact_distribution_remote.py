@@ -212,7 +212,7 @@ CASES = [
     *(pytest.param(cut, name, id=f"cut-{name}") for name in STEPS),
     *(  # half as many outcomes again in every draw: seconds each
         pytest.param(
-            whole, name, id=f"whole-{name}", marks=() if name in QUICK else pytest.mark.slow
+            whole, name, id=f"whole-{name}", marks=() if name in QUICK else pytest.mark.nightly
         )
         for name in STEPS
     ),

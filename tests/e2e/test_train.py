@@ -40,7 +40,7 @@ def training(folder: Path, out: str, *more: str) -> list[str]:
         "--out",
         str(folder / out),
         "--epochs",
-        "30",
+        "15",
         "--batch-size",
         "4",
         "--measure-limit",
