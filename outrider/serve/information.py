@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -95,7 +96,7 @@ def information_routes(state: ServerState) -> APIRouter:
         finished before the end."""
         check_open(state)
         _check_alive(state)
-        tests = {name: test.as_dict() for name, test in state.self_tests.items()}
+        tests = {name: asdict(test) for name, test in state.self_tests.items()}
         return Ready(status="ready", self_tests=tests)
 
     @router.get("/version")

@@ -29,7 +29,7 @@ from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.served import Serves
 
-TEST_VERSION = 2  # of the self-test: another one is made anew
+TEST_VERSION = 3  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first
 
 
@@ -104,7 +104,7 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     so that a server is ready the sooner. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
-    return kept_json(_path(facts), lambda content: SelfTest([], **content, is_remembered=True))
+    return kept_json(_path(facts), lambda content: SelfTest([], **content, remembered=True))
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:

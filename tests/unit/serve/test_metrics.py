@@ -316,7 +316,7 @@ def test_no_series_is_on_the_page_twice() -> None:
     of a page with doubles."""
     metrics = ServerMetrics()
     found = [
-        Finding("context-too-long", "too long", drafter=name)
+        Finding("draft-unused", "nothing", drafter=name)
         for name in ("suffix", "eagle3", "eagle3")
     ]
     metrics.tested("m", SelfTest(found))
