@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from outrider.serve.api.conversation import render, unread_thoughts
+from outrider.serve.api.dialogue import render, unread_thoughts
 from outrider.serve.api.exchange import check_ids
 from outrider.serve.api.generating import ERRORS
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.ignored import ignored_fields
+from outrider.serve.headers import ignored_fields
 from outrider.serve.refusals import asks_as_anthropic
 from outrider.serve.routing import check_open, model_named, served_named
 from outrider.serve.schema.answers import (

@@ -17,7 +17,7 @@ from outrider.serve.api.reasoning import Reasoning
 from outrider.serve.api.reasoning_formats import AUTO
 from outrider.serve.api.response_store import ResponseStore
 from outrider.serve.api.texts import SharedTokenizer
-from outrider.serve.ignored import IgnoredLog
+from outrider.serve.headers import IgnoredLog
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.selftest import SelfTest
 from outrider.serve.rules import Rule

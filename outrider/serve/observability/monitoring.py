@@ -19,10 +19,9 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
-from outrider.engine.observer import Observer
+from outrider.engine.observer import Observer, Observers
 from outrider.serve.observability.logs import RequestLog
 from outrider.serve.observability.metrics import ServerMetrics
-from outrider.serve.observability.observers import Observers
 from outrider.serve.observability.selftest import SelfTest, self_test
 from outrider.serve.observability.telemetry import Telemetry, Traced
 from outrider.serve.observability.tracing import Tracing
