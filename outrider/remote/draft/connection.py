@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import logging
 import random
-import secrets
 import threading
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.probe import health_call_s, in_words
-from outrider.remote.protocol import INSTANCE, PROTOCOL, fitting, messages, stubs
+from outrider.remote.protocol import PROTOCOL, fitting, messages, stubs
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 from outrider.version import __version__
 
@@ -127,7 +126,6 @@ class Connection:
         self.counts = RemoteCounts()
         self._security = security
         self._identity = identity
-        self._instance = secrets.token_hex(16)
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ReplyBox] = {}  # by row
         self._lock = threading.Lock()
@@ -291,9 +289,7 @@ class Connection:
             return median([await health_call_s(channel, wait_s) for _ in range(ROUND_TRIPS)])
 
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
-        hello = messages.Hello(
-            protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity
-        )
+        hello = messages.Hello(protocol=PROTOCOL, release=__version__, model=self._identity)
         stub = stubs.caller(stubs.DRAFT, channel)
         try:
             welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
@@ -324,8 +320,8 @@ class Connection:
         async with self._security.channel(self.endpoint) as channel:
             welcome = await self._open(channel, OPEN_S)
             self._check(welcome)
-            metadata = (*self._security.metadata, (INSTANCE, self._instance))
-            self._call = call = stubs.caller(stubs.DRAFT, channel).Draft(metadata=metadata)
+            stub = stubs.caller(stubs.DRAFT, channel)
+            self._call = call = stub.Draft(metadata=self._security.metadata)
             with self._lock:
                 self._queue.clear()
             self.service = welcome.model.name

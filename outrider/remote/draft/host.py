@@ -31,17 +31,14 @@ class TokenDistribution:
 
 @dataclass(frozen=True)
 class DraftNode:
-    """One guessed token of a row's tree."""
+    """One guessed token of a row's chain."""
 
-    parent: int  # number of a node before it; -1: the last committed token
     token: int
     distribution: TokenDistribution | None = None  # what it was drawn from; None: placed
 
     def message(self) -> messages.Node:
         """The node as a message."""
-        node = messages.Node(
-            parent=self.parent, token=self.token, drawn=self.distribution is not None
-        )
+        node = messages.Node(token=self.token)
         if self.distribution is not None:
             node.distribution.tokens.extend(self.distribution.tokens)
             node.distribution.probs.extend(self.distribution.probs)
@@ -49,32 +46,26 @@ class DraftNode:
 
 
 def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
-    """A drafter's proposal as nodes, row by row. Greedy rows have no distributions, nor have tokens
-    that were placed."""
+    """A drafter's proposal as chains, row by row: of a tree, the first child of each node. Greedy
+    rows have no distributions, nor have tokens that were placed."""
     tokens, lengths = draft.lists
     drawn = draft.is_sampled().tolist() if draft.probs is not None else []
-    found = []
+    chains = []
     for index, row in enumerate(rows):
         parents = draft.parent_lists[index]
-        by_output = {}
+        chain: list[int] = []
+        for node in range(lengths[index]):
+            if parents[node] == (chain[-1] if chain else -1):
+                chain.append(node)
+        distributions: dict[int, TokenDistribution] = {}
         if draft.probs is not None and not row.params.is_greedy:
-            outputs = [parents[node] + 1 for node in range(lengths[index]) if drawn[index][node]]
-            by_output = (
-                dict(zip(outputs, distributions_of(draft.probs[index, outputs]), strict=True))
-                if outputs
-                else {}
-            )
-        found.append(
-            [
-                DraftNode(
-                    parents[node],
-                    tokens[index][node],
-                    by_output.get(parents[node] + 1) if by_output and drawn[index][node] else None,
-                )
-                for node in range(lengths[index])
-            ]
-        )
-    return found
+            sampled = [node for node in chain if drawn[index][node]]
+            outputs = [parents[node] + 1 for node in sampled]
+            if outputs:
+                found = distributions_of(draft.probs[index, outputs])
+                distributions = dict(zip(sampled, found, strict=True))
+        chains.append([DraftNode(tokens[index][node], distributions.get(node)) for node in chain])
+    return chains
 
 
 def distributions_of(probs: Tensor) -> list[TokenDistribution]:
@@ -114,7 +105,7 @@ class _Proposal:
     """The latest one for a row, until its text goes on."""
 
     length: int  # of the text that it hangs on
-    nodes: list[DraftNode]
+    nodes: list[tuple[int, int]]  # (parent, token)
     credit: Callable[[list[int], int], None]
 
     def judge(self, tail: list[int]) -> None:
@@ -122,14 +113,9 @@ class _Proposal:
         path = PerRow[int]()
         at = -1
         for token in tail:
-            found = [
-                number
-                for number, node in enumerate(self.nodes)
-                if (node.parent, node.token) == (at, token)
-            ]
-            if not found:
+            if (at, token) not in self.nodes:
                 break
-            at = found[0]
+            at = self.nodes.index((at, token))
             path.append(at)
         self.credit(path, len(tail))
 
@@ -224,7 +210,9 @@ class GeneralHost:
         found = drafted_nodes(draft, self._rows)
         for index, uid in enumerate(self._uids):
             if found[index] and (credit := self.drafter.credit(index)) is not None:
-                self._pending[uid] = _Proposal(len(self._rows[index].tokens), found[index], credit)
+                tree = list(zip(draft.parent_lists[index], draft.lists[0][index], strict=False))
+                length = len(self._rows[index].tokens)
+                self._pending[uid] = _Proposal(length, tree[: draft.lists[1][index]], credit)
         self._settle()
         return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
 
