@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import DraftNode, drafted_nodes, row_of
+from outrider.remote.draft.host import drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.text import row_options
@@ -127,7 +127,7 @@ def probs_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
 @torch.inference_mode()
 def fresh_chain(
     hosted: HostedDrafter, tokens: list[int], sampling: messages.Sampling, count: int
-) -> list[DraftNode]:
+) -> list[messages.Node]:
     """What the drafter proposes in one process for this text, read from its beginning by a model
     with an empty cache."""
     assert isinstance(hosted.host, ModelHost)

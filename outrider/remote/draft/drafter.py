@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,19 +46,7 @@ PLAIN_STEPS = 1
 NAME = "remote"
 
 
-@dataclass(frozen=True)
-class StartedConnection:
-    """A connection to a service, and what was wrong at its start."""
-
-    connection: Connection
-    trouble: str | None
-
-    def close(self) -> None:
-        """End the connection."""
-        self.connection.close()
-
-
-CONNECTIONS: Shared[StartedConnection] = Shared()
+CONNECTIONS: Shared[Connection] = Shared()
 
 
 class RemoteDrafter(Drafter):
@@ -74,7 +61,7 @@ class RemoteDrafter(Drafter):
 
     def __init__(
         self,
-        line: Lease[StartedConnection],
+        line: Lease[Connection],
         settings: RemoteSettings,
         max_nodes: int,
         vocab_size: int,
@@ -108,9 +95,10 @@ class RemoteDrafter(Drafter):
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
         security = settings.security()
 
-        def connect() -> StartedConnection:
+        def connect() -> Connection:
             connection = Connection(endpoint, security, identity)
-            return StartedConnection(connection, connection.start(CONNECT_S))
+            connection.start(CONNECT_S)
+            return connection
 
         line = CONNECTIONS.lease((endpoint, security, identity.SerializeToString()), connect)
         return cls(line, settings, setup.num_draft_tokens, identity.vocab_size, local)
@@ -118,12 +106,12 @@ class RemoteDrafter(Drafter):
     @property
     def connection(self) -> Connection:
         """The stream to the service."""
-        return self._line.thing.connection
+        return self._line.thing
 
     @property
     def notes(self) -> list[str]:
         connection = self.connection
-        trouble = self._line.thing.trouble
+        trouble = connection.trouble
         terms = connection.terms
         if terms is None and trouble is not None:
             return [
@@ -218,7 +206,7 @@ class RemoteDrafter(Drafter):
         super().stop(index)
         del self._by_number[text.number]
         text.chain.drop()
-        self.connection.counts.add("wasted_nodes", text.chain.wasted)
+        self.connection.counts.add(wasted_nodes=text.chain.wasted)
         if text.num_sent is not None and text.epoch == self.connection.epoch:
             self.connection.send([messages.RowRequest(row=text.number, end=True)])
         self.connection.end_row(text.number)
@@ -267,7 +255,7 @@ class RemoteDrafter(Drafter):
             waited = True
             self._read(self._box.take(timeout_s=deadline - now))
         if waited:
-            self.connection.counts.waited(time.perf_counter() - began_s)
+            self.connection.counts.add(wait_seconds=time.perf_counter() - began_s)
         return waited
 
     def _is_expected(self, text: RemoteText, now_s: float, deadline_s: float) -> bool:
@@ -285,9 +273,7 @@ class RemoteDrafter(Drafter):
         wanted = sum(text.wanted > 0 for text in self._texts)
         if wanted and self.connection.is_open:
             self._rests.observe(had_any=missed < wanted)
-        counts.add("hits", wanted - len(lacking))
-        counts.add("waits", len(lacking) - missed)
-        counts.add("misses", missed)
+        counts.add(hits=wanted - len(lacking), waits=len(lacking) - missed, misses=missed)
 
     # ---------------------------------------------------------------- replies
 
@@ -313,9 +299,9 @@ class RemoteDrafter(Drafter):
             )
         if (sent_s := text.answered(reply_row.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)
-            self.connection.counts.round_trip(reply.at_s - sent_s)
+            self.connection.counts.add(round_trips=1, round_trip_seconds=reply.at_s - sent_s)
         nodes = checked_nodes(reply_row.nodes, self._vocab_size, with_probs=self._with_probs)
-        self.connection.counts.add("nodes", len(nodes))
+        self.connection.counts.add(nodes=len(nodes))
         text.chain.add(reply_row.base_length, nodes)
 
     def _mend(self, text: RemoteText, reply_row: messages.RowReply) -> None:

@@ -21,31 +21,7 @@ from outrider.verifiers.base import prefix_verdict
 from outrider.verifiers.coupled import CoupledVerifier
 
 
-@dataclass(frozen=True)
-class TokenDistribution:
-    """A distribution over few tokens, fp32, sum 1."""
-
-    tokens: list[int]
-    probs: list[float]
-
-
-@dataclass(frozen=True)
-class DraftNode:
-    """One guessed token of a row's chain."""
-
-    token: int
-    distribution: TokenDistribution | None = None  # what it was drawn from; None: placed
-
-    def message(self) -> messages.Node:
-        """The node as a message."""
-        node = messages.Node(token=self.token)
-        if self.distribution is not None:
-            node.distribution.tokens.extend(self.distribution.tokens)
-            node.distribution.probs.extend(self.distribution.probs)
-        return node
-
-
-def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
+def drafted_nodes(draft: Draft, rows: Rows) -> list[list[messages.Node]]:
     """A drafter's proposal as chains, row by row: of a tree, the first child of each node. Greedy
     rows have no distributions, nor have tokens that were placed."""
     tokens, lengths = draft.lists
@@ -53,26 +29,27 @@ def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
     chains = []
     for index, row in enumerate(rows):
         parents = draft.parent_lists[index]
-        chain: list[int] = []
+        path: list[int] = []
         for node in range(lengths[index]):
-            if parents[node] == (chain[-1] if chain else -1):
-                chain.append(node)
-        distributions: dict[int, TokenDistribution] = {}
+            if parents[node] == (path[-1] if path else -1):
+                path.append(node)
+        nodes = {node: messages.Node(token=tokens[index][node]) for node in path}
         if draft.probs is not None and not row.params.is_greedy:
-            sampled = [node for node in chain if drawn[index][node]]
+            sampled = [node for node in path if drawn[index][node]]
             outputs = [parents[node] + 1 for node in sampled]
-            if outputs:
-                found = distributions_of(draft.probs[index, outputs])
-                distributions = dict(zip(sampled, found, strict=True))
-        chains.append([DraftNode(tokens[index][node], distributions.get(node)) for node in chain])
+            for node, sent in zip(
+                sampled, distributions_of(draft.probs[index, outputs]), strict=True
+            ):
+                nodes[node].distribution.CopyFrom(sent)
+        chains.append(list(nodes.values()))
     return chains
 
 
-def distributions_of(probs: Tensor) -> list[TokenDistribution]:
+def distributions_of(probs: Tensor) -> list[messages.Distribution]:
     """Distributions (M, V) as the tokens that have mass."""
     rows, tokens = probs.nonzero(as_tuple=True)
     masses = probs[rows, tokens].tolist()
-    distributions = [TokenDistribution([], []) for _ in range(len(probs))]
+    distributions = [messages.Distribution() for _ in range(len(probs))]
     for row, token, mass in zip(rows.tolist(), tokens.tolist(), masses, strict=True):
         distributions[row].tokens.append(token)
         distributions[row].probs.append(mass)
@@ -200,7 +177,7 @@ class GeneralHost:
         return sum(lengths) * self._bytes
 
     @torch.inference_mode()
-    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[messages.Node]]:
         """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of
         the others a part is read."""
         self._settle()  # first the drafter learns how the texts went on

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import DraftNode, GeneralHost
+from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.texts import AskerCall, DraftLimits, HostedTexts, Job
 from outrider.remote.protocol import messages
@@ -188,13 +188,13 @@ class Worker:
 
     # ---------------------------------------------------------------- answers and ends
 
-    def _reply(self, answers: list[tuple[Job, list[DraftNode]]]) -> None:
+    def _reply(self, answers: list[tuple[Job, list[messages.Node]]]) -> None:
         by_stream: dict[AskerCall, list[messages.RowReply]] = {}
         for job, nodes in answers:
             reply = messages.RowReply(
                 row=job.text.number,
                 base_length=self._host.length(job.text.uid),
-                nodes=[node.message() for node in nodes],
+                nodes=nodes,
             )
             by_stream.setdefault(job.text.stream, []).append(reply)
         for stream, replies in by_stream.items():
