@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import DraftNode, drafted_nodes, row_of
+from outrider.remote.draft.host import drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.text import row_options
@@ -40,11 +40,11 @@ def hosted_model(folder: Path, **changes: Any) -> HostedDrafter:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class Reader:
     """An asker's stream that keeps what comes."""
 
-    instance: str
+    name: str
     replies: list[messages.RowReply] = field(default_factory=list)
 
     def send(self, replies: list[messages.RowReply]) -> None:
@@ -69,11 +69,11 @@ class Bench:
             hosted.host, self.texts, self.limits, self.counters, hosted.max_context
         )
 
-    def reader(self, instance: str) -> Reader:
+    def reader(self, name: str) -> Reader:
         """An asker that has opened a stream."""
-        self.texts.open(instance, self.hosted.vocab_size)
-        assert self.texts.connect(instance)
-        return Reader(instance)
+        reader = Reader(name)
+        self.texts.connect(reader)
+        return reader
 
     def tell(self, reader: Reader, **fields: Any) -> messages.RowReply | None:
         """One message about a row; the trouble that is answered at once."""
@@ -97,9 +97,7 @@ class Bench:
 
     def forget(self, reader: Reader, row: int) -> None:
         """Evict a row, if it is there."""
-        held = [
-            text for text in self.texts._askers[reader.instance].rows.values() if text.number == row
-        ]
+        held = [text for text in self.texts._askers[reader].rows.values() if text.number == row]
         for text in held:
             self.texts.remove(text)
 
@@ -116,7 +114,6 @@ class Bench:
 
 def chain_of(reply: messages.RowReply) -> list[int]:
     """Tokens of a chain."""
-    assert [node.parent for node in reply.nodes] == list(range(-1, len(reply.nodes) - 1))
     return [node.token for node in reply.nodes]
 
 
@@ -130,13 +127,19 @@ def probs_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
 @torch.inference_mode()
 def fresh_chain(
     hosted: HostedDrafter, tokens: list[int], sampling: messages.Sampling, count: int
-) -> list[DraftNode]:
+) -> list[messages.Node]:
     """What the drafter proposes in one process for this text, read from its beginning by a model
     with an empty cache."""
     assert isinstance(hosted.host, ModelHost)
     drafter = ModelDrafter(hosted.host.lm.twin())
     row = row_of(
-        HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().distribution_tokens)),
+        HostedText(
+            0,
+            Reader("fresh"),
+            0,
+            row_options(sampling, VOCAB, DraftLimits().distribution_tokens),
+            VOCAB,
+        ),
         tokens,
     )
     rows = Rows(VOCAB, torch.device("cpu"))

@@ -265,18 +265,16 @@ class FakeDraftService:
         """A chain of at most `count` nodes that continue the text."""
         nodes: list[messages.Node] = []
         for _ in range(count):
-            node = self.node(
-                text, [*text.tokens, *(earlier.token for earlier in nodes)], len(nodes) - 1
-            )
+            node = self.node(text, [*text.tokens, *(earlier.token for earlier in nodes)])
             if node is None:
                 break
             nodes.append(node)
         return nodes
 
-    def node(self, text: Text, known: Sequence[int], parent: int) -> messages.Node | None:
+    def node(self, text: Text, known: Sequence[int]) -> messages.Node | None:
         if not text.draws:
             ranked = self.guess.ranked(known)
-            return messages.Node(parent=parent, token=ranked[0]) if ranked else None
+            return messages.Node(token=ranked[0]) if ranked else None
         distribution = self.guess.distribution(known)
         if not distribution:
             return None
@@ -284,4 +282,4 @@ class FakeDraftService:
         probs = list(distribution.values())
         token = self.random.choices(tokens, probs)[0]
         sent = messages.Distribution(tokens=tokens, probs=probs)
-        return messages.Node(parent=parent, token=token, drawn=True, distribution=sent)
+        return messages.Node(token=token, distribution=sent)

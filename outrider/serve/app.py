@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 
-from outrider.serve import refusals, request_ids
+from outrider.serve import refusals
 from outrider.serve.api.generating import generating_routes
-from outrider.serve.gate import Gate
-from outrider.serve.ignored import HEADER
+from outrider.serve.gate import guard
 from outrider.serve.information import information_routes
 from outrider.serve.playground import router as playground_routes
 from outrider.serve.served import ServerState
@@ -23,16 +21,5 @@ def make_app(state: ServerState) -> FastAPI:
     app.include_router(generating_routes(state))
     app.include_router(information_routes(state))
     app.include_router(playground_routes())
-    settings = state.settings
-    app.add_middleware(
-        Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=state.metrics
-    )
-    if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, request_ids.HEADER],
-        )
+    guard(app, state.settings, state.metrics)
     return app

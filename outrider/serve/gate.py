@@ -11,19 +11,26 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import time
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.engine.request import Update
-from outrider.serve import request_ids
 from outrider.serve.errors import SERVER, ApiError
-from outrider.serve.ignored import header_of
+from outrider.serve.headers import (
+    ID_HEADER,
+    IGNORED_HEADER,
+    begin_id,
+    current_id,
+    id_headers,
+    ignored_headers,
+)
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.refusals import answer, reason_of
+from outrider.serve.settings import ListenSettings
 
 log = logging.getLogger("outrider.serve")
 FAILED = ApiError(
@@ -34,6 +41,22 @@ READ_AWAY_S = 10  # for the rest of a body that is too large
 LONGEST_PATH = 100  # letters of it in the log
 # health, metrics and the page itself are open, as vLLM's are
 PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+
+
+def guard(app: FastAPI, settings: ListenSettings, metrics: ServerMetrics) -> None:
+    """Put the gate around an application, and around that what lets web pages read its answers,
+    refusals too."""
+    app.add_middleware(
+        Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=metrics
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[IGNORED_HEADER, ID_HEADER],
+        )
 
 
 class Gate:
@@ -53,7 +76,7 @@ class Gate:
             return
         if scope["method"] == "HEAD":  # the server sends no body of its answer
             scope = {**scope, "method": "GET"}
-        counting = _Counting(scope, send, self._metrics, request_ids.begin(scope))
+        counting = _Counting(scope, send, self._metrics, begin_id(scope))
         try:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
@@ -65,9 +88,7 @@ class Gate:
         except ApiError as error:
             await answer(error, scope)(scope, receive, counting)
         except Exception:
-            log.exception(
-                "%s %s failed", scope["method"], scope["path"], extra=request_ids.current()
-            )
+            log.exception("%s %s failed", scope["method"], scope["path"], extra=current_id())
             if not counting.begun:
                 await answer(FAILED, scope)(scope, receive, counting)
 
@@ -159,7 +180,7 @@ class _Counting:
             self.begun = True
             self._metrics.answered(route, message["status"])
             self._notify(message["status"])
-            own = [*header_of(self._scope), *request_ids.headers_of(self._identity)]
+            own = [*ignored_headers(self._scope), *id_headers(self._identity)]
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
 
@@ -181,53 +202,3 @@ class _Counting:
                 "refused",
                 extra={**facts, "reason": reason_of(self._scope) or "no reason was given"},
             )
-
-
-# tokens and log-probabilities that may wait for a reader who holds them up: some 10 MB
-MOST = 1 << 16
-PATIENCE_S = 2.0  # a reader who takes longer for one update holds up the others
-
-
-class Backlog:
-    """Counts what waits, and tells whether that is too much. Lives in one event loop."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        # when the reader got the latest update; None: it waits for one
-        self._given_s: float | None = None
-
-    def add(self, update: Update) -> bool:
-        """Count an update; False where it is too much. A reader who is quick may have any number:
-        then we are slow ourselves."""
-        self._size += weight(update)
-        return (
-            self._size <= MOST
-            or self._given_s is None
-            or time.monotonic() - self._given_s < PATIENCE_S
-        )
-
-    def ask(self) -> None:
-        """The reader wants the next update."""
-        self._given_s = None
-
-    def give(self, update: Update) -> None:
-        """The reader gets an update."""
-        self._size -= weight(update)
-        self._given_s = time.monotonic()
-
-
-def weight(update: Update) -> int:
-    """Tokens and log-probabilities of an update: what its size in memory follows."""
-    of_prompt = sum(len(alternatives or ()) for alternatives in update.prompt_logprobs or ())
-    return len(update.token_ids) + sum(map(len, update.logprobs)) + of_prompt
-
-
-def too_slow() -> ApiError:
-    """The end of an answer whose reader let too much wait."""
-    return ApiError(
-        f"the answer was ended: more than {MOST} of its tokens and log-probabilities waited for "
-        "their reader. Read faster, or "
-        "ask for fewer answers or log-probabilities",
-        status=408,
-        code="slow_reader",
-    )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from outrider.serve.api.conversation import render, unread_thoughts
+from outrider.serve.api.dialogue import render, unread_thoughts
 from outrider.serve.api.exchange import check_ids
 from outrider.serve.api.generating import ERRORS
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.ignored import ignored_fields
+from outrider.serve.headers import ignored_fields
 from outrider.serve.refusals import asks_as_anthropic
 from outrider.serve.routing import check_open, model_named, served_named
 from outrider.serve.schema.answers import (
@@ -95,7 +96,7 @@ def information_routes(state: ServerState) -> APIRouter:
         finished before the end."""
         check_open(state)
         _check_alive(state)
-        tests = {name: test.as_dict() for name, test in state.self_tests.items()}
+        tests = {name: asdict(test) for name, test in state.self_tests.items()}
         return Ready(status="ready", self_tests=tests)
 
     @router.get("/version")

@@ -14,10 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from outrider.errors import GOT, OutriderError
-from outrider.serve import request_ids
-from outrider.serve.api.sse import dumped
-from outrider.serve.departure import ClientLeftError
+from outrider.serve.api.sse import ClientLeftError, dumped
 from outrider.serve.errors import INVALID, SERVER, ApiError, as_api_error
+from outrider.serve.headers import current_id
 from outrider.serve.schema.base import describe
 
 log = logging.getLogger("outrider.serve")
@@ -70,7 +69,7 @@ async def _ours(request: Request, error: Exception) -> Response:
             request.method,
             request.url.path,
             _reason(refusal),
-            extra=request_ids.current(),
+            extra=current_id(),
         )
     return answer(refusal, request.scope)
 

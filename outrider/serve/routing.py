@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.errors import QueueFullError, RequestError, did_you_mean
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.rules import RequestFacts, Rule, candidates
+from outrider.serve.rules import RequestFacts, Rule
 from outrider.serve.served import Served, ServerState
 
 Prompts = list[list[int]]
@@ -90,7 +90,7 @@ async def choose(state: ServerState, asked: RequestFacts, num_requests: int, rea
 def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None, Served]]:
     """The rules and models that may answer, as the prompt's length will decide; None: by no rule."""
     found: list[tuple[Rule | None, Served]] = []
-    for rule in candidates(state.settings.rules, asked):
+    for rule in _candidates(state.settings.rules, asked):
         name = rule.to or asked.model
         # else a rule about drafting, for a name that another rule leads on
         if name in state.models:
@@ -99,6 +99,17 @@ def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None
                 return found
     if asked.model in state.models:
         found.append((None, state.models[asked.model]))
+    return found
+
+
+def _candidates(rules: Iterable[Rule], asked: RequestFacts) -> list[Rule]:
+    """Rules that may decide, in order: those with a length to check, up to the first without."""
+    found = []
+    for rule in rules:
+        if rule.fits(asked):
+            found.append(rule)
+            if not rule.needs_length:
+                break
     return found
 
 

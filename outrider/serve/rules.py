@@ -16,7 +16,6 @@ tokenizer of its own model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,14 +85,3 @@ class RequestFacts:
     endpoint: str
     tools: bool
     structured: bool
-
-
-def candidates(rules: Iterable[Rule], asked: RequestFacts) -> list[Rule]:
-    """Rules that may decide, in order: those with a length to check, up to the first without."""
-    found = []
-    for rule in rules:
-        if rule.fits(asked):
-            found.append(rule)
-            if not rule.needs_length:
-                break
-    return found

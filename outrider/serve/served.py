@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.admission import detokenizer_for
 from outrider.engine.observer import EngineSnapshot
-from outrider.engine.request import Request
+from outrider.engine.request import Listener, Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
 from outrider.models.loading.generation_config import SamplingDefaults
@@ -17,19 +17,34 @@ from outrider.serve.api.reasoning import Reasoning
 from outrider.serve.api.reasoning_formats import AUTO
 from outrider.serve.api.response_store import ResponseStore
 from outrider.serve.api.texts import SharedTokenizer
-from outrider.serve.ignored import IgnoredLog
+from outrider.serve.headers import IgnoredLog
 from outrider.serve.observability.metrics import ServerMetrics
-from outrider.serve.observability.selftest import SelfTest, Tested
+from outrider.serve.observability.selftest import SelfTest
 from outrider.serve.rules import Rule
 from outrider.serve.settings import ServerSettings
 from outrider.text import Detokenizer
 
 
-class Serves(Tested, Protocol):
+class Serves(Protocol):
     """The part of `Engine` that the HTTP side uses."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def drafters(self) -> list[str]: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def lossless(self) -> bool: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -43,6 +58,8 @@ class Serves(Tested, Protocol):
     def check_room(self, count: int) -> None: ...
 
     def prepare(self, params: SamplingParams) -> None: ...
+
+    def submit(self, request: Request, listener: Listener) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
 

@@ -1,7 +1,7 @@
 """Drafts that come over the wire leave the target's distribution exactly as it is, over several
-steps in one tree, without random numbers.
+steps in one chain, without random numbers.
 
-The oracle enumerates everything that is drawn: what a service draws for a prepared tree (through
+The oracle enumerates everything that is drawn: what a service draws for a prepared chain (through
 the messages and all checks), and every outcome of the real verifier in each of the following steps.
 Probabilities of four halvings are exact in fp32, so what remains is rounding in fp64.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from outrider.remote.draft.chain import DraftChain, ReceivedNode, checked_nodes
 from outrider.remote.draft.drafter import draft_of
-from outrider.remote.draft.tree import DraftTree, checked_nodes
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
@@ -48,9 +48,9 @@ def whole(path: oracle.Path) -> Distribution:
 
 DRAW = "draw"
 PLACE = "place"
-Plan = tuple[tuple[str, int], ...]  # (what, parent) of each node
-CHAIN: Plan = ((DRAW, -1), (DRAW, 0))
-OUTCOMES: Plan = (*CHAIN, (PLACE, -1), (DRAW, 2), (PLACE, 0), (DRAW, 4), (PLACE, 1), (DRAW, 6))
+Plan = tuple[str, ...]  # of each node of a chain
+CHAIN: Plan = (DRAW, DRAW)
+LONG: Plan = (DRAW, DRAW, DRAW, DRAW)
 
 
 def replies(
@@ -58,43 +58,33 @@ def replies(
 ) -> list[tuple[list[messages.Node], float]]:
     """Every reply that a service can give which fills `plan` behind the text `base`, with its
     probability."""
-    found: list[tuple[list[messages.Node], list[oracle.Path], float]] = [([], [], 1.0)]
-    for what, parent in plan:
+    found: list[tuple[list[messages.Node], oracle.Path, float]] = [([], base, 1.0)]
+    for what in plan:
         grown = []
-        for nodes, paths, weight in found:
-            above = base if parent < 0 else paths[parent]
-            distribution = distribution_of(above)
-            if what == DRAW:
-                wire = messages.Distribution(
-                    tokens=list(distribution), probs=list(distribution.values())
-                )
-                for token, prob in distribution.items():
-                    node = messages.Node(parent=parent, token=token, drawn=True, distribution=wire)
-                    grown.append(([*nodes, node], [*paths, (*above, token)], weight * prob))
-            else:
-                taken = {node.token for node in nodes if node.parent == parent}
-                token = next(token for token in (*distribution, *range(V)) if token not in taken)
-                grown.append(
-                    (
-                        [*nodes, messages.Node(parent=parent, token=token)],
-                        [*paths, (*above, token)],
-                        weight,
-                    )
-                )
+        for nodes, path, weight in found:
+            distribution = distribution_of(path)
+            if what == PLACE:
+                token = next(iter(distribution))
+                grown.append(([*nodes, messages.Node(token=token)], (*path, token), weight))
+                continue
+            wire = messages.Distribution(
+                tokens=list(distribution), probs=list(distribution.values())
+            )
+            for token, prob in distribution.items():
+                node = messages.Node(token=token, distribution=wire)
+                grown.append(([*nodes, node], (*path, token), weight * prob))
         found = grown
     return [(nodes, weight) for nodes, _, weight in found]
 
 
-def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> DraftTree:
-    """The tree, with a reply that came over the wire."""
+def received(chain: DraftChain, base: int, nodes: Sequence[messages.Node]) -> DraftChain:
+    """The chain, with a reply that came over the wire."""
     sent = messages.RowReply.FromString(
         messages.RowReply(base_length=base, nodes=nodes).SerializeToString()
     )
-    grafted = copy.deepcopy(tree)
-    grafted.add(
-        sent.base_length, checked_nodes(sent.nodes, grafted.num_sent(base), V, with_probs=True)
-    )
-    return grafted
+    longer = copy.deepcopy(chain)
+    longer.add(sent.base_length, checked_nodes(sent.nodes, V, with_probs=True))
+    return longer
 
 
 # ---------------------------------------------------------------- the joint distribution of several steps
@@ -117,15 +107,14 @@ def distribution_of_steps(
 ) -> oracle.Distribution:
     """The distribution of the first HORIZON tokens; what the steps leave open is the target's own."""
     found: oracle.Distribution = {}
-    tree = DraftTree(len(PROMPT))
-    tree.ask()
-    open_states: list[tuple[oracle.Path, DraftTree, float, int]] = [((), tree, 1.0, 0)]
+    chain = DraftChain(len(PROMPT))
+    open_states: list[tuple[oracle.Path, DraftChain, float, int]] = [((), chain, 1.0, 0)]
     while open_states:
-        text, tree, weight, number = open_states.pop()
+        text, chain, weight, number = open_states.pop()
         if number == len(steps) or len(text) >= HORIZON:
             found[text[:HORIZON]] = found.get(text[:HORIZON], 0.0) + weight
             continue
-        for ready, share in arrivals(text, tree, distribution_of, steps[number].arrived):
+        for ready, share in arrivals(text, chain, distribution_of, steps[number].arrived):
             for tokens, after, chance in outcomes(
                 verify, target, text, ready, min(steps[number].max_nodes, HORIZON - len(text))
             ):
@@ -135,16 +124,14 @@ def distribution_of_steps(
 
 def arrivals(
     text: oracle.Path,
-    tree: DraftTree,
+    chain: DraftChain,
     distribution_of: DistributionOf,
     arrived: Sequence[tuple[int | None, Plan]],
-) -> list[tuple[DraftTree, float]]:
-    """The tree after the replies, in every way they can be."""
-    found = [(tree, 1.0)]
+) -> list[tuple[DraftChain, float]]:
+    """The chain after the replies, in every way they can be."""
+    found = [(chain, 1.0)]
     for since, plan in arrived:
         base = len(text) if since is None else since
-        if not tree.was_asked(len(PROMPT) + base):
-            continue
         found = [
             (received(one, len(PROMPT) + base, nodes), weight * share)
             for one, weight in found
@@ -157,12 +144,12 @@ def outcomes(
     verify: oracle.Verify,
     target: oracle.TableModel,
     text: oracle.Path,
-    tree: DraftTree,
+    chain: DraftChain,
     max_nodes: int,
-) -> list[tuple[oracle.Path, DraftTree, float]]:
-    """Every outcome of a step that proposes the tree's chain: tokens, the tree behind them,
+) -> list[tuple[oracle.Path, DraftChain, float]]:
+    """Every outcome of a step that proposes the chain's chain: tokens, the chain behind them,
     probability."""
-    nodes = tree.chain(max_nodes)
+    nodes = chain.first(max_nodes)
     path = tuple(node.token for node in nodes)
     draft = draft_of([nodes], V, torch.device("cpu"))
     if draft.probs is not None:
@@ -180,9 +167,8 @@ def outcomes(
     found = []
     for tokens, chance in together.items():
         if chance > 0:
-            after, proposed = copy.deepcopy((tree, nodes))
+            after, proposed = copy.deepcopy((chain, nodes))
             after.advance(tokens, proposed)
-            after.ask()
             found.append((tokens, after, chance))
     return found
 
@@ -190,15 +176,15 @@ def outcomes(
 NOW = None
 FIRST = 0
 STEPS = {
-    "one tree, walked": (Step(2, ((FIRST, OUTCOMES),)), Step(2), Step(2)),
-    "one tree, token by token": (Step(1, ((FIRST, OUTCOMES),)), Step(1), Step(1)),
-    "more was sent than is proposed": (Step(1, ((FIRST, OUTCOMES),)), Step(2)),
-    "late: grafted after a plain step": (Step(0), Step(2, ((FIRST, OUTCOMES),)), Step(2)),
-    "later still": (Step(0), Step(0), Step(2, ((FIRST, OUTCOMES),))),
+    "one chain, walked": (Step(2, ((FIRST, LONG),)), Step(2), Step(2)),
+    "one chain, token by token": (Step(1, ((FIRST, LONG),)), Step(1), Step(1)),
+    "more was sent than is proposed": (Step(1, ((FIRST, LONG),)), Step(2)),
+    "late: grafted after a plain step": (Step(0), Step(2, ((FIRST, LONG),)), Step(2)),
+    "later still": (Step(0), Step(0), Step(2, ((FIRST, LONG),))),
     "asked for in every step": (Step(1, ((FIRST, CHAIN),)), Step(2, ((NOW, CHAIN),))),
     "late, and drawn anew": (Step(0), Step(2, ((NOW, CHAIN), (FIRST, CHAIN)))),
     "placed first, then drawn": (
-        Step(1, ((FIRST, ((PLACE, -1), (DRAW, 0), (DRAW, -1))),)),
+        Step(1, ((FIRST, (PLACE, DRAW)), (FIRST, (DRAW, DRAW)))),
         Step(1),
     ),
 }
@@ -241,8 +227,8 @@ def test_distribution_is_the_targets(
 
 
 def biased(monkeypatch: pytest.MonkeyPatch, steps: str, name: str, wrong: object) -> float:
-    """Total variation with one method of the tree replaced."""
-    monkeypatch.setattr(DraftTree, name, wrong)
+    """Total variation with one method of the chain replaced."""
+    monkeypatch.setattr(DraftChain, name, wrong)
     target = target_model()
     distribution = distribution_of_steps(
         VERIFIERS.load("block")().verify, target, cut, STEPS[steps]
@@ -252,33 +238,42 @@ def biased(monkeypatch: pytest.MonkeyPatch, steps: str, name: str, wrong: object
 
 def test_a_choice_between_draws_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: the larger of two draws at one position is proposed, instead of the first."""
-    drawn = DraftTree._drawn
+    add = DraftChain.add
 
-    def larger(self, parent, token, distribution):  # noqa: ANN001, ANN202
-        if parent.drawn is not None and token > parent.drawn.token:
-            parent.drawn = None
-        return drawn(self, parent, token, distribution)
+    def larger(self, base, nodes):  # noqa: ANN001, ANN202
+        known = self._committed[base - self._start :]
+        is_of_text = [node.token for node in nodes[: len(known)]] == known
+        new = nodes[len(known) :]
+        if is_of_text and new and self._nodes and new[0].token > self._nodes[0].token:
+            self._nodes.clear()
+        add(self, base, nodes)
 
-    assert biased(monkeypatch, "late, and drawn anew", "_drawn", larger) > 1e-3
+    assert biased(monkeypatch, "late, and drawn anew", "add", larger) > 1e-3
 
 
 def test_a_distribution_that_was_not_drawn_from_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Mutation: the node keeps its token and gets another distribution."""
-    drawn = DraftTree._drawn
+    add = DraftChain.add
 
-    def flat(self, parent, token, distribution):  # noqa: ANN001, ANN202
-        return drawn(self, parent, token, distribution._replace(probs=distribution.probs * 0 + 0.5))
+    def flat(self, base, nodes):  # noqa: ANN001, ANN202
+        wrong = [
+            ReceivedNode(
+                node.token, node.distribution._replace(probs=node.distribution.probs * 0 + 0.5)
+            )
+            for node in nodes
+        ]
+        add(self, base, wrong)
 
-    assert biased(monkeypatch, "one tree, walked", "_drawn", flat) > 1e-3
+    assert biased(monkeypatch, "one chain, walked", "add", flat) > 1e-3
 
 
 def test_a_draw_taken_for_placed_for_its_value_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Mutation: a drawn node is proposed only where it is likely, which looks at its value."""
-    chain = DraftTree.chain
+    chain = DraftChain.first
 
     def likely(self, max_nodes):  # noqa: ANN001, ANN202
         nodes = chain(self, max_nodes)
@@ -288,4 +283,4 @@ def test_a_draw_taken_for_placed_for_its_value_would_be_found(
             else nodes
         )
 
-    assert biased(monkeypatch, "one tree, walked", "chain", likely) > 1e-3
+    assert biased(monkeypatch, "one chain, walked", "first", likely) > 1e-3

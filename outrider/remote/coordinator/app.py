@@ -10,18 +10,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import Asked, Journey
 from outrider.remote.coordinator.settings import CoordinatorSettings
-from outrider.serve import refusals, request_ids
-from outrider.serve.departure import ClientLeftError, unless_gone
+from outrider.serve import refusals
+from outrider.serve.api.sse import ClientLeftError, unless_gone
 from outrider.serve.errors import unavailable
-from outrider.serve.gate import Gate
-from outrider.serve.ignored import HEADER
+from outrider.serve.gate import guard
 from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.metrics_families import PREFIX
@@ -152,17 +150,7 @@ def make_app(coordinator: Coordinator) -> FastAPI:
     for method, paths in PASSED_ON.items():
         for path in paths:
             app.add_api_route(path, passed_on, methods=[method], response_model=None)
-    app.add_middleware(
-        Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=metrics
-    )
-    if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, request_ids.HEADER],
-        )
+    guard(app, settings, metrics)
     return app
 
 

@@ -2,7 +2,7 @@
 its target is lost.
 
 A stream of /v1/completions or /v1/chat/completions is asked for with marks
-(outrider/serve/api/resumption.py): events are passed on when the mark after them has come, so the
+(outrider/serve/api/sse.py): events are passed on when the mark after them has come, so the
 marks are what the client has. A whole answer is asked for again from its beginning, because its
 client has nothing of it. Other streams can be lost once they have begun.
 """
@@ -25,10 +25,9 @@ from starlette.types import Send
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.settings import CoordinatorSettings
 from outrider.remote.coordinator.target import DRAINING, AwayError, Call, Target, in_words, whole
-from outrider.serve import request_ids
-from outrider.serve.api.resumption import MARK
-from outrider.serve.api.sse import dumped
+from outrider.serve.api.sse import MARK, dumped
 from outrider.serve.errors import SERVER, ApiError, unavailable
+from outrider.serve.headers import ID_HEADER, current_id
 from outrider.serve.schema.resumption import Mark
 from outrider.wellformed import parsed_json
 
@@ -205,7 +204,7 @@ class Journey:
             "reason": str(lost),
             "kind": lost.kind,
             "updates": len(self._marks),
-            **request_ids.current(),
+            **current_id(),
         }
         log.warning("target %s lost a request", target.name, extra=about)
         is_torn = self._has_begun and not self._asked.is_resumable
@@ -249,7 +248,7 @@ class Journey:
         passed = {
             name: value for name, value in self._asked.headers.items() if name not in left_out
         }
-        return {**passed, **own, request_ids.HEADER: request_ids.current()["request_id"]}
+        return {**passed, **own, ID_HEADER: current_id()["request_id"]}
 
     def _body(self) -> bytes:
         if not self._asked.is_resumable:

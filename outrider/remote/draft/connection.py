@@ -13,24 +13,22 @@ import asyncio
 import itertools
 import logging
 import random
-import secrets
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 
-from outrider.errors import CapabilityError, ConfigError, OutriderError, ServerError
+from outrider.errors import CapabilityError, ConfigError, OutriderError
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
-from outrider.remote.probe import health_call_s, in_words
-from outrider.remote.protocol import INSTANCE, PROTOCOL, fitting, messages, stubs
+from outrider.remote.probe import in_words
+from outrider.remote.protocol import PROTOCOL, fitting, messages, stubs
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 from outrider.version import __version__
 
@@ -44,7 +42,6 @@ LONGEST_PAUSE_S = 5.0
 # the same after wrong replies, and for what only a person can mend
 DISTRUST_PAUSE_S = 2.0
 LONGEST_DISTRUST_S = 120.0
-ROUND_TRIPS = 15  # that a measurement of the line takes the median of
 MAX_LIES = 3  # invalid replies of one stream
 MAX_QUEUED = 256  # requests that wait to be written: a service that reads none of them is stuck
 # that a request may bring; more is a flood
@@ -127,12 +124,11 @@ class Connection:
         self.counts = RemoteCounts()
         self._security = security
         self._identity = identity
-        self._instance = secrets.token_hex(16)
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ReplyBox] = {}  # by row
         self._lock = threading.Lock()
-        self._queue: deque[messages.RowRequest] = deque()
-        self._has_queued: asyncio.Event | None = None  # made in the loop
+        # of the present stream
+        self._queue: asyncio.Queue[list[messages.RowRequest]] = asyncio.Queue()
         self._lies = 0
         self._distrust_s = DISTRUST_PAUSE_S
         # by row: when it asked for what may still be answered; empty after any reply
@@ -144,6 +140,7 @@ class Connection:
         self._call: Any = None
         self._doubt: TroubleError | None = None
         self._life: Any = None
+        self.trouble: str | None = None  # at the start
         self.terms: messages.DraftTerms | None = None  # while the stream is open
         self.service = ""  # what the service calls its model
         self.notes: list[str] = []
@@ -155,9 +152,9 @@ class Connection:
         """Whether requests can be sent now."""
         return self.terms is not None
 
-    def start(self, wait_s: float) -> str | None:
-        """Begin to connect, and stay at it. Returns why there is no connection after `wait_s`
-        seconds, None where there is one.
+    def start(self, wait_s: float) -> None:
+        """Begin to connect, and stay at it; `trouble` is why there is no connection after `wait_s`
+        seconds.
 
         Raises CapabilityError where the service answers, and cannot draft for this model;
         ConfigError where it asks for another token.
@@ -166,39 +163,16 @@ class Connection:
             in_background(self._try_once(wait_s)).result(wait_s + 5)
         except grpc.RpcError as error:
             self._refuse(error)
-            trouble: str | None = f"{_reason(error)}: {in_words(error)}"
+            self.trouble = f"{_reason(error)}: {in_words(error)}"
         except TroubleError as error:
-            trouble = f"{error.reason}: {error}"
+            self.trouble = f"{error.reason}: {error}"
         except TimeoutError:
-            trouble = "silent: no answer"
-        else:
-            trouble = None
+            self.trouble = "silent: no answer"
         self._life = in_background(self._live())
-        if trouble is None:
+        if self.trouble is None:
             deadline = time.perf_counter() + wait_s
             while not self.is_open and time.perf_counter() < deadline:
                 time.sleep(0.002)
-        return trouble
-
-    def measure(self, wait_s: float) -> float:
-        """Median seconds there and back, of calls to a service that was asked whether it fits.
-
-        Raises what `start` raises, and ServerError where nothing answers in `wait_s` seconds.
-        """
-        try:
-            return in_background(self._measure(wait_s)).result(2 * wait_s)
-        except grpc.RpcError as error:
-            self._refuse(error)
-            words = f"{_reason(error)}, {in_words(error)}"
-            raise ServerError(
-                f"the draft service {self.endpoint} does not answer: {words}"
-            ) from error
-        except TimeoutError as error:
-            raise ServerError(
-                f"the draft service {self.endpoint} is silent: no answer in {wait_s:.0f} s"
-            ) from error
-        except TroubleError as error:
-            raise ServerError(f"the draft service {self.endpoint} answers with {error}") from error
 
     def new_row(self, box: ReplyBox) -> int:
         """A number for a row whose replies go to `box`."""
@@ -216,12 +190,10 @@ class Connection:
         """Leave requests to be written; False where there is no stream to write them to."""
         if not self.is_open or not requests:
             return False
-        with self._lock:
-            self._queue.extend(requests)
         asking = sum(request.num_draft_tokens > 0 for request in requests)
         if asking:
-            self.counts.add("requests", asking)
-        background_loop().call_soon_threadsafe(self._wake)
+            self.counts.add(requests=asking)
+        background_loop().call_soon_threadsafe(self._put, requests)
         return True
 
     def report(self, text: str) -> None:
@@ -247,7 +219,6 @@ class Connection:
 
     async def _live(self) -> None:
         """Stream after stream, until `close`."""
-        self._has_queued = asyncio.Event()
         pause_s = FIRST_PAUSE_S
         while True:
             opened = self.epoch
@@ -285,15 +256,8 @@ class Connection:
         async with self._security.channel(self.endpoint) as channel:
             self._check(await self._open(channel, wait_s))
 
-    async def _measure(self, wait_s: float) -> float:
-        async with self._security.channel(self.endpoint) as channel:
-            self._check(await self._open(channel, wait_s))
-            return median([await health_call_s(channel, wait_s) for _ in range(ROUND_TRIPS)])
-
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
-        hello = messages.Hello(
-            protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity
-        )
+        hello = messages.Hello(protocol=PROTOCOL, release=__version__, model=self._identity)
         stub = stubs.caller(stubs.DRAFT, channel)
         try:
             welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
@@ -324,10 +288,9 @@ class Connection:
         async with self._security.channel(self.endpoint) as channel:
             welcome = await self._open(channel, OPEN_S)
             self._check(welcome)
-            metadata = (*self._security.metadata, (INSTANCE, self._instance))
-            self._call = call = stubs.caller(stubs.DRAFT, channel).Draft(metadata=metadata)
-            with self._lock:
-                self._queue.clear()
+            stub = stubs.caller(stubs.DRAFT, channel)
+            self._call = call = stub.Draft(metadata=self._security.metadata)
+            self._queue = asyncio.Queue()
             self.service = welcome.model.name
             self.notes = list(welcome.notes)
             self.epoch += 1
@@ -345,19 +308,14 @@ class Connection:
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self, call: Any) -> None:
-        assert self._has_queued is not None
         while True:
             try:
-                await asyncio.wait_for(self._has_queued.wait(), 1.0)
+                rows = await asyncio.wait_for(self._queue.get(), 1.0)
             except TimeoutError:
                 self._check_silence()
                 continue
-            self._has_queued.clear()
-            with self._lock:
-                rows = list(self._queue)
-                self._queue.clear()
-            if not rows:
-                continue
+            while not self._queue.empty():
+                rows = rows + self._queue.get_nowait()
             self._credit = min(self._credit + REPLIES_EACH * len(rows), MAX_REPLIES)
             self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MAX_BYTES)
             for row in rows:
@@ -393,12 +351,9 @@ class Connection:
                 if box is not None:
                     box.put(DraftReply(row, now))
 
-    def _wake(self) -> None:
-        if self._has_queued is not None:
-            self._has_queued.set()
-        with self._lock:
-            is_stuck = len(self._queue) > MAX_QUEUED
-        if is_stuck:
+    def _put(self, requests: list[messages.RowRequest]) -> None:
+        self._queue.put_nowait(requests)
+        if self._queue.qsize() > MAX_QUEUED:
             self._break(
                 TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service")
             )

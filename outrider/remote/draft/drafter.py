@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,11 +22,16 @@ from torch import Tensor
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.remote.draft.background import Lease, Shared
+from outrider.remote.draft.chain import (
+    DraftChain,
+    InvalidReplyError,
+    ReceivedNode,
+    checked_nodes,
+)
 from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalService, lease_local
 from outrider.remote.draft.text import BUSY_S, DraftWait, RemoteText, Rests
-from outrider.remote.draft.tree import DraftTree, InvalidReplyError, ReceivedNode, checked_nodes
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
@@ -42,19 +46,7 @@ PLAIN_STEPS = 1
 NAME = "remote"
 
 
-@dataclass(frozen=True)
-class StartedConnection:
-    """A connection to a service, and what was wrong at its start."""
-
-    connection: Connection
-    trouble: str | None
-
-    def close(self) -> None:
-        """End the connection."""
-        self.connection.close()
-
-
-CONNECTIONS: Shared[StartedConnection] = Shared()
+CONNECTIONS: Shared[Connection] = Shared()
 
 
 class RemoteDrafter(Drafter):
@@ -69,9 +61,10 @@ class RemoteDrafter(Drafter):
 
     def __init__(
         self,
-        line: Lease[StartedConnection],
+        line: Lease[Connection],
         settings: RemoteSettings,
         max_nodes: int,
+        vocab_size: int,
         local: Lease[LocalService] | None = None,
     ) -> None:
         """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was
@@ -88,7 +81,7 @@ class RemoteDrafter(Drafter):
         # whether rows without a verifier of their own are; None: not seen yet
         self._coupled: bool | None = None
         self._proposed_s: float | None = None  # when the present step's proposal was made
-        self._vocab_size = 0
+        self._vocab_size = vocab_size
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RemoteDrafter:
@@ -102,22 +95,23 @@ class RemoteDrafter(Drafter):
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
         security = settings.security()
 
-        def connect() -> StartedConnection:
+        def connect() -> Connection:
             connection = Connection(endpoint, security, identity)
-            return StartedConnection(connection, connection.start(CONNECT_S))
+            connection.start(CONNECT_S)
+            return connection
 
         line = CONNECTIONS.lease((endpoint, security, identity.SerializeToString()), connect)
-        return cls(line, settings, setup.num_draft_tokens, local)
+        return cls(line, settings, setup.num_draft_tokens, identity.vocab_size, local)
 
     @property
     def connection(self) -> Connection:
         """The stream to the service."""
-        return self._line.thing.connection
+        return self._line.thing
 
     @property
     def notes(self) -> list[str]:
         connection = self.connection
-        trouble = self._line.thing.trouble
+        trouble = connection.trouble
         terms = connection.terms
         if terms is None and trouble is not None:
             return [
@@ -145,7 +139,9 @@ class RemoteDrafter(Drafter):
         return [self.connection.counts.summary()]
 
     def start(self, row: Row) -> None:
-        text = RemoteText(self.connection.new_row(self._box), DraftTree(len(row.tokens)))
+        text = RemoteText(
+            self.connection.new_row(self._box), DraftChain(len(row.tokens)), self._vocab_size
+        )
         self._texts.append(text)
         self._by_number[text.number] = text
         coupled = self._coupled if row.verifier is None else row.verifier.coupled
@@ -159,7 +155,6 @@ class RemoteDrafter(Drafter):
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         began = time.perf_counter()
-        self._vocab_size = rows.vocab_size
         coupled = rows.are_coupled
         self._read(self._box.take())
         all_wanted = [
@@ -181,10 +176,10 @@ class RemoteDrafter(Drafter):
                 if text.wanted and text.asked != len(row.tokens)
             ]
         )
-        lacking = [text for text in self._texts if text.wanted and not text.tree.chain(1)]
+        lacking = [text for text in self._texts if text.wanted and not text.chain.first(1)]
         waited = self._wait(lacking, began) if lacking else False
         for text in self._texts:
-            text.proposed = text.tree.chain(text.wanted)
+            text.proposed = text.chain.first(text.wanted)
         self._count(lacking, waited=waited)
         draft = draft_of([text.proposed for text in self._texts], rows.vocab_size, rows.device)
         self._proposed_s = time.perf_counter()
@@ -210,8 +205,8 @@ class RemoteDrafter(Drafter):
         text = self._texts[index]
         super().stop(index)
         del self._by_number[text.number]
-        text.tree.drop_drafts()
-        self.connection.counts.add("wasted_nodes", text.tree.wasted)
+        text.chain.drop()
+        self.connection.counts.add(wasted_nodes=text.chain.wasted)
         if text.num_sent is not None and text.epoch == self.connection.epoch:
             self.connection.send([messages.RowRequest(row=text.number, end=True)])
         self.connection.end_row(text.number)
@@ -260,13 +255,13 @@ class RemoteDrafter(Drafter):
             waited = True
             self._read(self._box.take(timeout_s=deadline - now))
         if waited:
-            self.connection.counts.waited(time.perf_counter() - began_s)
+            self.connection.counts.add(wait_seconds=time.perf_counter() - began_s)
         return waited
 
     def _is_expected(self, text: RemoteText, now_s: float, deadline_s: float) -> bool:
-        asked_s = text.asked_s.get(text.tree.length)
+        asked_s = text.asked_s.get(text.chain.length)
         silent_since_s = text.silent_since_s
-        if asked_s is None or silent_since_s is None or text.tree.chain(1):
+        if asked_s is None or silent_since_s is None or text.chain.first(1):
             return False
         if not self.connection.is_open or text.epoch != self.connection.epoch:
             return False
@@ -278,9 +273,7 @@ class RemoteDrafter(Drafter):
         wanted = sum(text.wanted > 0 for text in self._texts)
         if wanted and self.connection.is_open:
             self._rests.observe(had_any=missed < wanted)
-        counts.add("hits", wanted - len(lacking))
-        counts.add("waits", len(lacking) - missed)
-        counts.add("misses", missed)
+        counts.add(hits=wanted - len(lacking), waits=len(lacking) - missed, misses=missed)
 
     # ---------------------------------------------------------------- replies
 
@@ -291,7 +284,7 @@ class RemoteDrafter(Drafter):
                 try:
                     self._take(text, reply)
                 except InvalidReplyError as error:
-                    text.tree.drop_drafts()
+                    text.chain.drop()
                     self.connection.report(str(error))
 
     def _take(self, text: RemoteText, reply: DraftReply) -> None:
@@ -300,19 +293,16 @@ class RemoteDrafter(Drafter):
         if reply_row.trouble != messages.TROUBLE_NONE:
             self._mend(text, reply_row)
             return
-        if reply_row.base_length > text.tree.length:
+        if reply_row.base_length > text.chain.length:
             raise InvalidReplyError(
-                f"nodes behind token {reply_row.base_length} of a text of {text.tree.length}"
+                f"nodes behind token {reply_row.base_length} of a text of {text.chain.length}"
             )
         if (sent_s := text.answered(reply_row.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)
-            self.connection.counts.round_trip(reply.at_s - sent_s)
-        if not text.tree.was_asked(reply_row.base_length):
-            return  # of a request that is long over, whose numbers are forgotten
-        first = text.tree.num_sent(reply_row.base_length)
-        nodes = checked_nodes(reply_row.nodes, first, self._vocab_size, with_probs=self._with_probs)
-        self.connection.counts.add("nodes", len(nodes))
-        text.tree.add(reply_row.base_length, nodes)
+            self.connection.counts.add(round_trips=1, round_trip_seconds=reply.at_s - sent_s)
+        nodes = checked_nodes(reply_row.nodes, self._vocab_size, with_probs=self._with_probs)
+        self.connection.counts.add(nodes=len(nodes))
+        text.chain.add(reply_row.base_length, nodes)
 
     def _mend(self, text: RemoteText, reply_row: messages.RowReply) -> None:
         """A trouble that the service names: tell it what it lacks with the next request, or leave
@@ -320,7 +310,6 @@ class RemoteDrafter(Drafter):
         if reply_row.trouble == messages.TROUBLE_UNKNOWN_ROW:
             reason = "unknown_row"
             text.num_sent = None
-            text.tree.forget_numbers()
         elif reply_row.trouble == messages.TROUBLE_MISSING_TOKENS:
             reason = "missing_tokens"
             text.num_sent = min(reply_row.have_length, text.num_sent or 0)

@@ -21,67 +21,35 @@ from outrider.verifiers.base import prefix_verdict
 from outrider.verifiers.coupled import CoupledVerifier
 
 
-@dataclass(frozen=True)
-class TokenDistribution:
-    """A distribution over few tokens, fp32, sum 1."""
-
-    tokens: list[int]
-    probs: list[float]
-
-
-@dataclass(frozen=True)
-class DraftNode:
-    """One guessed token of a row's tree."""
-
-    parent: int  # number of a node before it; -1: the last committed token
-    token: int
-    distribution: TokenDistribution | None = None  # what it was drawn from; None: placed
-
-    def message(self) -> messages.Node:
-        """The node as a message."""
-        node = messages.Node(
-            parent=self.parent, token=self.token, drawn=self.distribution is not None
-        )
-        if self.distribution is not None:
-            node.distribution.tokens.extend(self.distribution.tokens)
-            node.distribution.probs.extend(self.distribution.probs)
-        return node
-
-
-def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
-    """A drafter's proposal as nodes, row by row. Greedy rows have no distributions, nor have tokens
-    that were placed."""
+def drafted_nodes(draft: Draft, rows: Rows) -> list[list[messages.Node]]:
+    """A drafter's proposal as chains, row by row: of a tree, the first child of each node. Greedy
+    rows have no distributions, nor have tokens that were placed."""
     tokens, lengths = draft.lists
     drawn = draft.is_sampled().tolist() if draft.probs is not None else []
-    found = []
+    chains = []
     for index, row in enumerate(rows):
         parents = draft.parent_lists[index]
-        by_output = {}
+        path: list[int] = []
+        for node in range(lengths[index]):
+            if parents[node] == (path[-1] if path else -1):
+                path.append(node)
+        nodes = {node: messages.Node(token=tokens[index][node]) for node in path}
         if draft.probs is not None and not row.params.is_greedy:
-            outputs = [parents[node] + 1 for node in range(lengths[index]) if drawn[index][node]]
-            by_output = (
-                dict(zip(outputs, distributions_of(draft.probs[index, outputs]), strict=True))
-                if outputs
-                else {}
-            )
-        found.append(
-            [
-                DraftNode(
-                    parents[node],
-                    tokens[index][node],
-                    by_output.get(parents[node] + 1) if by_output and drawn[index][node] else None,
-                )
-                for node in range(lengths[index])
-            ]
-        )
-    return found
+            sampled = [node for node in path if drawn[index][node]]
+            outputs = [parents[node] + 1 for node in sampled]
+            for node, sent in zip(
+                sampled, distributions_of(draft.probs[index, outputs]), strict=True
+            ):
+                nodes[node].distribution.CopyFrom(sent)
+        chains.append(list(nodes.values()))
+    return chains
 
 
-def distributions_of(probs: Tensor) -> list[TokenDistribution]:
+def distributions_of(probs: Tensor) -> list[messages.Distribution]:
     """Distributions (M, V) as the tokens that have mass."""
     rows, tokens = probs.nonzero(as_tuple=True)
     masses = probs[rows, tokens].tolist()
-    distributions = [TokenDistribution([], []) for _ in range(len(probs))]
+    distributions = [messages.Distribution() for _ in range(len(probs))]
     for row, token, mass in zip(rows.tolist(), tokens.tolist(), masses, strict=True):
         distributions[row].tokens.append(token)
         distributions[row].probs.append(mass)
@@ -114,7 +82,7 @@ class _Proposal:
     """The latest one for a row, until its text goes on."""
 
     length: int  # of the text that it hangs on
-    nodes: list[DraftNode]
+    nodes: list[tuple[int, int]]  # (parent, token)
     credit: Callable[[list[int], int], None]
 
     def judge(self, tail: list[int]) -> None:
@@ -122,14 +90,9 @@ class _Proposal:
         path = PerRow[int]()
         at = -1
         for token in tail:
-            found = [
-                number
-                for number, node in enumerate(self.nodes)
-                if (node.parent, node.token) == (at, token)
-            ]
-            if not found:
+            if (at, token) not in self.nodes:
                 break
-            at = found[0]
+            at = self.nodes.index((at, token))
             path.append(at)
         self.credit(path, len(tail))
 
@@ -214,7 +177,7 @@ class GeneralHost:
         return sum(lengths) * self._bytes
 
     @torch.inference_mode()
-    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[messages.Node]]:
         """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of
         the others a part is read."""
         self._settle()  # first the drafter learns how the texts went on
@@ -224,7 +187,9 @@ class GeneralHost:
         found = drafted_nodes(draft, self._rows)
         for index, uid in enumerate(self._uids):
             if found[index] and (credit := self.drafter.credit(index)) is not None:
-                self._pending[uid] = _Proposal(len(self._rows[index].tokens), found[index], credit)
+                tree = list(zip(draft.parent_lists[index], draft.lists[0][index], strict=False))
+                length = len(self._rows[index].tokens)
+                self._pending[uid] = _Proposal(length, tree[: draft.lists[1][index]], credit)
         self._settle()
         return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
 

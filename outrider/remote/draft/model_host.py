@@ -20,8 +20,9 @@ from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
 from outrider.kv.view import BorrowedCache
 from outrider.models.lm import LM, PREFILL_CHUNK
-from outrider.remote.draft.host import DraftNode, drafted_nodes, no_output, row_of, shared_with
+from outrider.remote.draft.host import drafted_nodes, no_output, row_of, shared_with
 from outrider.remote.draft.texts import HostedText
+from outrider.remote.protocol import messages
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.distribution import History
 from outrider.types import Draft
@@ -182,7 +183,7 @@ class ModelHost:
         return slots * self.lm.kv.slot_bytes(_space(lengths)[1])
 
     @torch.inference_mode()
-    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[messages.Node]]:
         """Chains of at most asks[uid] nodes, for the rows whose texts are read to their ends; of
         the others a part is read."""
         with self._batch(list(asks)) as (uids, rows):
@@ -196,7 +197,7 @@ class ModelHost:
         return {uid: nodes for uid, nodes, count in zip(uids, found, gamma, strict=True) if count}
 
     def _commit(
-        self, uids: list[int], rows: Rows, draft: Draft, found: list[list[DraftNode]]
+        self, uids: list[int], rows: Rows, draft: Draft, found: list[list[messages.Node]]
     ) -> None:
         """The texts run ahead meanwhile, as if all that was drafted had been kept, so that the
         commit leaves it in the cache."""

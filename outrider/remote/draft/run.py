@@ -106,7 +106,12 @@ class RunningDraftService:
         if self._tracing is None:
             return nullcontext()
         headers = next(
-            (h for job in jobs if "traceparent" in (h := cast(OpenStream, job.stream).headers)), {}
+            (
+                h
+                for job in jobs
+                if "traceparent" in (h := cast(OpenStream, job.text.stream).headers)
+            ),
+            {},
         )
         return self._tracing.http_span(name, headers)
 

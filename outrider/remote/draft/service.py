@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from uuid import uuid4
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,7 +17,7 @@ from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.texts import DraftLimits, HostedTexts
 from outrider.remote.identity import check_protocol, check_vocabulary
-from outrider.remote.protocol import INSTANCE, PROTOCOL, fitting, messages
+from outrider.remote.protocol import PROTOCOL, fitting, messages
 from outrider.version import __version__
 
 MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
@@ -27,8 +26,7 @@ MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
 class OpenStream:
     """Made in the event loop; `send` may be called from any thread."""
 
-    def __init__(self, instance: str, headers: Mapping[str, str]) -> None:
-        self.instance = instance
+    def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.is_slow = False  # the asker did not read what was sent
         self._loop = asyncio.get_running_loop()
@@ -72,7 +70,6 @@ class OpenStream:
 
 
 log = logging.getLogger("outrider.service")
-LONGEST_INSTANCE = 128  # characters
 BREATH = 32  # rows of one message between which other calls have their turn
 
 
@@ -81,7 +78,6 @@ class DraftService:
 
     def __init__(self, counters: DraftCounters) -> None:
         self._counters = counters
-        self._instance = uuid4().hex
         self._hosted: HostedDrafter | None = None
         self._limits: DraftLimits | None = None
         self._texts: HostedTexts | None = None
@@ -112,29 +108,15 @@ class DraftService:
         self, request: messages.Hello, context: aio.ServicerContext[Any, Any]
     ) -> messages.Welcome:
         """Compare protocol and vocabulary with the client's, and return what this service offers."""
-        texts, hosted = await self._ready(context)
+        _, hosted = await self._ready(context)
         try:
             check_protocol(request, "the asker")
             check_vocabulary(hosted.identity, request.model, "the asker")
         except CapabilityError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        if not 0 < len(request.instance) <= LONGEST_INSTANCE or not request.instance.isprintable():
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"instance must have 1 to {LONGEST_INSTANCE} characters",
-            )
-        if request.model.vocab_size < 1:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "model.vocab_size must be at least 1"
-            )
-        try:
-            texts.open(request.instance, request.model.vocab_size)
-        except ConfigError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return messages.Welcome(
             protocol=PROTOCOL,
             release=__version__,
-            instance=self._instance,
             model=hosted.identity,
             notes=hosted.notes,
             draft=self._terms(hosted),
@@ -152,10 +134,11 @@ class DraftService:
             for key, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        stream = OpenStream(headers.get(INSTANCE, ""), headers)
-        if not texts.connect(stream.instance):
-            why = f"instance '{stream.instance}' is unknown: call Open first, and name it in the metadata '{INSTANCE}'"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        stream = OpenStream(headers)
+        try:
+            texts.connect(stream)
+        except ConfigError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         self._streams.add(stream)
         self._counters.streams.inc()
         reading = asyncio.create_task(self._read(request_iterator, stream, texts))
@@ -178,7 +161,10 @@ class DraftService:
             texts.disconnect(stream)
 
     async def _read(
-        self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: HostedTexts
+        self,
+        requests: AsyncIterator[messages.DraftRequest],
+        stream: OpenStream,
+        texts: HostedTexts,
     ) -> None:
         try:
             async for request in requests:

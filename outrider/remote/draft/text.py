@@ -1,4 +1,4 @@
-"""One row on the client's side: its tree of drafts, what was sent to the service, and how long a
+"""One row on the client's side: its chain of drafts, what was sent to the service, and how long a
 step waits for it.
 
 A step waits only while the draft can be expected to arrive before it would come too late: within
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from outrider.errors import ConfigError
-from outrider.remote.draft.tree import DraftTree, ReceivedNode
+from outrider.remote.draft.chain import DraftChain, ReceivedNode
 from outrider.remote.protocol import messages
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
@@ -25,7 +25,7 @@ from outrider.sampling.params import SamplingParams
 MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, where a top-k does nothing
 
 
-def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampling:
+def sampling_of(row: Row, vocab_size: int, *, coupled: bool, with_probs: bool) -> messages.Sampling:
     """The sampling options for drafts of this row. `coupled`: target and draft share their noise.
 
     Only such a row sends its seed. A service that knew another row's seed would know the coins of
@@ -46,6 +46,7 @@ def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampli
         seed=row.seed % 2**64 if coupled else other_seed(row.seed),
         coupled=coupled and not params.is_greedy,
         deterministic=not with_probs,
+        vocab_size=vocab_size,
     )
     for token, bias in (params.logit_bias or {}).items():
         sampling.logit_bias[token] = bias
@@ -219,7 +220,8 @@ class RemoteText:
     """A row's text at the service. Of one drafter, in the engine's thread."""
 
     number: int  # what the row is called on the wire
-    tree: DraftTree
+    chain: DraftChain
+    vocab_size: int  # of the target
     # tokens that were sent to the service; None: nothing yet, not even how to sample
     num_sent: int | None = None
     epoch: int = -1  # the stream on which that was
@@ -268,14 +270,16 @@ class RemoteText:
         if self.epoch != epoch:
             self.num_sent = None
             self.epoch = epoch
-            self.tree.forget_numbers()
             self.is_refused = False
             self.asked_s.clear()
         is_new = self.num_sent is None
         base = self.num_sent or 0
-        sampling = sampling_of(row, coupled=coupled, with_probs=with_probs) if is_new else None
+        sampling = (
+            sampling_of(row, self.vocab_size, coupled=coupled, with_probs=with_probs)
+            if is_new
+            else None
+        )
         self.num_sent = len(row.tokens)
-        self.tree.ask()
         self.asked = len(row.tokens)
         self.asked_s.setdefault(self.asked, time.perf_counter())
         while len(self.asked_s) > REMEMBERED:
@@ -291,5 +295,5 @@ class RemoteText:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The text has grown to `tokens`."""
-        self.tree.advance(tokens[self.tree.length :], self.proposed)
+        self.chain.advance(tokens[self.chain.length :], self.proposed)
         self.proposed = []

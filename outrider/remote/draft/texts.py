@@ -1,7 +1,7 @@
 """The clients' texts, and the drafts they wait for. Shared by the event loop and the thread that
 computes.
 
-    table = Texts(limits, vocab_size, max_context)
+    table = HostedTexts(limits, vocab_size, max_context)
     trouble = table.receive(stream, request)     # event loop: commit tokens, note what is wanted; None: all is well
     jobs = table.take(32)                        # computing thread: clients in turn, the newest request of each row
 
@@ -48,8 +48,6 @@ class DraftLimits:
 class AskerCall(Protocol):
     """One open call of an asker. `send` may be called from any thread."""
 
-    instance: str
-
     def send(self, replies: list[messages.RowReply]) -> None: ...
 
 
@@ -58,14 +56,15 @@ class HostedText:
     """One row of one asker."""
 
     uid: int  # unique in this process: a row that begins anew is another text
-    instance: str
+    stream: AskerCall
     number: int  # the asker's
     options: RowOptions
+    width: int  # of the asker's vocabulary
     tokens: list[int] = field(default_factory=list)
     used_at: float = 0.0
     changed: int = 0  # tokens before this index are known to the computing thread
     asks: int = 0  # requests so far
-    wanted: tuple[AskerCall, int] | None = None  # who waits, and for how many nodes
+    wanted: int = 0  # nodes that the asker waits for
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Job:
 
     text: HostedText
     ask: int
-    stream: AskerCall
     num_nodes: int
     start: int  # the text is its first `start` tokens, then `tail`
     tail: list[int]
@@ -82,14 +80,12 @@ class Job:
 
 @dataclass
 class _Asker:
-    """One instance."""
+    """One call."""
 
-    width: int  # of its vocabulary
     allowance: float
     at: float
     waiting: dict[int, HostedText] = field(default_factory=dict)  # by uid, in the order of asking
     rows: dict[int, HostedText] = field(default_factory=dict)  # by the asker's number
-    num_streams: int = 0
 
 
 class HostedTexts:
@@ -107,67 +103,43 @@ class HostedTexts:
         self._max_context = max_context
         self._clock = clock
         self._news = threading.Condition()
-        self._askers: dict[str, _Asker] = {}
+        self._askers: dict[AskerCall, _Asker] = {}
         self._uids = count()
         self._gone: list[int] = []
-        self._turn: list[str] = []  # askers, who comes first in the next batch
+        self._turn: list[AskerCall] = []  # askers, who comes first in the next batch
 
     # ---------------------------------------------------------------- the event loop's side
 
-    def open(self, instance: str, width: int) -> None:
-        """An asker announces itself; it will send again what it still wants. Raises ConfigError
-        where there are too many."""
+    def connect(self, stream: AskerCall) -> None:
+        """A stream begins. Raises ConfigError where there are too many."""
         with self._news:
-            if (known := self._askers.get(instance)) is not None:
-                known.width = width
-                for number in list(known.rows):
-                    self._remove(known, number)
-                return
-            while len(self._askers) >= self._limits.max_instances:
-                left = [name for name, asker in self._askers.items() if not asker.num_streams]
-                if not left:
-                    raise ConfigError(
-                        f"{self._limits.max_instances} askers are connected: --max-instances"
-                    )
-                self._forget_asker(min(left, key=lambda name: self._askers[name].at))
-            self._askers[instance] = _Asker(width, self._limits.max_requests_per_s, self._clock())
-            self._turn.append(instance)
-
-    def connect(self, instance: str) -> bool:
-        """A stream of this asker begins; False where it was never opened."""
-        with self._news:
-            asker = self._askers.get(instance)
-            if asker is not None:
-                asker.num_streams += 1
-            return asker is not None
+            if len(self._askers) >= self._limits.max_instances:
+                raise ConfigError(
+                    f"{self._limits.max_instances} askers are connected: --max-instances"
+                )
+            self._askers[stream] = _Asker(self._limits.max_requests_per_s, self._clock())
+            self._turn.append(stream)
 
     def disconnect(self, stream: AskerCall) -> None:
-        """A stream has ended: nobody waits for its drafts. The texts stay until they are idle for
-        long."""
+        """A stream has ended, and its texts with it."""
         with self._news:
-            asker = self._askers.get(stream.instance)
-            if asker is None:
-                return
-            asker.num_streams -= 1
-            for uid, text in list(asker.waiting.items()):
-                if text.wanted is not None and text.wanted[0] is stream:
-                    del asker.waiting[uid]
-                    text.wanted = None
+            asker = self._askers.pop(stream)
+            self._turn.remove(stream)
+            for number in list(asker.rows):
+                self._remove(asker, number)
 
     def receive(self, stream: AskerCall, request: messages.RowRequest) -> messages.RowReply | None:
         """Take in one message about a row. What is wrong with it, to be answered at once; None:
         nothing."""
         with self._news:
-            asker = self._askers.get(stream.instance)
-            if asker is None:
-                return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "this asker was forgotten")
+            asker = self._askers[stream]
             if request.end:
                 self._remove(asker, request.row)
                 return None
             if not self._allow(asker):
                 reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--max-requests-per-second)"
                 return trouble(request, messages.TROUBLE_BUSY, reason)
-            found = self._commit(asker, stream.instance, request)
+            found = self._commit(asker, stream, request)
             if isinstance(found, messages.RowReply):
                 if found.trouble == messages.TROUBLE_REFUSED:
                     self._remove(asker, request.row)
@@ -175,8 +147,8 @@ class HostedTexts:
             found.asks += 1
             found.used_at = asker.at
             nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
-            found.wanted = (stream, nodes) if nodes else None
-            if found.wanted is None:
+            found.wanted = nodes
+            if not nodes:
                 asker.waiting.pop(found.uid, None)
                 return None
             asker.waiting[found.uid] = found
@@ -194,7 +166,7 @@ class HostedTexts:
         return True
 
     def _commit(
-        self, asker: _Asker, instance: str, request: messages.RowRequest
+        self, asker: _Asker, stream: AskerCall, request: messages.RowRequest
     ) -> HostedText | messages.RowReply:
         """The row's text with the message's tokens, or what is wrong."""
         base = request.base_length
@@ -223,7 +195,12 @@ class HostedTexts:
                 "a message was lost",
                 have=len(text.tokens),
             )
-        wrong = self._wrong_tokens(asker, base, tokens)
+        width = (
+            text.width
+            if text is not None and not request.HasField("sampling")
+            else request.sampling.vocab_size or self._vocab_size
+        )
+        wrong = self._wrong_tokens(width, base, tokens)
         if wrong:
             return trouble(request, messages.TROUBLE_REFUSED, wrong)
         if request.HasField("sampling"):
@@ -235,7 +212,7 @@ class HostedTexts:
                 return trouble(request, messages.TROUBLE_REFUSED, str(error))
             self._remove(asker, request.row)
             text = asker.rows[request.row] = HostedText(
-                next(self._uids), instance, request.row, options
+                next(self._uids), stream, request.row, options, width
             )
         assert text is not None
         same = common(text.tokens, base, tokens)
@@ -243,13 +220,13 @@ class HostedTexts:
         text.changed = min(text.changed, base + same)
         return text
 
-    def _wrong_tokens(self, asker: _Asker, base: int, tokens: list[int]) -> str:
+    def _wrong_tokens(self, width: int, base: int, tokens: list[int]) -> str:
         if base + len(tokens) == 0:
             return "a text without a token: nothing can be drafted after it"
         if base + len(tokens) > self._max_context:
             return f"{base + len(tokens)} tokens, and the drafter has room for {self._max_context}"
-        if tokens and max(tokens) >= asker.width:
-            return f"token {max(tokens)} is outside the vocabulary of {asker.width}"
+        if tokens and max(tokens) >= width:
+            return f"token {max(tokens)} is outside the vocabulary of {width}"
         return ""
 
     # ---------------------------------------------------------------- the computing thread's side
@@ -258,49 +235,42 @@ class HostedTexts:
         """At most so many drafts to be made: a row of each asker in turn, until there are no more."""
         with self._news:
             jobs: list[Job] = []
-            turn = [name for name in self._turn if self._askers[name].waiting]
+            turn = [stream for stream in self._turn if self._askers[stream].waiting]
             if turn:  # the first one this time is the last one next time
                 self._turn.remove(turn[0])
                 self._turn.append(turn[0])
             while turn and len(jobs) < max_jobs:
-                name = turn.pop(0)
-                waiting = self._askers[name].waiting
+                stream = turn.pop(0)
+                waiting = self._askers[stream].waiting
                 jobs.append(self._job(waiting.pop(next(iter(waiting)))))
                 if waiting:
-                    turn.append(name)
+                    turn.append(stream)
             return jobs
 
     @staticmethod
     def _job(text: HostedText) -> Job:
-        assert text.wanted is not None
-        stream, nodes = text.wanted
         start = text.changed
         text.changed = len(text.tokens)
-        return Job(text, text.asks, stream, nodes, start, text.tokens[start:])
+        return Job(text, text.asks, text.wanted, start, text.tokens[start:])
 
     def put_back(self, job: Job) -> None:
         """The draft could not be made yet. It waits again, unless something newer does."""
         with self._news:
-            asker = self._askers.get(job.text.instance)
             text = job.text
-            is_alive = asker is not None and asker.rows.get(text.number) is text
-            if is_alive and text.asks == job.ask and text.wanted is not None:
-                self._askers[text.instance].waiting.setdefault(text.uid, text)
+            if self._is_kept(text) and text.asks == job.ask and text.wanted:
+                self._askers[text.stream].waiting.setdefault(text.uid, text)
 
     def fits(self, job: Job, base: int) -> bool:
         """Whether a draft behind the row's first `base` tokens is still of use, although newer
         requests may have come: its asker listens, and those tokens are what they were when the job
         was taken."""
         with self._news:
-            asker = self._askers.get(job.text.instance)
             text = job.text
-            is_alive = asker is not None and asker.rows.get(text.number) is text
-            return (
-                is_alive
-                and text.changed >= base
-                and text.wanted is not None
-                and text.wanted[0] is job.stream
-            )
+            return self._is_kept(text) and text.changed >= base and text.wanted > 0
+
+    def _is_kept(self, text: HostedText) -> bool:
+        asker = self._askers.get(text.stream)
+        return asker is not None and asker.rows.get(text.number) is text
 
     def wait(self, timeout_s: float) -> None:
         """Return when a draft is wanted, or after so many seconds."""
@@ -333,9 +303,8 @@ class HostedTexts:
     def remove(self, text: HostedText) -> None:
         """Forget a text: its row is unknown from now on, unless it was started again."""
         with self._news:
-            asker = self._askers.get(text.instance)
-            if asker is not None and asker.rows.get(text.number) is text:
-                self._remove(asker, text.number)
+            if self._is_kept(text):
+                self._remove(self._askers[text.stream], text.number)
 
     def expire(self) -> int:
         """Forget texts that nobody has asked about for too long; how many they were."""
@@ -348,7 +317,7 @@ class HostedTexts:
                 if text.used_at < before
             ]
             for text in old:
-                self._remove(self._askers[text.instance], text.number)
+                self._remove(self._askers[text.stream], text.number)
             return len(old)
 
     def least_recent(self, uids: Iterable[int], but: Collection[int]) -> HostedText | None:
@@ -368,13 +337,6 @@ class HostedTexts:
         if text is not None:
             asker.waiting.pop(text.uid, None)
             self._gone.append(text.uid)
-
-    def _forget_asker(self, instance: str) -> None:
-        asker = self._askers[instance]
-        for number in list(asker.rows):
-            self._remove(asker, number)
-        del self._askers[instance]
-        self._turn.remove(instance)
 
 
 def trouble(

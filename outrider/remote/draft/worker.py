@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import DraftNode, GeneralHost
+from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.texts import AskerCall, DraftLimits, HostedTexts, Job
 from outrider.remote.protocol import messages
@@ -22,30 +21,6 @@ from outrider.remote.protocol import messages
 log = logging.getLogger("outrider.service")
 REST_S = 1.0  # between two looks at what is idle, while nobody asks
 Span = Callable[[str, Sequence[Job]], AbstractContextManager[object]]
-
-
-@dataclass
-class _SentDraft:
-    """What was sent for a row's present text: nodes, numbered in the order of sending."""
-
-    stream: AskerCall
-    base: int
-    # by (number of the parent, token)
-    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
-        """Take in nodes whose parents are numbered among themselves: those that were not sent yet,
-        numbered as they are sent."""
-        new: list[DraftNode] = []
-        numbers: list[int] = []
-        for node in nodes:
-            parent = numbers[node.parent] if node.parent >= 0 else -1
-            place = parent, node.token
-            if place not in self.numbers:
-                self.numbers[place] = len(self.numbers)
-                new.append(DraftNode(parent, node.token, node.distribution))
-            numbers.append(self.numbers[place])
-        return new
 
 
 class Worker:
@@ -70,7 +45,6 @@ class Worker:
         self._context = context
         self._span = span
         self._died = died
-        self._answers: dict[int, _SentDraft] = {}  # by uid
         self._stopping = threading.Event()
         self._looked_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="drafting", daemon=True)
@@ -150,7 +124,7 @@ class Worker:
             elif self._texts.fits(
                 ready[uid], self._host.length(uid)
             ):  # the asker takes what its longer text agrees with
-                replies.append((ready[uid], self._new_nodes(ready[uid], found[uid])))
+                replies.append((ready[uid], found[uid]))
                 self._counters.drafted.inc(len(found[uid]))
             else:
                 self._counters.stale.inc()
@@ -194,10 +168,7 @@ class Worker:
                 return False
             host.start(job.text, job.tail)
             return True
-        before = host.length(uid)
         host.change(uid, job.start, job.tail)
-        if job.tail or job.start != before:
-            self._answers.pop(uid, None)
         return True
 
     def _make_room(self, uid: int, length: int, batch: set[int]) -> bool:
@@ -215,30 +186,24 @@ class Worker:
             self._forget(victim.uid)
             self._counters.evictions.labels("memory").inc()
 
-    def _new_nodes(self, job: Job, nodes: list[DraftNode]) -> list[messages.Node]:
-        """Nodes that were not sent for this text yet, numbered behind those that were."""
-        uid = job.text.uid
-        base = self._host.length(job.text.uid)
-        answer = self._answers.get(uid)
-        if answer is None or answer.stream is not job.stream or answer.base != base:
-            answer = self._answers[uid] = _SentDraft(job.stream, base)
-        return [node.message() for node in answer.add(nodes)]
-
     # ---------------------------------------------------------------- answers and ends
 
     def _reply(self, answers: list[tuple[Job, list[messages.Node]]]) -> None:
-        by_stream: dict[int, tuple[AskerCall, list[messages.RowReply]]] = {}
+        by_stream: dict[AskerCall, list[messages.RowReply]] = {}
         for job, nodes in answers:
-            base = self._host.length(job.text.uid)
-            reply = messages.RowReply(row=job.text.number, base_length=base, nodes=nodes)
-            by_stream.setdefault(id(job.stream), (job.stream, []))[1].append(reply)
-        for stream, replies in by_stream.values():
+            reply = messages.RowReply(
+                row=job.text.number,
+                base_length=self._host.length(job.text.uid),
+                nodes=nodes,
+            )
+            by_stream.setdefault(job.text.stream, []).append(reply)
+        for stream, replies in by_stream.items():
             stream.send(replies)
 
     def _trouble(self, job: Job, kind: messages.Trouble, reason: str) -> None:
         self._counters.trouble(kind)
         base = job.start + len(job.tail)
-        job.stream.send(
+        job.text.stream.send(
             [messages.RowReply(row=job.text.number, base_length=base, trouble=kind, reason=reason)]
         )
 
@@ -250,7 +215,6 @@ class Worker:
         self._trouble(job, kind, reason)
 
     def _forget(self, uid: int) -> None:
-        self._answers.pop(uid, None)
         if uid in self._host.uids:
             self._host.stop(uid)
 

@@ -9,8 +9,7 @@ from outrider.remote.protocol import stubs
 
 Part = TypeVar("Part", messages.RowRequest, messages.RowReply)
 
-PROTOCOL = 1  # what Hello and Welcome carry; both sides must have the same one
-INSTANCE = "outrider-instance"  # metadata of a stream: the `instance` that its Open announced
+PROTOCOL = 2  # what Hello and Welcome carry; both sides must have the same one
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens has 3 MB
 
 
@@ -29,4 +28,4 @@ def fitting(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield list(parts[first:])
 
 
-__all__ = ["INSTANCE", "MAX_MESSAGE_BYTES", "PROTOCOL", "fitting", "messages", "stubs"]
+__all__ = ["MAX_MESSAGE_BYTES", "PROTOCOL", "fitting", "messages", "stubs"]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%outrider/remote/protocol/remote.proto\x12\x12outrider.remote.v1\"n\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\"^\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x03 \x01(\tJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"\xb4\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\x12\r\n\x05notes\x18\x05 \x03(\t\x12-\n\x05\x64raft\x18\x06 \x01(\x0b\x32\x1e.outrider.remote.v1.DraftTermsJ\x04\x08\x07\x10\x08\"\x7f\n\nDraftTerms\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12\x19\n\x11has_distributions\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07\"<\n\x0c\x44raftRequest\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.outrider.remote.v1.RowRequest\"\x9b\x01\n\nRowRequest\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.outrider.remote.v1.Sampling\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x08J\x04\x08\x06\x10\x07\"\xf5\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x03\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.outrider.remote.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x01(\x04\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0c \x01(\x08\x12\x15\n\rdeterministic\x18\r \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\nDraftReply\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.outrider.remote.v1.RowReply\"\xae\x01\n\x08RowReply\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\'\n\x05nodes\x18\x03 \x03(\x0b\x32\x18.outrider.remote.v1.Node\x12\x13\n\x0bhave_length\x18\x05 \x01(\x04\x12,\n\x07trouble\x18\x06 \x01(\x0e\x32\x1b.outrider.remote.v1.Trouble\x12\x0e\n\x06reason\x18\x07 \x01(\tJ\x04\x08\x04\x10\x05\"l\n\x04Node\x12\x0e\n\x06parent\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05\x64rawn\x18\x03 \x01(\x08\x12\x36\n\x0c\x64istribution\x18\x04 \x01(\x0b\x32 .outrider.remote.v1.Distribution\"-\n\x0c\x44istribution\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02*w\n\x07Trouble\x12\x10\n\x0cTROUBLE_NONE\x10\x00\x12\x17\n\x13TROUBLE_UNKNOWN_ROW\x10\x01\x12\x1a\n\x16TROUBLE_MISSING_TOKENS\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x12\x10\n\x0cTROUBLE_BUSY\x10\x04\x32\x9d\x01\n\x0c\x44raftService\x12>\n\x04Open\x12\x19.outrider.remote.v1.Hello\x1a\x1b.outrider.remote.v1.Welcome\x12M\n\x05\x44raft\x12 .outrider.remote.v1.DraftRequest\x1a\x1e.outrider.remote.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%outrider/remote/protocol/remote.proto\x12\x12outrider.remote.v1\"b\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentityJ\x04\x08\x03\x10\x04\"^\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x03 \x01(\tJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"\xa8\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\x12\r\n\x05notes\x18\x05 \x03(\t\x12-\n\x05\x64raft\x18\x06 \x01(\x0b\x32\x1e.outrider.remote.v1.DraftTermsJ\x04\x08\x03\x10\x04J\x04\x08\x07\x10\x08\"\x7f\n\nDraftTerms\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12\x19\n\x11has_distributions\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07\"<\n\x0c\x44raftRequest\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.outrider.remote.v1.RowRequest\"\x9b\x01\n\nRowRequest\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.outrider.remote.v1.Sampling\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x08J\x04\x08\x06\x10\x07\"\x89\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x03\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.outrider.remote.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x01(\x04\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0c \x01(\x08\x12\x15\n\rdeterministic\x18\r \x01(\x08\x12\x12\n\nvocab_size\x18\x0e \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\nDraftReply\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.outrider.remote.v1.RowReply\"\xae\x01\n\x08RowReply\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\'\n\x05nodes\x18\x03 \x03(\x0b\x32\x18.outrider.remote.v1.Node\x12\x13\n\x0bhave_length\x18\x05 \x01(\x04\x12,\n\x07trouble\x18\x06 \x01(\x0e\x32\x1b.outrider.remote.v1.Trouble\x12\x0e\n\x06reason\x18\x07 \x01(\tJ\x04\x08\x04\x10\x05\"Y\n\x04Node\x12\r\n\x05token\x18\x02 \x01(\r\x12\x36\n\x0c\x64istribution\x18\x04 \x01(\x0b\x32 .outrider.remote.v1.DistributionJ\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x04\"-\n\x0c\x44istribution\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02*w\n\x07Trouble\x12\x10\n\x0cTROUBLE_NONE\x10\x00\x12\x17\n\x13TROUBLE_UNKNOWN_ROW\x10\x01\x12\x1a\n\x16TROUBLE_MISSING_TOKENS\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x12\x10\n\x0cTROUBLE_BUSY\x10\x04\x32\x9d\x01\n\x0c\x44raftService\x12>\n\x04Open\x12\x19.outrider.remote.v1.Hello\x1a\x1b.outrider.remote.v1.Welcome\x12M\n\x05\x44raft\x12 .outrider.remote.v1.DraftRequest\x1a\x1e.outrider.remote.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TROUBLE']._serialized_start=1569
-  _globals['_TROUBLE']._serialized_end=1688
+  _globals['_TROUBLE']._serialized_start=1546
+  _globals['_TROUBLE']._serialized_end=1665
   _globals['_HELLO']._serialized_start=61
-  _globals['_HELLO']._serialized_end=171
-  _globals['_MODELIDENTITY']._serialized_start=173
-  _globals['_MODELIDENTITY']._serialized_end=267
-  _globals['_WELCOME']._serialized_start=270
-  _globals['_WELCOME']._serialized_end=450
-  _globals['_DRAFTTERMS']._serialized_start=452
-  _globals['_DRAFTTERMS']._serialized_end=579
-  _globals['_DRAFTREQUEST']._serialized_start=581
-  _globals['_DRAFTREQUEST']._serialized_end=641
-  _globals['_ROWREQUEST']._serialized_start=644
-  _globals['_ROWREQUEST']._serialized_end=799
-  _globals['_SAMPLING']._serialized_start=802
-  _globals['_SAMPLING']._serialized_end=1175
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1127
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1175
-  _globals['_DRAFTREPLY']._serialized_start=1177
-  _globals['_DRAFTREPLY']._serialized_end=1233
-  _globals['_ROWREPLY']._serialized_start=1236
-  _globals['_ROWREPLY']._serialized_end=1410
-  _globals['_NODE']._serialized_start=1412
-  _globals['_NODE']._serialized_end=1520
-  _globals['_DISTRIBUTION']._serialized_start=1522
-  _globals['_DISTRIBUTION']._serialized_end=1567
-  _globals['_DRAFTSERVICE']._serialized_start=1691
-  _globals['_DRAFTSERVICE']._serialized_end=1848
+  _globals['_HELLO']._serialized_end=159
+  _globals['_MODELIDENTITY']._serialized_start=161
+  _globals['_MODELIDENTITY']._serialized_end=255
+  _globals['_WELCOME']._serialized_start=258
+  _globals['_WELCOME']._serialized_end=426
+  _globals['_DRAFTTERMS']._serialized_start=428
+  _globals['_DRAFTTERMS']._serialized_end=555
+  _globals['_DRAFTREQUEST']._serialized_start=557
+  _globals['_DRAFTREQUEST']._serialized_end=617
+  _globals['_ROWREQUEST']._serialized_start=620
+  _globals['_ROWREQUEST']._serialized_end=775
+  _globals['_SAMPLING']._serialized_start=778
+  _globals['_SAMPLING']._serialized_end=1171
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1123
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1171
+  _globals['_DRAFTREPLY']._serialized_start=1173
+  _globals['_DRAFTREPLY']._serialized_end=1229
+  _globals['_ROWREPLY']._serialized_start=1232
+  _globals['_ROWREPLY']._serialized_end=1406
+  _globals['_NODE']._serialized_start=1408
+  _globals['_NODE']._serialized_end=1497
+  _globals['_DISTRIBUTION']._serialized_start=1499
+  _globals['_DISTRIBUTION']._serialized_end=1544
+  _globals['_DRAFTSERVICE']._serialized_start=1668
+  _globals['_DRAFTSERVICE']._serialized_end=1825
 # @@protoc_insertion_point(module_scope)

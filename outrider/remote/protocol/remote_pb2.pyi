@@ -21,16 +21,14 @@ TROUBLE_REFUSED: Trouble
 TROUBLE_BUSY: Trouble
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "release", "instance", "model")
+    __slots__ = ("protocol", "release", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
-    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     release: str
-    instance: str
     model: ModelIdentity
-    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., instance: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ...) -> None: ...
 
 class ModelIdentity(_message.Message):
     __slots__ = ("name", "vocab_size", "vocabulary_sha256")
@@ -43,20 +41,18 @@ class ModelIdentity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_sha256: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "release", "instance", "model", "notes", "draft")
+    __slots__ = ("protocol", "release", "model", "notes", "draft")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
-    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     release: str
-    instance: str
     model: ModelIdentity
     notes: _containers.RepeatedScalarFieldContainer[str]
     draft: DraftTerms
-    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., instance: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., draft: _Optional[_Union[DraftTerms, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., draft: _Optional[_Union[DraftTerms, _Mapping]] = ...) -> None: ...
 
 class DraftTerms(_message.Message):
     __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_distributions")
@@ -95,7 +91,7 @@ class RowRequest(_message.Message):
     def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., end: bool = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "num_prompt", "seed", "coupled", "deterministic")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "num_prompt", "seed", "coupled", "deterministic", "vocab_size")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +112,7 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     COUPLED_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -129,7 +126,8 @@ class Sampling(_message.Message):
     seed: int
     coupled: bool
     deterministic: bool
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[int] = ..., seed: _Optional[int] = ..., coupled: bool = ..., deterministic: bool = ...) -> None: ...
+    vocab_size: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[int] = ..., seed: _Optional[int] = ..., coupled: bool = ..., deterministic: bool = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("rows",)
@@ -154,16 +152,12 @@ class RowReply(_message.Message):
     def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., have_length: _Optional[int] = ..., trouble: _Optional[_Union[Trouble, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("parent", "token", "drawn", "distribution")
-    PARENT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("token", "distribution")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    DRAWN_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
-    parent: int
     token: int
-    drawn: bool
     distribution: Distribution
-    def __init__(self, parent: _Optional[int] = ..., token: _Optional[int] = ..., drawn: bool = ..., distribution: _Optional[_Union[Distribution, _Mapping]] = ...) -> None: ...
+    def __init__(self, token: _Optional[int] = ..., distribution: _Optional[_Union[Distribution, _Mapping]] = ...) -> None: ...
 
 class Distribution(_message.Message):
     __slots__ = ("tokens", "probs")

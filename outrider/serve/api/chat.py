@@ -10,10 +10,9 @@ from outrider.engine.request import Update
 from outrider.serve.api.dialogue import Answering, Dialogue
 from outrider.serve.api.exchange import Exchange
 from outrider.serve.api.logprobs import Namer, chat_logprobs
-from outrider.serve.api.reader import Delta, whole_message
-from outrider.serve.api.reply import Reply
+from outrider.serve.api.reply import Delta, Reply, whole_message
 from outrider.serve.api.usage import no_usage
-from outrider.serve.ignored import IgnoredFields
+from outrider.serve.headers import IgnoredFields
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.served import ServerState
 
@@ -76,7 +75,7 @@ class ChatChoiceWriter:
         served = exchange.served
         self._index = index
         self._body = body
-        self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
+        self._served = served
         self._answer = served.answer_text(exchange.requests[index])
         self._reply = reply
 
@@ -117,11 +116,13 @@ class ChatChoiceWriter:
         """What was asked for beside the text."""
         body = self._body
         count = self._body.num_logprobs
-        about: dict[str, Any] = {
-            "logprobs": None
-            if count is None
-            else chat_logprobs(self._name, self._answer, update.token_ids, update.logprobs, count)
-        }
+        about: dict[str, Any] = {"logprobs": None}
+        if count is not None:
+            as_ids = bool(body.return_tokens_as_token_ids)
+            name = Namer(self._served.texts.bytes, as_ids=as_ids)
+            about["logprobs"] = chat_logprobs(
+                name, self._answer, update.token_ids, update.logprobs, count
+            )
         if body.return_token_ids:
             about["token_ids"] = update.token_ids
         if body.return_token_origins:

@@ -12,7 +12,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.serve.api.exchange import Exchange, finish_reason, make_exchange, stop_reason
 from outrider.serve.api.logprobs import LogprobLists, Namer, joined, prompt_logprobs
 from outrider.serve.api.response_format import form_asked
-from outrider.serve.api.resumption import Marks
+from outrider.serve.api.sse import Marks
 from outrider.serve.api.usage import no_usage, so_far
 from outrider.serve.observability.traffic import LoggedAnswer, LoggedExchange
 from outrider.serve.routing import Prompts, choose, model_named

@@ -4,29 +4,35 @@ answers, cost."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.engine.request import Finish, Request, Update
+from outrider.engine.request import Finish, Listener, Request, Update
 from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
-from outrider.serve import request_ids
 from outrider.serve.api.response_format import constraints
-from outrider.serve.api.resumption import Marks, committed_of
+from outrider.serve.api.sse import Marks, committed_of
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
-from outrider.serve.bridge import Bridge
 from outrider.serve.errors import ApiError, as_api_error, unavailable
+from outrider.serve.headers import chosen_id, current_id, fresh_id
 from outrider.serve.routing import Route
 from outrider.serve.schema.base import cut_short
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
-from outrider.serve.served import Served
+from outrider.serve.served import Served, Serves
 from outrider.version import __version__
 
+log = logging.getLogger("outrider.serve")
 # OpenAI has no word for a time limit
 FINISH_REASONS = {"stop": "stop", "length": "length", "timeout": "length"}
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for readers of the log
+# tokens and log-probabilities that may wait for a reader who holds them up: some 10 MB
+MOST = 1 << 16
+PATIENCE_S = 2.0  # a reader who takes longer for one update holds up the others
 
 
 def check(finish: Finish) -> None:
@@ -54,8 +60,6 @@ def stop_reason(finish: Finish | None) -> int | str | None:
     return "timeout" if finish.reason == "timeout" else finish.stop_reason
 
 
-log = logging.getLogger("outrider.serve")
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for readers of the log
 # (number of the answer to one prompt, the prompt)
 MakeParams = Callable[[int, list[int]], SamplingParams]
 
@@ -188,7 +192,7 @@ async def make_exchange(
     out of range."""
     for prompt in route.prompts:
         check_prompt(prompt, route.served)
-    identity = f"{kind}-{request_ids.fresh()}"
+    identity = f"{kind}-{fresh_id()}"
     predicted = await predicted_tokens(body.prediction, route.served)
     speculation = (body.speculation or SpeculationFields.model_validate({})).merged(
         _defaults(route, predicted)
@@ -220,7 +224,7 @@ async def make_exchange(
         for name in LABELS
         if (value := getattr(body, name, None)) is not None
     }
-    labels |= request_ids.chosen()
+    labels |= chosen_id()
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})
     marks = Marks(body.resume, requests, identity)
@@ -278,3 +282,122 @@ def check_ids(tokens: Sequence[int], served: Served, param: str) -> None:
         raise ApiError(
             f"token id {str(outside)[:30]} is outside the vocabulary of {vocab_size}", param=param
         )
+
+
+class Bridge:
+    """From the engine's thread to the event loop: updates of one HTTP request's engine requests.
+    Make it and use it in one event loop.
+
+    The engine calls listeners in its own thread and must not wait. `call_soon_threadsafe` hands
+    every update to the loop, in order; a request that is left before its end (client gone, another
+    answer failed) is cancelled, and what still arrives for it is dropped with the bridge. So is
+    what waits for a reader who holds it up, when that is too much: a row that waited with its
+    reader would keep its place and its memory from others.
+    """
+
+    def __init__(self, engine: Serves) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
+        self._running: dict[int, str] = {}  # number -> request id
+        self._backlog = Backlog()
+        self._is_spilt = False
+        self._about = current_id()
+
+    def submit(self, requests: Sequence[Request], *, ended: Collection[int] = ()) -> None:
+        """All of them but those that have `ended`, or none: raises what the engine raises for the
+        first it refuses, and cancels those before it."""
+        for number, request in enumerate(requests):
+            if number in ended:
+                continue
+            try:
+                self._engine.submit(request, self._listener(number))
+            except BaseException:
+                self.cancel()
+                raise
+            self._running[number] = request.id
+
+    def _listener(self, number: int) -> Listener:
+        def listen(update: Update) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._add, number, update)
+
+        return listen
+
+    def _add(self, number: int, update: Update) -> None:
+        if self._is_spilt or number not in self._running:
+            return
+        self._updates.put_nowait((number, update))
+        if not self._backlog.add(update):
+            message = "an answer is ended: more than %d of its tokens and log-probabilities wait for their reader"
+            log.warning(message, MOST, extra=self._about)
+            self._is_spilt = True
+            self._updates = asyncio.Queue()
+            self.cancel()
+
+    async def updates(self) -> AsyncIterator[tuple[int, Update]]:
+        """(number of the request, update) until every request has finished. Raises ApiError for a
+        reader who is too slow."""
+        while self._running:
+            self._backlog.ask()
+            number, update = await self._updates.get()
+            self._backlog.give(update)
+            if number not in self._running:
+                continue
+            if update.finish is not None:
+                del self._running[number]
+            yield number, update
+        if self._is_spilt:
+            raise too_slow()
+
+    def cancel(self) -> None:
+        """End what still runs. Safe to call at any time, any number of times."""
+        running = self._running
+        self._running = {}
+        for request_id in running.values():
+            self._engine.cancel(request_id)
+
+
+class Backlog:
+    """Counts what waits, and tells whether that is too much. Lives in one event loop."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        # when the reader got the latest update; None: it waits for one
+        self._given_s: float | None = None
+
+    def add(self, update: Update) -> bool:
+        """Count an update; False where it is too much. A reader who is quick may have any number:
+        then we are slow ourselves."""
+        self._size += weight(update)
+        return (
+            self._size <= MOST
+            or self._given_s is None
+            or time.monotonic() - self._given_s < PATIENCE_S
+        )
+
+    def ask(self) -> None:
+        """The reader wants the next update."""
+        self._given_s = None
+
+    def give(self, update: Update) -> None:
+        """The reader gets an update."""
+        self._size -= weight(update)
+        self._given_s = time.monotonic()
+
+
+def weight(update: Update) -> int:
+    """Tokens and log-probabilities of an update: what its size in memory follows."""
+    of_prompt = sum(len(alternatives or ()) for alternatives in update.prompt_logprobs or ())
+    return len(update.token_ids) + sum(map(len, update.logprobs)) + of_prompt
+
+
+def too_slow() -> ApiError:
+    """The end of an answer whose reader let too much wait."""
+    return ApiError(
+        f"the answer was ended: more than {MOST} of its tokens and log-probabilities waited for "
+        "their reader. Read faster, or "
+        "ask for fewer answers or log-probabilities",
+        status=408,
+        code="slow_reader",
+    )

@@ -15,10 +15,9 @@ from outrider.serve.api.messages import Messages, count_tokens
 from outrider.serve.api.responses import EVENTS as RESPONSE_EVENTS
 from outrider.serve.api.responses import Responses
 from outrider.serve.api.responses import count_tokens as count_input_tokens
-from outrider.serve.api.sse import CHUNKS, EventStream, Framing, dumped
-from outrider.serve.departure import unless_gone
+from outrider.serve.api.sse import CHUNKS, EventStream, Framing, dumped, unless_gone
 from outrider.serve.errors import ApiError
-from outrider.serve.ignored import ignored_fields
+from outrider.serve.headers import ignored_fields
 from outrider.serve.routing import served_named
 from outrider.serve.schema.answers import (
     AnthropicError,

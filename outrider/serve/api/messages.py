@@ -12,10 +12,10 @@ from typing import Any
 from outrider.engine.request import Update
 from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
 from outrider.serve.api.from_anthropic import NAMES, THOUGHT, chat_of, place_of
-from outrider.serve.api.reader import Delta
+from outrider.serve.api.reply import Delta
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError
-from outrider.serve.ignored import IgnoredFields
+from outrider.serve.headers import IgnoredFields
 from outrider.serve.schema.anthropic import CountBody, MessagesBody
 from outrider.serve.served import Served, ServerState
 from outrider.wellformed import parsed_json

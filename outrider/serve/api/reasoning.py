@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.grammar import Spec
-from outrider.sampling.params import SamplingParams
 from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.api.reasoning_formats import NONE, ReasoningFormat, format_of
 from outrider.serve.api.texts import SharedTokenizer
@@ -96,17 +94,6 @@ class Reasoning:
         return tail.endswith(
             tuple(mark + label for mark in form.opening for label in ("", form.label))
         )
-
-
-def for_engine(
-    thinking: ThinkingMarks | None, sampling: SamplingParams, form: Spec | None
-) -> ThinkingMarks | None:
-    """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or
-    the draft length does, which follows marks that are tokens. A form that cannot wait for marks in
-    a text holds from the beginning, so that there are no thoughts."""
-    if thinking is None or (form is not None and not thinking.closing_ids):
-        return None
-    return thinking if sampling.stop or thinking.closing_ids else None
 
 
 def _harmony_ids(tokenizer: Any, added: dict[str, int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outrider.serve.api.reader import Delta
+from outrider.serve.api.reply import Delta
 from outrider.serve.schema.responses import InputItem
 
 Event = dict[str, Any]

@@ -10,14 +10,19 @@ from typing import Any
 
 from outrider.engine.request import Update
 from outrider.errors import OutriderError
-from outrider.serve.api.conversation import shows_thoughts
-from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
+from outrider.serve.api.dialogue import (
+    Answering,
+    Dialogue,
+    Interface,
+    num_prompt_tokens,
+    shows_thoughts,
+)
 from outrider.serve.api.from_responses import NAMES, THOUGHT, chat_of, items_of, place_of
 from outrider.serve.api.response_items import Event, Items, listed, numbered
 from outrider.serve.api.response_store import ResponseStore, Stored
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError, as_api_error
-from outrider.serve.ignored import IgnoredFields
+from outrider.serve.headers import IgnoredFields
 from outrider.serve.routing import served_named
 from outrider.serve.schema.base import made
 from outrider.serve.schema.responses import InputItem, InputTokensBody, ResponsesBody

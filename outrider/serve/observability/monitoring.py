@@ -19,17 +19,16 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
-from outrider.engine.observer import Observer
+from outrider.engine.observer import Observer, Observers
 from outrider.serve.observability.logs import RequestLog
 from outrider.serve.observability.metrics import ServerMetrics
-from outrider.serve.observability.observers import Observers
 from outrider.serve.observability.selftest import SelfTest, self_test
 from outrider.serve.observability.telemetry import Telemetry, Traced
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.served import Serves
 
-TEST_VERSION = 2  # of the self-test: another one is made anew
+TEST_VERSION = 3  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first
 
 
@@ -104,7 +103,7 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     so that a server is ready the sooner. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
-    return kept_json(_path(facts), lambda content: SelfTest([], **content, is_remembered=True))
+    return kept_json(_path(facts), lambda content: SelfTest([], **content, remembered=True))
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:

@@ -7,7 +7,7 @@
     mistral      [TOOL_CALLS][{"name": "f", "arguments": {...}}]                 Mistral, with [ARGS] as well: f[ARGS]{...}
     llama3       {"name": "f", "parameters": {...}}                              Llama 3.1 to 3.3, in place of an answer
     pythonic     [f(a=1, b="x"), g()]                                            Llama 4 and others, in place of an answer
-    harmony      <|channel|>commentary to=functions.f<|message|>{...}<|call|>    gpt-oss, read by harmony.py
+    harmony      <|channel|>commentary to=functions.f<|message|>{...}<|call|>    gpt-oss, read by `HarmonyReader`
 
 All that reading and grammars need to know of one is in `ToolFormat`.
 """

@@ -15,9 +15,9 @@ import pytest
 from outrider.engine.request import Request
 from outrider.errors import QueueFullError
 from outrider.sampling.params import SamplingParams
+from outrider.serve.api.exchange import Bridge
+from outrider.serve.api.sse import ClientLeftError, unless_gone
 from outrider.serve.app import make_app
-from outrider.serve.bridge import Bridge
-from outrider.serve.departure import ClientLeftError, unless_gone
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, state_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.ignored import HEADER, MAX_HEADER, MAX_LOGGED
+from outrider.serve.headers import IGNORED_HEADER, MAX_HEADER, MAX_LOGGED
 from tests.unit.serve.client_bodies import BODIES, CALLS, CHAT, COMPLETIONS, TOOL
 from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
 from tests.unit.serve.served_app import chat, error_of, events, serving
@@ -49,7 +49,7 @@ def test_bodies_that_real_clients_send(
             )
             == "Hello, world"
         )
-    assert response.headers.get(HEADER) == ignored
+    assert response.headers.get(IGNORED_HEADER) == ignored
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_ignored_reaches_neither_template_nor_engine() -> None:
     with serving(engine) as client:
         response = client.post(CHAT, json={"messages": messages, "tools": [tool]})
     assert (
-        response.headers[HEADER]
+        response.headers[IGNORED_HEADER]
         == "messages[].cache_control, tools[].cache_control, tools[].function.cache_control"
     )
     assert "cache_control" not in prompt_of(engine)
@@ -159,7 +159,7 @@ class TestNull:
         with serving(engine, strict=strict) as client:
             response = client.post(CHAT, json=body)
         assert events(response)
-        assert HEADER not in response.headers
+        assert IGNORED_HEADER not in response.headers
         assert engine.seen[0].params.logit_bias == {6: 1}
 
     def test_in_schemas_and_forms(self) -> None:
@@ -219,7 +219,7 @@ class TestNull:
             ):
                 response = client.post(path, json=body)
                 assert response.status_code == 200, response.text
-                assert HEADER not in response.headers
+                assert IGNORED_HEADER not in response.headers
 
 
 class TestNaming:
@@ -228,7 +228,7 @@ class TestNaming:
         with serving(FakeEngine()) as client:
             for number in range(3):
                 response = client.post(CHAT, json=chat(temprature=number, store=True, trace_id="t"))
-                assert response.headers[HEADER] == "temprature, store, trace_id"
+                assert response.headers[IGNORED_HEADER] == "temprature, store, trace_id"
         lines = {
             record.getMessage(): record.levelname
             for record in caplog.records
@@ -245,13 +245,13 @@ class TestNaming:
     def test_by_endpoints_that_generate_nothing(self, path: str) -> None:
         body = {"prompt": "a", "x": 1} if path == "/tokenize" else {"tokens": [97], "x": 1}
         with serving(FakeEngine()) as client:
-            assert client.post(path, json=body).headers[HEADER] == "x"
+            assert client.post(path, json=body).headers[IGNORED_HEADER] == "x"
 
     def test_also_where_the_request_is_refused_later(self) -> None:
         with serving(FakeEngine()) as client:
             response = client.post(CHAT, json=chat("x" * 500, x=1))
         assert error_of(response, 400)["code"] == "context_length_exceeded"
-        assert response.headers[HEADER] == "x"
+        assert response.headers[IGNORED_HEADER] == "x"
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_of_evil_names_only_harmless_letters(self, stream: bool, caplog: Any) -> None:
@@ -263,7 +263,7 @@ class TestNaming:
             response = client.post(CHAT, json=chat(stream=stream, **evil))
         assert response.status_code == 200, response.text
         assert "set-cookie" not in response.headers
-        assert response.headers[HEADER] == "a??Set-Cookie??b?c, d??[2J, ??, ?, e??f"
+        assert response.headers[IGNORED_HEADER] == "a??Set-Cookie??b?c, d??[2J, ??, ?, e??f"
         assert all(record.getMessage().isprintable() for record in caplog.records)
 
     def test_half_a_character_in_a_name(self) -> None:
@@ -281,7 +281,7 @@ class TestNaming:
         fields = {f"field_{number}" * 30: 1 for number in range(20_000)}
         with serving(FakeEngine()) as client:
             response = client.post(CHAT, json=chat(**fields))
-        header = response.headers[HEADER]
+        header = response.headers[IGNORED_HEADER]
         assert len(header) < MAX_HEADER + 30
         assert header.endswith(" more")
         assert (
@@ -293,7 +293,9 @@ class TestNaming:
         origin = {"Origin": "https://app.example"}
         with serving(FakeEngine(), cors_origins=("https://app.example",)) as client:
             response = client.post(CHAT, json=chat(x=1), headers=origin)
-        assert response.headers["access-control-expose-headers"] == f"{HEADER}, x-request-id"
+        assert (
+            response.headers["access-control-expose-headers"] == f"{IGNORED_HEADER}, x-request-id"
+        )
 
 
 REFUSED_WHEN_STRICT: list[tuple[dict[str, Any], str, str]] = [
@@ -351,7 +353,7 @@ class TestThoughts:
                 CHAT, json={"messages": [{"role": "assistant", "content": "A", **turn}]}
             )
         assert response.status_code == 200, response.text
-        return prompt_of(engine), response.headers.get(HEADER)
+        return prompt_of(engine), response.headers.get(IGNORED_HEADER)
 
     def test_gpt_oss_has_a_name_of_its_own(self) -> None:
         """gpt-oss's template refuses content beside thoughts where tools are called, because both
@@ -394,7 +396,7 @@ class TestThoughts:
             response = client.post(
                 CHAT, json={"messages": [{"role": "user", "content": "A", "reasoning": "hm"}]}
             )
-        assert response.headers[HEADER] == "messages[].reasoning"
+        assert response.headers[IGNORED_HEADER] == "messages[].reasoning"
         assert prompt_of(engine) == "[|A]"
 
     def test_count_in_tokenize_too(self) -> None:

@@ -16,9 +16,10 @@ import httpx2
 import pytest
 
 from outrider.engine.request import Update
-from outrider.serve import gate, run
+from outrider.serve import run
+from outrider.serve.api import exchange
+from outrider.serve.api.exchange import Backlog, weight
 from outrider.serve.app import make_app
-from outrider.serve.gate import Backlog, weight
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, state_of
 from tests.unit.serve.test_bridge import Connection, eventually
@@ -30,8 +31,8 @@ STEP = Update(token_ids=[1, 2], logprobs=[{1: -0.1, 3: -0.2}, {2: -0.1, 3: -0.2}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is too much, and soon."""
-    monkeypatch.setattr(gate, "MOST", 100)
-    monkeypatch.setattr(gate, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(exchange, "MOST", 100)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.05)
 
 
 class Blocked(Connection):

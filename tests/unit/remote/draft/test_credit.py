@@ -20,7 +20,7 @@ from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from outrider.types import Draft
-from tests.draft_bench import Bench, save_draft
+from tests.draft_bench import Bench, Reader, save_draft
 
 VOCAB = 257
 
@@ -63,7 +63,8 @@ class Hosted:
     def start(self, uid: int, tokens: Sequence[int]) -> None:
         self.texts[uid] = list(tokens)
         self.host.start(
-            HostedText(uid, "", uid, row_options(messages.Sampling(), VOCAB, 64)), self.texts[uid]
+            HostedText(uid, Reader("a"), uid, row_options(messages.Sampling(), VOCAB, 64), VOCAB),
+            self.texts[uid],
         )
 
     def go_on(self, uid: int, count: int) -> None:
@@ -74,9 +75,10 @@ class Hosted:
         text += tail
 
     def shares(self, uid: int, nodes: int = 4) -> tuple[int, int]:
-        """(Nodes of the wrong part, of the right one) in a draft."""
-        found = self.host.propose({uid: nodes})[uid]
-        right = sum((node.token - self.texts[uid][-1]) % VOCAB <= nodes for node in found)
+        """(Nodes of the wrong part, of the right one) in a draft, of which one chain is sent."""
+        self.host.propose({uid: nodes})
+        found = self.host._pending[uid].nodes
+        right = sum((token - self.texts[uid][-1]) % VOCAB <= nodes for _, token in found)
         return len(found) - right, right
 
     def curves(self) -> dict[str, list[float]]:

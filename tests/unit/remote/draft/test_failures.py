@@ -130,14 +130,13 @@ def test_it_answers_late(demo: Demo, folder: Path, kind: str) -> None:
         check(demo, kind, service.address, None)
 
 
-def node(token: int = 3, parent: int = -1, **distribution: object) -> messages.Node:
+def node(token: int = 3, **distribution: object) -> messages.Node:
     sent = messages.Distribution(**distribution) if distribution else None
-    return messages.Node(parent=parent, token=token, drawn=bool(distribution), distribution=sent)
+    return messages.Node(token=token, distribution=sent)
 
 
 NODES: dict[str, list[messages.Node]] = {
     "outside the vocabulary": [node(10**6)],
-    "no parent": [node(parent=7)],
     "not a number": [node(tokens=[3, 4], probs=[float("nan"), 0.5])],
     "a sum of two": [node(tokens=[3, 4], probs=[1.0, 1.0])],
     "not in its distribution": [node(tokens=[4], probs=[1.0])],

@@ -20,7 +20,7 @@ from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
-from tests.draft_bench import VOCAB, Bench, save_draft
+from tests.draft_bench import VOCAB, Bench, Reader, chain_of, save_draft
 from tests.helpers import byte_tokenizer
 
 GREEDY = messages.Sampling()
@@ -66,17 +66,15 @@ def hosted_lookup(name: str, target: Path, **options: Any) -> HostedDrafter:
 
 
 @torch.inference_mode()
-def fresh_draft(name: str, target: Path, tokens: list[int], count: int) -> list[tuple[int, int]]:
-    """What a new drafter proposes for this text in one process: (parent, token)."""
+def fresh_draft(name: str, target: Path, tokens: list[int], count: int) -> list[int]:
+    """What a new drafter proposes for this text in one process."""
     hosted = hosted_lookup(name, target)
     drafter = hosted.host.drafter
     rows = Rows(VOCAB, torch.device("cpu"))
-    row = row_of(HostedText(0, "", 0, row_options(GREEDY, VOCAB, 64)), tokens)
+    row = row_of(HostedText(0, Reader("fresh"), 0, row_options(GREEDY, VOCAB, 64), VOCAB), tokens)
     rows.add(row)
     drafter.start(row)
-    return [
-        (node.parent, node.token) for node in drafted_nodes(drafter.propose(rows, [count]), rows)[0]
-    ]
+    return [node.token for node in drafted_nodes(drafter.propose(rows, [count]), rows)[0]]
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
@@ -93,9 +91,9 @@ def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
     )[: COMPARED.get(name, 3)]:
         reply = bench.ask(reader, 1, num_draft_tokens=4, **fields)
         expected = fresh_draft(name, target, text, 4)
-        assert [(node.parent, node.token) for node in reply.nodes] == expected
+        assert chain_of(reply) == expected
         assert expected
-        assert not any(node.drawn for node in reply.nodes)
+        assert not any(node.HasField("distribution") for node in reply.nodes)
 
 
 def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
@@ -135,7 +133,7 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
     bench.ask(reader, 1, tokens=[*REPEATING[:6], 99], sampling=drawn, num_draft_tokens=3)
     reply = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
     assert [node.token for node in reply.nodes] == [node.token for node in first.nodes]
-    assert all(node.drawn and 0 < len(node.distribution.tokens) <= 65 for node in reply.nodes)
+    assert all(0 < len(node.distribution.tokens) <= 65 for node in reply.nodes)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.run import RunningDraftService
 from outrider.remote.draft.service import MAX_UNSENT, OpenStream
 from outrider.remote.draft.texts import DraftLimits
-from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.remote.protocol import PROTOCOL, messages, stubs
 from outrider.remote.serving import ServiceSettings
 from tests.draft_bench import chain_of, fresh_chain, hosted_model, save_draft
 
@@ -62,13 +62,12 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
     asyncio.run(main())
 
 
-def hello(hosted: HostedDrafter, instance: str = "a", **changes: Any) -> messages.Hello:
+def hello(hosted: HostedDrafter, **changes: Any) -> messages.Hello:
     """A right opening."""
     return messages.Hello(
         **{
             "protocol": PROTOCOL,
             "release": "0",
-            "instance": instance,
             "model": hosted.identity,
             **changes,
         }
@@ -104,8 +103,7 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         )
         assert welcome.draft.has_distributions
         assert welcome.model == hosted.identity
-        await stub.Open(hello(hosted, "b"))
-        calls = {name: stub.Draft(metadata=((INSTANCE, name),)) for name in "ab"}
+        calls = {name: stub.Draft() for name in "ab"}
         for index, call in enumerate(calls.values()):
             await call.write(request(tokens=[*TEXT, index], sampling=GREEDY))
         for index, call in enumerate(calls.values()):
@@ -137,7 +135,7 @@ def test_an_asker_of_an_earlier_release_gets_the_draft_alone(
         (row,) = request(tokens=TEXT, sampling=GREEDY).rows
         wants_more = messages.RowRequest.FromString(row.SerializeToString() + b"\x30\x01")
         assert wants_more.SerializeToString() != row.SerializeToString()
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        call = stub.Draft()
         await call.write(messages.DraftRequest(rows=[wants_more]))
         assert chain_of(await answer(call)) == [
             node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)
@@ -148,32 +146,12 @@ def test_an_asker_of_an_earlier_release_gets_the_draft_alone(
     with_service(hosted, tmp_path, use)
 
 
-def test_a_broken_line_leaves_the_rows(hosted: HostedDrafter, tmp_path: Path) -> None:
-    """The asker comes back and goes on where it was."""
-
-    async def use(running: RunningDraftService, stub: Any) -> None:
-        await stub.Open(hello(hosted))
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
-        await call.write(request(tokens=TEXT, sampling=GREEDY))
-        await answer(call)
-        call.cancel()
-        again = stub.Draft(metadata=((INSTANCE, "a"),))
-        await again.write(request(base_length=4, tokens=[9]))
-        assert chain_of(await answer(again)) == [
-            node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 3)
-        ]
-
-    with_service(hosted, tmp_path, use)
-
-
 WRONG: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "protocol": ({"protocol": 99}, grpc.StatusCode.FAILED_PRECONDITION, "version 99"),
     "vocabulary": (
         {"model": messages.ModelIdentity(name="other", vocab_size=5, vocabulary_sha256="ff")},
         grpc.StatusCode.FAILED_PRECONDITION, "same family",
     ),
-    "instance": ({"instance": ""}, grpc.StatusCode.INVALID_ARGUMENT, "instance"),
-    "long instance": ({"instance": "x" * 1000}, grpc.StatusCode.INVALID_ARGUMENT, "instance"),
 }  # fmt: skip
 
 
@@ -192,20 +170,15 @@ def test_who_does_not_fit_is_refused_with_the_reason(
     with_service(hosted, tmp_path, use)
 
 
-def test_streams_want_to_be_opened_and_askers_are_bounded(
-    hosted: HostedDrafter, tmp_path: Path
-) -> None:
+def test_askers_are_bounded(hosted: HostedDrafter, tmp_path: Path) -> None:
     """With what to do about it."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
-        with pytest.raises(aio.AioRpcError, match="call Open first"):
-            await stub.Draft(metadata=((INSTANCE, "never"),)).read()
-        await stub.Open(hello(hosted))
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        call = stub.Draft()
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         await answer(call)
         with pytest.raises(aio.AioRpcError, match="--max-instances") as raised:
-            await stub.Open(hello(hosted, "b"))
+            await stub.Draft().read()
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
     with_service(hosted, tmp_path, use, max_instances=1)
@@ -216,7 +189,7 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         await stub.Open(hello(hosted))
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        call = stub.Draft()
         rows = [
             messages.RowRequest(row=2, tokens=[9999], sampling=GREEDY, num_draft_tokens=2**32 - 1),
             messages.RowRequest(row=2**64 - 1, base_length=2**64 - 1, num_draft_tokens=1),
@@ -233,9 +206,7 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
         await call.write(request(tokens=TEXT, sampling=GREEDY, num_draft_tokens=2**32 - 1))
         kinds = {row: (await answer(call, row)).trouble for row in (2,)}
         assert kinds == {2: messages.TROUBLE_REFUSED}
-        again = stub.Draft(metadata=((INSTANCE, "a"),))
-        await again.write(request(base_length=4, tokens=[9], num_draft_tokens=2**32 - 1))
-        assert len((await answer(again)).nodes) == 8  # --max-draft-tokens
+        assert len((await answer(call)).nodes) == 8  # --max-draft-tokens
 
     with_service(hosted, tmp_path, use)
 
@@ -254,13 +225,13 @@ def test_bytes_that_are_no_request(
         await stub.Open(hello(hosted))
         async with aio.insecure_channel(running.server.address) as channel:
             raw = channel.stream_stream(f"/{messages.DESCRIPTOR.package}.DraftService/Draft")
-            call = raw(metadata=((INSTANCE, "a"),))
+            call = raw()
             await call.write(b"\xff\xff")
             assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
         gc.collect()
         await asyncio.sleep(0)
         assert not troubles
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        call = stub.Draft()
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         assert len((await answer(call)).nodes) > 0
 
@@ -268,13 +239,13 @@ def test_bytes_that_are_no_request(
     assert "Traceback" not in caplog.text
 
 
-def test_an_asker_that_opens_again_begins_anew(hosted: HostedDrafter, tmp_path: Path) -> None:
-    """Rows that ended while the line was broken hold no places: it sends again what goes on."""
+def test_rows_end_with_their_stream(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """They hold no places while the line is broken: the asker sends again what goes on."""
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         for row in (1, 2):
             await stub.Open(hello(hosted))
-            call = stub.Draft(metadata=((INSTANCE, "a"),))
+            call = stub.Draft()
             await call.write(request(row=row, tokens=TEXT, sampling=GREEDY))
             assert (await answer(call, row)).trouble == messages.TROUBLE_NONE
             call.cancel()
@@ -293,7 +264,7 @@ def test_a_thread_that_cannot_go_on_is_said(
             raise RuntimeError("an illegal memory access was encountered")
 
         await stub.Open(hello(hosted))
-        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        call = stub.Draft()
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         await answer(call)
         monkeypatch.setattr(hosted.host, "change", fails)
@@ -333,7 +304,7 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
             await running.serve(hosted)
             assert (await health.Check(health_pb2.HealthCheckRequest())).status == states.SERVING
             await stub.Open(hello(hosted))
-            call = stub.Draft(metadata=((INSTANCE, "a"),))
+            call = stub.Draft()
             await call.write(request(tokens=TEXT, sampling=GREEDY))
             await answer(call)
             stopping = asyncio.create_task(running.stop(5.0))
@@ -348,7 +319,7 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
     """Unsent replies are bounded."""
 
     async def main() -> None:
-        stream = OpenStream("a", {})
+        stream = OpenStream({})
         for _ in range(MAX_UNSENT + 2):
             stream.put([messages.RowReply()])
         assert await stream.next() is None

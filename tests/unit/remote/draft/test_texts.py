@@ -35,9 +35,9 @@ class Desk:
 
     def reader(self, name: str) -> Reader:
         """An asker with a stream."""
-        self.table.open(name, VOCAB)
-        assert self.table.connect(name)
-        return Reader(name)
+        reader = Reader(name)
+        self.table.connect(reader)
+        return reader
 
     def tell(
         self, reader: Reader, row: int, tokens: list[int], **more: Any
@@ -162,10 +162,10 @@ def test_askers_have_turns() -> None:
         assert desk.tell(many, row, TEXT, sampling=GREEDY) is None
     for row in range(2):
         assert desk.tell(few, row, TEXT, sampling=GREEDY) is None
-    first = [(job.text.instance, job.text.number) for job in desk.jobs(4)]
+    first = [(cast(Reader, job.text.stream).name, job.text.number) for job in desk.jobs(4)]
     assert first == [("many", 0), ("few", 0), ("many", 1), ("few", 1)]
     assert desk.tell(few, 0, [1], base_length=4) is None
-    assert desk.jobs(1)[0].text.instance == "few"
+    assert desk.jobs(1)[0].text.stream is few
     assert len(desk.jobs()) == 18
 
 
@@ -209,19 +209,29 @@ def test_floods_are_answered_that_the_service_is_busy() -> None:
 
 
 def test_askers_are_bounded() -> None:
-    """One without a stream makes room; connected ones stay."""
+    """One that leaves makes room, and its texts go with it."""
     desk = Desk(max_instances=2)
     gone = desk.reader("a")
     _ = desk.reader("b")
     with pytest.raises(ConfigError, match="--max-instances"):
-        desk.table.open("c", VOCAB)
+        desk.reader("c")
     assert desk.tell(gone, 1, TEXT, sampling=GREEDY) is None
     desk.table.disconnect(gone)
     assert not desk.jobs()  # nobody waits
-    desk.table.open("c", VOCAB)
     assert len(desk.table.gone()) == 1
-    assert not desk.table.connect("a")
-    assert trouble_of(desk.tell(gone, 1, [1], base_length=4)) == messages.TROUBLE_UNKNOWN_ROW
+    desk.reader("c")
+
+
+def test_an_asker_with_a_narrow_vocabulary_is_held_to_it() -> None:
+    """Its width comes with the row, and bounds what follows."""
+    desk = Desk()
+    reader = desk.reader("a")
+    narrow = messages.Sampling(vocab_size=8)
+    assert trouble_of(desk.tell(reader, 1, TEXT, sampling=narrow)) == messages.TROUBLE_REFUSED
+    assert desk.tell(reader, 1, TEXT[:3], sampling=narrow) is None
+    reply = desk.tell(reader, 1, [8], base_length=3)
+    assert reply is not None
+    assert "outside the vocabulary of 8" in reply.reason
 
 
 @pytest.fixture(scope="module")
@@ -348,22 +358,14 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
         assert chain_of(reply) == [node.token for node in fresh_chain(hosted, text, GREEDY, 2)]
 
 
-def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) -> None:
-    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that
-    restarts, all are."""
+def test_a_second_request_for_a_base_has_the_whole_chain(hosted: HostedDrafter) -> None:
+    """Asked for more nodes, it begins with those that were sent."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     first = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
     more = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
-    assert [node.parent for node in more.nodes] == [1, 2]
-    tokens = [node.token for node in [*first.nodes, *more.nodes]]
-    assert tokens == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 4)]
-    again = Reader("a")
-    assert bench.texts.connect("a")
-    reply = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
-    assert chain_of(reply) == tokens
-    reply = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
-    assert chain_of(reply) == tokens
+    assert chain_of(more)[:2] == chain_of(first)
+    assert len(more.nodes) == 4
 
 
 def test_a_row_that_breaks_the_drafter_is_refused_alone(
@@ -411,8 +413,7 @@ def test_a_model_of_another_width_than_the_askers(tmp_path: Path) -> None:
     """An asker's padded vocabulary may be wider: its committed tokens are taken."""
     hosted = hosted_model(save_draft(tmp_path))
     bench = Bench(hosted)
-    bench.texts.open("wide", VOCAB + 63)
+    wide = messages.Sampling(vocab_size=VOCAB + 63)
     reader = bench.reader("wide")
-    bench.texts.open("wide", VOCAB + 63)
-    reply = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=wide, num_draft_tokens=2)
     assert len(reply.nodes) == 2

@@ -55,7 +55,8 @@ def line(silent: FakeDraftService) -> Iterator[Connection]:
         ClientSecurity(),
         model_identity("mine", byte_tokenizer(), 257),
     )
-    assert made.start(10.0) is None
+    made.start(10.0)
+    assert made.trouble is None
     yield made
     made.close()
 
@@ -80,7 +81,7 @@ def test_replies_that_are_too_much_for_one_message() -> None:
     """What a slow line let pile up arrives in parts."""
 
     async def sent() -> list[int]:
-        stream = OpenStream("a", {})
+        stream = OpenStream({})
         stream.put(
             [messages.RowReply(row=row, reason="x" * (MAX_MESSAGE_BYTES // 3)) for row in range(6)]
         )
@@ -141,7 +142,7 @@ def test_a_top_k_that_no_message_holds() -> None:
         detokenizer=None,
         stops=StopStrings([]),
     )
-    assert sampling_of(row, coupled=False, with_probs=True).top_k >= 2**31 - 1
+    assert sampling_of(row, 257, coupled=False, with_probs=True).top_k >= 2**31 - 1
 
 
 @pytest.mark.parametrize("token", ["secret\n", "geheimnis-ä", "two\0words"])

@@ -15,8 +15,7 @@ import pytest
 from outrider import messages as messages_module
 from outrider.errors import nearest
 from outrider.sampling.thinking import ThinkingMarks
-from outrider.serve.api.harmony import HarmonyReader
-from outrider.serve.api.reader import PlainReader, ThoughtsFirst
+from outrider.serve.api.reply import HarmonyReader, PlainReader, ThoughtsFirst
 from outrider.serve.api.texts import LONG, SharedTokenizer
 from outrider.serve.tools.formats import HERMES
 from outrider.serve.tools.reader import ToolReader

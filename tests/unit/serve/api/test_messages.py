@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.ignored import HEADER
+from outrider.serve.headers import IGNORED_HEADER
 from tests.unit.serve.fake_engine import FakeEngine, engine
 from tests.unit.serve.served_app import listening, serving
 from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written
@@ -353,7 +353,7 @@ def test_what_has_no_effect_is_named() -> None:
     with serving(fake) as client:
         response = client.post(URL, json=body)
     assert response.status_code == 200, response.text
-    assert set(response.headers[HEADER].split(", ")) == {
+    assert set(response.headers[IGNORED_HEADER].split(", ")) == {
         "service_tier",
         "mcp_servers",
         "system[].cache_control",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.ignored import HEADER
+from outrider.serve.headers import IGNORED_HEADER
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
@@ -21,7 +21,7 @@ def params_of(path: str, body: dict[str, Any]) -> Any:
     with serving(engine, strict=True) as client:
         response = client.post(path, json=body)
     assert response.status_code == 200, response.text
-    assert HEADER not in response.headers
+    assert IGNORED_HEADER not in response.headers
     return engine.seen[0].params
 
 

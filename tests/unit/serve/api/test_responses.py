@@ -12,7 +12,7 @@ import pytest
 
 from outrider.serve.api.response_store import ResponseStore, held_bytes
 from outrider.serve.errors import ApiError
-from outrider.serve.ignored import HEADER
+from outrider.serve.headers import IGNORED_HEADER
 from tests.unit.serve.fake_engine import FakeEngine, engine
 from tests.unit.serve.served_app import error_of, listening, serving
 from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written
@@ -356,7 +356,7 @@ def test_what_has_no_effect_is_named() -> None:
     with serving(FakeEngine(context=1000)) as client:
         response = client.post(URL, json=body)
     assert response.status_code == 200, response.text
-    assert set(response.headers[HEADER].split(", ")) == {
+    assert set(response.headers[IGNORED_HEADER].split(", ")) == {
         "service_tier",
         "max_tool_calls",
         "input[].encrypted_content",
@@ -388,7 +388,7 @@ def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: Fak
         {"type": "custom", "name": "other"},
     ]
     whole = client.responses.with_raw_response.create(input="Weather?", tools=[*others, *FUNCTIONS])
-    assert whole.headers[HEADER] == "tools[custom], tools[namespace], tools[local_shell]"
+    assert whole.headers[IGNORED_HEADER] == "tools[custom], tools[namespace], tools[local_shell]"
     assert [tool.name for tool in whole.parse().tools] == [tool["name"] for tool in FUNCTIONS]
     assert any(item.type == "function_call" for item in whole.parse().output)
     client.responses.create(input="Weather?", tools=FUNCTIONS)
@@ -396,7 +396,7 @@ def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: Fak
     alone = client.responses.with_raw_response.create(
         input="Hi", tools=others[2:3], tool_choice="auto"
     )
-    assert (alone.headers[HEADER], alone.parse().tools) == ("tools[local_shell]", [])
+    assert (alone.headers[IGNORED_HEADER], alone.parse().tools) == ("tools[local_shell]", [])
     with pytest.raises(openai.BadRequestError, match="'tool_choice' needs 'tools'"):
         client.responses.create(input="Hi", tools=others, tool_choice="required")
     counted = client.responses.input_tokens.with_raw_response.count(
@@ -431,7 +431,7 @@ def test_input_tokens_are_those_of_the_response(client: Any) -> None:
     counted = client.responses.input_tokens.with_raw_response.count(
         **ask, extra_body={"stream": True}
     )
-    assert counted.headers[HEADER] == "stream"
+    assert counted.headers[IGNORED_HEADER] == "stream"
     assert counted.parse().object == "response.input_tokens"
     assert counted.parse().input_tokens == client.responses.create(**ask).usage.input_tokens
     with pytest.raises(openai.BadRequestError) as caught:

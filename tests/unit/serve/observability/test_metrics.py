@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.engine.observer import EngineSnapshot, StepReport
+from outrider.engine.observer import EngineSnapshot, Observers, StepReport
 from outrider.engine.request import Finish, Request
 from outrider.lab.server.counters import difference, parse
 from outrider.sampling.params import SamplingParams
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.metrics_totals import Histogram, ModelTotals
-from outrider.serve.observability.observers import Observers
 from outrider.serve.observability.selftest import Finding, SelfTest
 from outrider.stats import DecodeStats
 from outrider.version import __version__
@@ -316,8 +315,7 @@ def test_no_series_is_on_the_page_twice() -> None:
     of a page with doubles."""
     metrics = ServerMetrics()
     found = [
-        Finding("context-too-long", "too long", drafter=name)
-        for name in ("suffix", "eagle3", "eagle3")
+        Finding("draft-unused", "nothing", drafter=name) for name in ("suffix", "eagle3", "eagle3")
     ]
     metrics.tested("m", SelfTest(found))
     lines = [

@@ -120,7 +120,7 @@ def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamesp
 
     server.monitoring.close()
     server.logging.close()
-    assert server.monitoring.self_tests["tiny"].numbers["drafters"]["draft-model"]["drafted"] > 0
+    assert server.monitoring.self_tests["tiny"].numbers["draft-model"]["drafted"] > 0
     prompts = {request.prompt for request in load_workload(str(Path(server.file))).requests}
     assert {f"prompt {i}" for i in range(PROMPTS)} <= prompts
     lines = [json.loads(line) for line in server.log.getvalue().splitlines()]

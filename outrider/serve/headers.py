@@ -1,20 +1,32 @@
-"""Fields of a request that have no effect: named in a header of its answer and once in the log, or
-refused by a strict server."""
+"""Headers that every answer carries: its request's id, and the fields that had no effect.
+
+The id is one of ours or the client's own; it is in the log, too. An answer's own id ends with the
+request's unless the client chose that, because two clients may choose the same. A field without
+effect is named once in the log as well, or refused by a strict server.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import uuid
 from collections.abc import Iterable, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 from outrider.errors import nearest
 from outrider.serve.errors import ApiError
 from outrider.serve.schema.base import Body, UnknownField
 
-HEADER = "x-outrider-ignored-fields"
+ID_HEADER = "x-request-id"  # as OpenAI's clients read it, and vLLM's
+ANTHROPIC_HEADER = "request-id"
+# a client chooses it: nothing may end a header or a line
+GIVEN = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+IGNORED_HEADER = "x-outrider-ignored-fields"
 MAX_HEADER = 500  # characters of the header's value
 MAX_NAME = 60  # characters of one field in header and log
 MAX_LOGGED = 256  # different fields that the log names
@@ -22,6 +34,41 @@ MAX_LOGGED = 256  # different fields that the log names
 UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 log = logging.getLogger("outrider.serve")
+_current: ContextVar[tuple[str, bool]] = ContextVar(
+    "the id of the request being answered, and whether it is the client's"
+)
+
+
+def begin_id(scope: MutableMapping[str, Any]) -> str:
+    """The id of a request that comes in now; a header that is no id is left out."""
+    given = Headers(scope=scope).get(ID_HEADER, "")
+    is_given = GIVEN.fullmatch(given) is not None
+    identity = given if is_given else uuid.uuid4().hex
+    _current.set((identity, is_given))
+    return identity
+
+
+def current_id() -> dict[str, str]:
+    """The id of the request being answered, as a field of a log line."""
+    return {"request_id": _current.get(("", True))[0]}
+
+
+def fresh_id() -> str:
+    """What ids of answers to the current request end with: nobody else's."""
+    identity, is_given = _current.get(("", True))
+    return uuid.uuid4().hex if is_given else identity
+
+
+def chosen_id() -> dict[str, str]:
+    """The client's own id of the current request, as a field of a log line; empty where it gave
+    none."""
+    identity, is_given = _current.get(("", False))
+    return {"client_request_id": identity} if is_given else {}
+
+
+def id_headers(identity: str) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that carry the id."""
+    return [(name.encode(), identity.encode()) for name in (ID_HEADER, ANTHROPIC_HEADER)]
 
 
 class IgnoredFields:
@@ -78,7 +125,7 @@ class IgnoredLog:
             log.warning(
                 "%d fields were ignored; no more are named here, only in the header %s",
                 MAX_LOGGED,
-                HEADER,
+                IGNORED_HEADER,
             )
 
 
@@ -90,12 +137,12 @@ def ignored_fields(request: Request, log: IgnoredLog, body: Body) -> IgnoredFiel
     return found
 
 
-def header_of(scope: MutableMapping[str, Any]) -> list[tuple[bytes, bytes]]:
+def ignored_headers(scope: MutableMapping[str, Any]) -> list[tuple[bytes, bytes]]:
     """The header that names fields without effect in the answer to `scope`'s request: raw headers,
     none or one."""
     ignored = scope.get("state", {}).get("ignored")
     value = None if ignored is None else ignored.header
-    return [] if value is None else [(HEADER.encode(), value.encode())]
+    return [] if value is None else [(IGNORED_HEADER.encode(), value.encode())]
 
 
 def _safe(name: str) -> str:
