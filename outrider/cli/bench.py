@@ -19,10 +19,10 @@ from outrider.cli.lab import (
     measure,
     shown_progress,
 )
-from outrider.cli.options import MachineOptions, ServerTarget
-from outrider.cli.prompting import AnswerOptions, ConversationOptions, PromptOptions
+from outrider.cli.options import SELDOM_MODEL, SELDOM_SAMPLING, MachineOptions, ServerTarget
+from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
-from outrider.cli.verbs import given, option, refuse_unused, with_groups
+from outrider.cli.verbs import gathered, given, option, refuse_unused
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
@@ -141,7 +141,9 @@ class ServerOptions:
         named = self.baseline_api_key_env
         if self.baseline_url is None:
             if named is not None:
-                raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
+                raise ConfigError(
+                    "--server baseline_api_key_env means nothing without --baseline-url"
+                )
             return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
         plain_key = key if named is None else key_from(named or None)
         return {
@@ -152,7 +154,19 @@ class ServerOptions:
         }
 
 
-@with_groups
+@gathered(
+    sampling=SELDOM_SAMPLING,
+    model_options=SELDOM_MODEL,
+    reading=SELDOM_READING,
+    enough=("max_rounds", "max_other_cpu"),
+    server=(
+        "server_model",
+        "api",
+        "api_key_env",
+        "baseline_api_key_env",
+        "stall_timeout",
+    ),
+)
 def bench(
     target: ServerTarget,
     options: BenchOptions,
@@ -170,7 +184,7 @@ def bench(
     output.check()
     if _is_server(target):
         unused = [*given(options, machine), *(["--resume"] if resume else [])]
-        unused += [] if prompts.chat_template else ["--chat-template"]
+        unused += [] if prompts.chat_template else ["--reading chat_template"]
         refuse_unused(unused, "when a server is measured: what it runs is set there")
         return _bench_server(target, servers, answers, prompts, output)
     refuse_unused(given(servers), "without a server's URL as the target")
@@ -241,7 +255,7 @@ def _with_endpoint(
         named = [*named, Configuration(build.REMOTE)]
     if not any(one.drafter == build.REMOTE for one in named):
         raise ConfigError(
-            "--draft-endpoint is for drafter 'remote', which is not among --drafters: add it, or "
+            "draft_endpoint is for drafter 'remote', which is not among --drafters: add it, or "
             "leave this out"
         )
     return [

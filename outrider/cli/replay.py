@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from outrider.cli.lab import OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.prompting import SELDOM_READING
 from outrider.cli.session import quieten_libraries
-from outrider.cli.verbs import listed, option, with_groups
+from outrider.cli.verbs import gathered, listed, option
 from outrider.demo import demo_paths
 from outrider.extras import check_lab
 
@@ -75,7 +76,7 @@ class ReplayOptions:
     )
 
 
-@with_groups
+@gathered(reading=(*SELDOM_READING, "trust_remote_code"))
 def replay(
     workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions, output: OutputOptions
 ) -> int:

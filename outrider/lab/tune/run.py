@@ -155,7 +155,7 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list
         raise ConfigError(
             f"cannot tune {', '.join(sorted(unknown))} here; there are: "
             f"{', '.join(sorted(known))} (--draft names draft models "
-            "and trained heads, retrieval needs --corpus FILE, some drafters need trees)"
+            "and trained heads, retrieval needs --space corpus=FILE, some drafters need trees)"
         )
     return families
 
@@ -280,7 +280,7 @@ def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
     return [
         f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took "
         "longer than the probes foretold, so "
-        "the advice rests on few; run it again on a calm machine, or with a higher --most-share"
+        "the advice rests on few; run it again on a calm machine, or with a higher --space most_share=SHARE"
     ]
 
 

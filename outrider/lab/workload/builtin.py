@@ -157,7 +157,7 @@ def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, s
         )
     return None, (
         f"{name}: no {prompts.names[0]} found, so a small embedded set stands in: too small for claims about {name}; "
-        f"get it from {home}, name its folder with --data FOLDER or $OUTRIDER_DATA"
+        f"get it from {home}, name its folder with --reading data=FOLDER or $OUTRIDER_DATA"
     )
 
 

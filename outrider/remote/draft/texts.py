@@ -129,7 +129,7 @@ class HostedTexts:
                 left = [name for name, asker in self._askers.items() if not asker.num_streams]
                 if not left:
                     raise ConfigError(
-                        f"{self._limits.max_instances} askers are connected: --max-instances"
+                        f"{self._limits.max_instances} askers are connected: --limits max_instances"
                     )
                 self._forget_asker(min(left, key=lambda name: self._askers[name].at))
             self._askers[instance] = _Asker(width, self._limits.max_requests_per_s, self._clock())
@@ -167,7 +167,7 @@ class HostedTexts:
                 self._remove(asker, request.row)
                 return None
             if not self._allow(asker):
-                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--max-requests-per-second)"
+                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--limits max_requests_per_second)"
                 return trouble(request, messages.TROUBLE_BUSY, reason)
             found = self._commit(asker, stream.instance, request)
             if isinstance(found, messages.RowReply):
@@ -214,7 +214,7 @@ class HostedTexts:
                 return trouble(
                     request,
                     messages.TROUBLE_BUSY,
-                    f"{self._limits.max_rows} rows are open (--max-rows)",
+                    f"{self._limits.max_rows} rows are open (--limits max_rows)",
                 )
         elif text is None:
             return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")

@@ -81,7 +81,16 @@ def test_options_reach_the_lab(
     cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
 ) -> None:
     """Catches an option that is ignored."""
-    sampling = ("--temperature", "0.7", "--top-k", "5", "--seed", "11", "--stop", "w3")
+    sampling = (
+        "--temperature",
+        "0.7",
+        "--sampling",
+        "top_k=5",
+        "--seed",
+        "11",
+        "--sampling",
+        "stop=w3",
+    )
     assert (
         cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code
         == 0
@@ -104,7 +113,7 @@ def test_how_much_is_drawn(
     cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
 ) -> None:
     """Defaults, and what is asked for."""
-    base = [*arguments(models)[:6], "--runtime", "eager"]
+    base = [*arguments(models)[:6], "--model-options", "runtime=eager"]
     plans = []
     for more in ([], ["--samples", "123", "--max-tokens", "9"]):
         assert cli(*base, *more).code == 0
@@ -200,19 +209,25 @@ def test_a_form_of_answers_reaches_the_lab(
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
     assert asked["plan"].sampling.structured_outputs is None
-    assert cli(*arguments(models, "--json-schema", "schema.json")).code == 0
+    assert cli(*arguments(models, "--sampling", "json_schema=schema.json")).code == 0
     assert asked["plan"].sampling.structured_outputs.json == {"type": "string"}
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
         (
-            ("--json-schema", "nowhere.json"),
-            "--json-schema nowhere.json cannot be read: No such file",
+            ("--sampling", "regex=a", "--sampling", "json_schema=schema.json"),
+            "an answer has one form",
         ),
-        (("--json-schema", "schema.json"), "--json-schema schema.json is not JSON"),
+        (
+            ("--sampling", "json_schema=nowhere.json"),
+            "--sampling json_schema nowhere.json cannot be read: No such file",
+        ),
+        (
+            ("--sampling", "json_schema=schema.json"),
+            "--sampling json_schema schema.json is not JSON",
+        ),
     ],
 )
 def test_a_wrong_form_is_refused_by_name(
