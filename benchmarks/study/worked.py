@@ -101,10 +101,7 @@ def _explained(
         ]
 
     params = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=0)
-    journal = _journal(f"explain-{temperature:g}")
-    chain = Configuration(CHAIN, LONGEST)
-    resume = journal.exists()
-    return explain(options, chain, questions, params, journal, resume=resume, max_shown=SHOWN)[0]
+    return explain(options, Configuration(CHAIN, LONGEST), questions, params, max_shown=SHOWN)
 
 
 def _measured(
@@ -121,7 +118,7 @@ def _measured(
         rounds=1,
     )
     journal = _journal(f"bench-{temperature:g}")
-    return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")[0]
+    return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")
 
 
 def _journal(name: str) -> Path:

@@ -4,21 +4,12 @@ server's URL."""
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.lab import (
-    INTERRUPTED,
-    OutputOptions,
-    Resume,
-    command_line,
-    deliver,
-    measure,
-    shown_progress,
-)
+from outrider.cli.lab import OutputOptions, Resume, answer, measure
 from outrider.cli.options import SELDOM_MODEL, SELDOM_SAMPLING, MachineOptions, ServerTarget
 from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
@@ -28,6 +19,7 @@ from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.configuration import Configuration
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.bench.plan import Plan
     from outrider.lab.server.client import ServerEndpoint
 
@@ -229,18 +221,12 @@ def _bench_server(
         timeout_s=servers.stall_timeout,
     )
     workload = prompts.load(url)
-    try:
-        with shown_progress() as progress:
-            result = bench_servers(
-                endpoints, workload, options, prompts=prompts.limit, progress=progress
-            )
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return INTERRUPTED
-    return 0 if all(server.is_complete for server in result.servers) else 1
+
+    def finish(result: BenchResult) -> int:
+        return 0 if all(server.is_complete for server in result.servers) else 1
+
+    run = partial(bench_servers, endpoints, workload, options, prompts=prompts.limit)
+    return answer(output, lambda progress: run(progress=progress), finish)
 
 
 def _with_endpoint(

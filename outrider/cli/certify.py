@@ -100,13 +100,13 @@ def certify(
     workload = evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())
 
-    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
+    def run(path: Path, *, resume: bool, progress: Progress) -> CertifyResult:
         subject = Subject.open(options, progress.say)
         prompts = tokens_of(subject, workload, plan)
-        journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
-        result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
+        with Journal.open(path, identity(subject, prompts, plan), resume=resume) as journal:
+            result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
         subject.built.decoder.drafter.close()
-        return result, journal
+        return result
 
     return measure(
         "certify",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
+from outrider.cli.lab import OUTPUT, OutputOptions, answer
 from outrider.cli.options import (
     SAMPLING,
     SELDOM_MODEL,
@@ -69,7 +69,6 @@ def explain(
     output: OutputOptions,
     prompt: Prompt = None,
     show_tokens: Texts = MAX_SHOWN,
-    resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     check_lab("explain")
@@ -90,7 +89,7 @@ def explain(
         workload=asked.name,
         max_shown=show_tokens,
     )
-    return measure("explain", output, run, resume=resume)
+    return answer(output, lambda progress: run(progress=progress))
 
 
 def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:

@@ -4,12 +4,13 @@ no model is run."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from outrider.cli.lab import OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.lab import OutputOptions, answer
 from outrider.cli.prompting import SELDOM_READING
 from outrider.cli.session import quieten_libraries
 from outrider.cli.verbs import gathered, listed, option
@@ -107,19 +108,10 @@ def replay(
     log = read_log(
         requests, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template
     )
-    with shown_progress() as progress:
-        result = run_replay(
-            configurations,
-            log,
-            target,
-            workload=requests.name,
-            costs=costs,
-            notes=notes,
-            progress=progress,
-        )
-    result.command = command_line()
-    deliver(result, output)
-    return 0
+    run = partial(
+        run_replay, configurations, log, target, workload=requests.name, costs=costs, notes=notes
+    )
+    return answer(output, lambda progress: run(progress=progress))
 
 
 def _chosen(options: ReplayOptions) -> tuple[list[Configuration], list[str]]:

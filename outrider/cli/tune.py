@@ -24,7 +24,6 @@ from outrider.cli.typed import check_file, numbers
 from outrider.cli.verbs import gathered, listed, option, typed, typed_words
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
-from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
@@ -160,11 +159,11 @@ def tune(
         chat_template=prompts.chat_template,
     )
 
-    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[TuneResult, Journal]:
-        result, journal = tuned(path, resume=resume, progress=progress)
+    def run(path: Path, *, resume: bool, progress: Progress) -> TuneResult:
+        result = tuned(path, resume=resume, progress=progress)
         if not result.interrupted:
             result.next_command = _serve(target, machine, result, settings_out)
-        return result, journal
+        return result
 
     def finish(result: TuneResult) -> int:
         if settings_out is not None:

@@ -117,7 +117,9 @@ def prepare(
 
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
     head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
-    skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --reading on_bad=skip)"
+    skip = (
+        "ask for fewer tokens, or leave these requests out (on_bad='skip', --reading on_bad=skip)"
+    )
     remedy = (
         skip
         if on_bad == "refuse"

@@ -42,10 +42,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 **more,
             }
         )
-        journal = Journal.open(path, {"plan": 1}, resume=resume)
+        Journal.open(path, {"plan": 1}, resume=resume)
         if calls[0].get("interrupt"):
             raise KeyboardInterrupt
-        return BenchResult(workload=WorkloadInfo(name=workload.name), seconds=1.0), journal
+        return BenchResult(workload=WorkloadInfo(name=workload.name), seconds=1.0)
 
     monkeypatch.setattr(run, "run_bench", run_bench)
     return calls
@@ -363,7 +363,8 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
 
     def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
         known = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), ended_by="interrupted")
-        return result(known, interrupted=True), Journal.open(path, {"plan": 1}, resume=False)
+        Journal.open(path, {"plan": 1}, resume=False)
+        return result(known, interrupted=True)
 
     monkeypatch.setattr(run, "run_bench", run_bench)
     found = cli("bench", "demo", "--out", "r.json")

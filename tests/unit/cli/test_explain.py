@@ -28,15 +28,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; then Ctrl-C."""
     calls: list[dict[str, Any]] = []
 
-    def explain(
-        options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any
-    ) -> Any:
+    def explain(options: Any, configuration: Any, questions: Any, params: Any, **more: Any) -> Any:
         one = {
             "options": options,
             "configuration": configuration,
             "questions": questions,
             "params": params,
-            "path": path,
         }
         calls.append({**one, **more})
         raise KeyboardInterrupt
@@ -77,7 +74,6 @@ def test_every_option_reaches_the_library(
         "3",
         "--show-tokens",
         "77",
-        "--resume",
         "--out",
         str(tmp_path / "e.json"),
     )
@@ -95,8 +91,7 @@ def test_every_option_reaches_the_library(
         call["params"].seed,
         call["params"].max_tokens,
     ) == (0.7, 0.9, 4, 33)
-    assert (call["resume"], call["max_shown"], call["workload"]) == (True, 77, "demo")
-    assert call["path"] == tmp_path / "e.unfinished.jsonl"
+    assert (call["max_shown"], call["workload"]) == (77, "demo")
 
 
 @pytest.mark.parametrize(
@@ -218,4 +213,3 @@ def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     )
     assert read_result(tmp_path / "e.json").kind == "explain"
     assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")
-    assert not (tmp_path / "e.unfinished.jsonl").exists()

@@ -37,10 +37,11 @@ from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.explain_result import (
     Advice,
     CauseRow,
+    ExplainedText,
     ExplainResult,
     GroupRow,
     LevelRow,
-    TextColumns,
+    Place,
     Times,
 )
 from outrider.lab.predict import StepCosts
@@ -348,34 +349,48 @@ def failed_certificate() -> CertifyResult:
 SHARE = Interval(value=0.8, low=0.7, high=0.9)
 
 
-def explained_text(**changes: Any) -> TextColumns:
+def explained_text(**changes: Any) -> ExplainedText:
     """A step of four draft tokens: two kept, one rejected; then a bonus token after a draft kept
-    whole; then a plain one."""
-    size = 6
-    columns: dict[str, Any] = {
-        "id": "q1",
-        "task": "reasoning",
-        "prompt": "How many?",
-        "pieces": [" There", " are", " 12", " in", " all", "."],
-        "fate": "aacabp",
-        "kind": "wwdwwp",
-        "section": "ttttta",
-        "cause": "..d.l.",
-        "level": [0, 1, 2, 0, 1, 0],
-        "draft": ["", "", " 13", "", "", ""],
-        "siblings": [1, 1, 2, 1, 0, 0],
-        "p_token": [0.5] * size,
-        "q_token": [0.125] * size,
-        "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None],
-        "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
-        "p_entropy": [0.7] * size,
-        "q_entropy": [0.3] * size,
-        "disagreement": [0.1] * size,
-        "rank_draft": [1, 1, 3, 1, None, None],
-        "rank_token": [1, 1, 2, 1, 4, 1],
-        "lost": [0, 0, 1.5, 0, 0.9, 0],
+    whole; then a plain one. `changes`: of every place."""
+    numbers: dict[str, Any] = {
+        "p_token": 0.5,
+        "q_token": 0.125,
+        "p_entropy": 0.7,
+        "q_entropy": 0.3,
+        "disagreement": 0.1,
     }
-    return TextColumns(**{**columns, **changes})
+    kept = {"tested": [1], "is_kept": True, "p_draft": 0.5, "q_draft": 0.5, "rank_draft": 1}
+    untested: dict[str, Any] = {"tested": [], "is_kept": False}
+    rejection = {
+        "tested": [1, 2],
+        "is_kept": False,
+        "p_draft": 0.0625,
+        "q_draft": 0.75,
+        "rank_draft": 3,
+        "rejected": " 13",
+        "lost": {"draft": 1.5},
+    }
+    thinking = [
+        (" There", "accepted", "word", 0, 1, kept),
+        (" are", "accepted", "word", 1, 1, kept),
+        (" 12", "correction", "number", 2, 2, rejection),
+        (" in", "accepted", "word", 0, 1, kept),
+        (" all", "bonus", "word", 1, 4, {**untested, "lost": {"length": 0.9}}),
+        (".", "plain", "punctuation", 0, 1, untested),
+    ]
+    places = [
+        Place(
+            piece=piece,
+            fate=fate,
+            kind=kind,
+            section="answer" if piece == "." else "thinking",
+            level=level,
+            rank_token=rank,
+            **{**numbers, **facts, **changes},
+        )
+        for piece, fate, kind, level, rank, facts in thinking
+    ]
+    return ExplainedText(id="q1", task="reasoning", prompt="How many?", places=places)
 
 
 def explanation(**changes: Any) -> ExplainResult:
@@ -421,7 +436,6 @@ def explanation(**changes: Any) -> ExplainResult:
         "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE) for n in (1, 2, 3)],
         "by_kind": [group],
         "by_section": [group.model_copy(update={"name": "answer"})],
-        "near_misses": 10,
         "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good")],
         "texts": [explained_text()],
     }
@@ -431,12 +445,7 @@ def explanation(**changes: Any) -> ExplainResult:
 def greedy_lookup_explanation() -> ExplainResult:
     """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the
     answer."""
-    nothing = {
-        "q_token": [None] * 6,
-        "q_draft": [None] * 6,
-        "q_entropy": [None] * 6,
-        "disagreement": [None] * 6,
-    }
+    nothing = dict.fromkeys(("q_token", "q_draft", "q_entropy", "disagreement"))
     return explanation(
         is_greedy=True,
         has_draft_probs=False,
