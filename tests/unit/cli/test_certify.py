@@ -149,9 +149,9 @@ def test_bad_input_is_one_line(
 
 
 def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path, Path]) -> None:
-    """Everything for real, few samples: nothing is wrong, and nothing is claimed that 80 draws
+    """Everything for real, few samples: nothing is wrong, and nothing is claimed that 20 draws
     cannot show."""
-    found = cli(*arguments(models, "--json", "--out", "c.json", "--out", "c.html", "--out", "c.md"))
+    found = cli(*arguments(models, "--samples", "20", "--json", "--out", "c.json", "--out", "c.html", "--out", "c.md"))
     assert found.code == 1
     result = CertifyResult.model_validate_json(found.out)
     assert result.verdict == "inconclusive"
@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     """Ctrl-C while sampling: exit code 130, no half result; --resume draws the rest and another
     plan is refused."""
-    real = sampled.draw
+    real = sampled._draw_batch
     calls = []
 
     def draw(*given: Any) -> Any:
@@ -176,7 +176,8 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(sampled, "draw", draw)
+    monkeypatch.setattr(sampled, "_draw_batch", draw)
+    monkeypatch.setattr(sampled, "LATEST", 4)  # texts so short that there are several batches
     stopped = cli(*arguments(models, "--out", "c.json"))
     assert stopped.code == 130
     assert "--resume" in stopped.err
@@ -186,12 +187,12 @@ def test_an_interrupted_run_goes_on(
         in cli(*arguments(models, "--out", "c.json", "--seed", "5", "--resume")).err
     )
     resumed = cli(*arguments(models, "--out", "c.json", "--resume"))
-    assert resumed.code == 1
+    assert resumed.code in (0, 1)
     assert [path.name for path in here.iterdir()] == ["c.json"]
     total = len(calls)
     whole = cli(*arguments(models, "--out", "whole.json"))
     assert len(calls) - total == total - 1  # the third was asked for twice, the first two not again
-    assert whole.code == 1
+    assert whole.code == resumed.code
     names = ("c.json", "whole.json")
     one, other = (
         read_result(Path(name)).model_dump(exclude={"created", "elapsed_s", "command"})

@@ -27,7 +27,6 @@ from outrider.lab.certify.certify_result import (
     DistributionTest,
     SameTexts,
     SampledDistribution,
-    TestPoint,
     TextDifference,
     TextRun,
 )
@@ -255,8 +254,8 @@ DIFFERENCE = TextDifference(
 
 def distribution_test(
     sampler: str,
-    part: str = "continuations",
-    view: str = "tokens",
+    part: str = "texts",
+    view: str = "by id",
     last: int = 1,
     *,
     rejected: bool = False,
@@ -306,22 +305,19 @@ def certificate(**changes: Any) -> CertifyResult:
         ),
         "sampled_distribution": SampledDistribution(
             status="passed",
-            why="1000 continuations",
+            why="4000 tokens in 4 texts",
             temperature=1.0,
             false_alarms=1e-3,
             power=0.9,
-            num_samples=1000,
-            num_tokens=3,
+            num_texts=4,
+            num_tokens=4000,
             origins={"accepted": 5, "bonus": 2},
-            places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
             tests=[
                 distribution_test("speculative"),
                 distribution_test("plain"),
-                distribution_test("speculative", "long texts", last=900),
-                distribution_test("speculative", "drafts", "by id", last=5),
+                distribution_test("speculative", "texts", "preference", last=900),
+                distribution_test("speculative", "drafts", last=5),
             ],
-            num_long_texts=2,
-            detectable_total_variation=0.0734,
         ),
         "invariance": SameTexts(
             status="not claimed", why="the distribution, not the text", runs=[], differences=[]
