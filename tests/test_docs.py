@@ -230,7 +230,6 @@ def test_options_that_messages_name_exist() -> None:
     others = (
         "integrations",
         "lab/server",
-        "lab/tune/engine_advice.py",
         "lab/tune/launch_lines.py",
         "cli/borrowed.py",
         "cli/verbs.py",

@@ -14,7 +14,7 @@ from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
-from outrider.lab.tune.decide import missed_forecasts, recommendations
+from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
@@ -261,12 +261,9 @@ def summarise_tuning(
         confirmed=found.confirmed,
         others=found.others,
         recommendations=recommendations(found, found.finalists, tried.draft),
-        missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
         schedule=found.schedule,
         by_load=found.by_load,
-        stages=found.stages,
-        exhaustive_s=found.exhaustive_seconds(plan),
-        num_members=num_members(families),
+        seconds=found.seconds_spent,
     )
 
 

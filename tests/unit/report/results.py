@@ -51,7 +51,6 @@ from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.tune_result import (
     FamilySummary,
     Recommendation,
-    Stage,
     Tried,
     TuneResult,
     Words,
@@ -611,17 +610,12 @@ def tune_result() -> TuneResult:
         ],
         schedule=[step],
         by_load={"draft-model": [step]},
-        stages=[Stage(name="probe", seconds=12.0)],
-        exhaustive_s=900.0,
+        seconds=12.0,
         advice=[
             Words(engine="vLLM", text="vllm serve x", notes=["a hint"]),
             Words(engine="none", text=""),
         ],
-        num_members=3,
         notes=["a note"],
-        missed_forecasts=[
-            "suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."
-        ],
         next_command="outrider serve org/target --settings fast.json",
     )
 
