@@ -130,8 +130,7 @@ class ModelOptions(MachineOptions):
         None,
         DRAFTING,
         "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of "
-        "this machine do, "
-        "with --draft.",
+        "this machine do, with --draft.",
         metavar="ADDRESS|local",
         common=True,
     )
@@ -229,8 +228,7 @@ class SamplingOptions:
         None,
         SAMPLING,
         "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, "
-        "and then the "
-        "drafts must be the same, too.",
+        "and then the drafts must be the same, too.",
         show_default="a new one each run",
         common=True,
     )

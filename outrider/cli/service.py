@@ -36,8 +36,7 @@ Drafting = Annotated[
     str | None,
     typer.Argument(
         help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a "
-        "look-up drafter: the target, as "
-        "--model.",
+        "look-up drafter: the target, as --model.",
         envvar="MODEL",
         show_default=False,
         metavar="[MODEL]",

@@ -83,8 +83,7 @@ class TextOptions:
         None,
         TEXTS,
         "Prompts that the target answers: a file, a named workload (docs/workloads.md), several "
-        "with + between, "
-        "or demo:N for N problems of the demo's training split.",
+        "with + between, or demo:N for N problems of the demo's training split.",
         metavar="FILE_OR_NAME",
         common=True,
     )

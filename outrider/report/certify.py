@@ -177,9 +177,8 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         Fact(
             "G (df)",
             lambda one: f"{one.g:.1f} ({one.df})",
-            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about "
-            "as large "
-            "as its degrees of freedom where the distribution is right",
+            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about as "
+            "large as its degrees of freedom where the distribution is right",
         ),
         Fact("p", lambda one: f"{one.p_value:.2g}"),
         Fact(

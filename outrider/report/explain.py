@@ -106,8 +106,7 @@ def _causes(result: ExplainResult) -> Iterator[Block]:
             "tokens lost",
             lambda row: number(row.tokens, 1),
             "what the steps could have emitted (asked for + 1, as far as the text goes, and the "
-            "next "
-            "token of drafts kept whole) - what they emitted",
+            "next token of drafts kept whole) - what they emitted",
         ),
         Fact("per step", lambda row: number(row.tokens_per_step, 3)),
         Fact(
@@ -196,8 +195,7 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
     if result.has_draft_probs:
         items.append(
             "distributions come from one more pass of each model over the finished text; the step "
-            "that "
-            "tested a token saw the same text before it"
+            "that tested a token saw the same text before it"
         )
     else:
         items.append("what else this drafter might have proposed at a position is not known")
@@ -206,8 +204,7 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
         items.append(
             f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
             f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the "
-            "prompt, "
-            "left out)"
+            "prompt, left out)"
         )
     items += [_sentence(note) for note in result.notes]
     if result.command:

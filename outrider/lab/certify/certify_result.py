@@ -117,7 +117,6 @@ class SampledDistribution(Section):
 class CertifyResult(Result):
     """The certificate."""
 
-    schema_version: int = 4
     kind: Literal["certify"] = "certify"
     verdict: Verdict
     reasons: list[str]  # why this verdict, one line each

@@ -103,8 +103,7 @@ def _plain(result: ExplainResult) -> Iterator[Advice]:
         tone="bad",
         evidence=f"{result.tau.value:.2f} tokens a step take {times.step_s * 1e3:.2f} ms, of which "
         f"{times.draft_s * 1e3:.2f} ms are drafting: without it a step, which gives one token, "
-        "takes "
-        f"{times.rest_s * 1e3:.2f} ms at most. Confirm with 'outrider bench'.",
+        f"takes {times.rest_s * 1e3:.2f} ms at most. Confirm with 'outrider bench'.",
     )
 
 
@@ -120,10 +119,8 @@ def _shorter(result: ExplainResult) -> Iterator[Advice]:
         yield Advice(
             title="Shorter drafts: fewer --num-draft-tokens, or auto",
             evidence=f"draft token {deepest.level} is kept in {kept:.0%} of the steps, and "
-            "drafting one "
-            f"takes {result.times.draft_level_s / result.times.step_s:.0%} of a step. 'outrider "
-            "tune' "
-            "measures which length is fastest.",
+            f"drafting one takes {result.times.draft_level_s / result.times.step_s:.0%} of a step. "
+            "'outrider tune' measures which length is fastest.",
         )
 
 
@@ -154,16 +151,13 @@ def _cautions(result: ExplainResult) -> Iterator[Advice]:
             title="Doubt the times",
             tone="caution",
             evidence=f"other programs used up to {result.other_cpu:.0%} of the processors "
-            "meanwhile, so "
-            "every gain in tokens/s above is rough; tokens a step are not touched by it. Repeat "
-            "on a "
-            "quiet machine.",
+            "meanwhile, so every gain in tokens/s above is rough; tokens a step are not touched by "
+            "it. Repeat on a quiet machine.",
         )
     if result.tested < MIN_TESTS:
         yield Advice(
             title="Few tests",
             tone="caution",
             evidence=f"{result.tested} draft tokens were tested: take the numbers above as hints, "
-            "and "
-            "more prompts for decisions.",
+            "and more prompts for decisions.",
         )

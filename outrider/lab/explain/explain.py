@@ -98,8 +98,7 @@ def check(configuration: Configuration, params: SamplingParams, *, lossy: bool =
     if not verifier.lossless:
         raise CapabilityError(
             f"verifier '{verifier.name}' is lossy: what it keeps does not follow from how far "
-            "target "
-            "and draft agree, which is what explain takes apart; use a lossless one"
+            "target and draft agree, which is what explain takes apart; use a lossless one"
         )
 
 

@@ -118,7 +118,6 @@ class ExplainedText(Record):
 class ExplainResult(Result):
     """`outrider explain`."""
 
-    schema_version: int = 4
     kind: Literal["explain"] = "explain"
     target: str
     draft: str | None

@@ -115,8 +115,7 @@ def replayable_parts(configuration: Configuration) -> Parts:
     if verifier != "auto" and not VERIFIERS.load(verifier).lossless:
         raise CapabilityError(
             f"verifier '{verifier}' keeps tokens that the target would not emit, so the log does "
-            "not show which; "
-            "replay with a lossless one"
+            "not show which; replay with a lossless one"
         )
     parts = configuration.parts()
     names = [parts.drafter_name]
@@ -125,15 +124,13 @@ def replayable_parts(configuration: Configuration) -> Parts:
     if _runs_a_model(parts.requirements) or not all(map(_reads_only_text, names)):
         raise CapabilityError(
             f"drafter '{configuration.drafter}' needs more than text: a model, or what the "
-            "target's passes bring. Replayable: "
-            f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the "
-            "others with 'outrider bench'"
+            f"target's passes bring. Replayable: {', '.join(sort_drafters().replayable)}, and "
+            "composites of these; measure the others with 'outrider bench'"
         )
     if parts.length.is_auto:
         raise CapabilityError(
             f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a "
-            "number, like "
-            f"k={parts.length.max_nodes}"
+            f"number, like k={parts.length.max_nodes}"
         )
     return parts
 

@@ -125,8 +125,7 @@ class RequestOptions:
         if request.messages is not None:
             raise ConfigError(
                 f"request '{request.id}' is a conversation, and only the server knows its chat "
-                "template: "
-                "use the API chat or auto"
+                "template: use the API chat or auto"
             )
         return "/v1/completions", body | {"prompt": request.prompt}
 
@@ -196,8 +195,7 @@ class Client:
         if len(names) != 1:
             raise ConfigError(
                 f"the server at {self.endpoint.url} lists {len(names)} models: name the one to "
-                "ask, --server server_model=NAME"
-                f"{': ' if names else ''}{', '.join(sorted(names))}"
+                f"ask, --server server_model=NAME{': ' if names else ''}{', '.join(sorted(names))}"
             )
         return names[0]
 

@@ -182,7 +182,9 @@ def _notes(choice: Choice, engine: Engine, about: str) -> Iterator[str]:
 
 # ---------------------------------------------------------------- vLLM
 
-VLLM_OPTIONS: dict[str, dict[str, tuple[str, Any]]] = {  # of look-ups: ours -> theirs and our default
+VLLM_OPTIONS: dict[
+    str, dict[str, tuple[str, Any]]
+] = {  # of look-ups: ours -> theirs and our default
     "ngram": {"max_ngram": ("prompt_lookup_max", 4), "min_ngram": ("prompt_lookup_min", 1)},
     "suffix": {
         "max_depth": ("suffix_decoding_max_tree_depth", 64),

@@ -134,14 +134,13 @@ class TuneResult(Result):
         return Configuration.parse(load.configuration).options(self.tried.draft)
 
     def comparable(self) -> list[Comparable]:
-        """Measured speedups, prompt by prompt."""
+        """Measured speedups."""
         return [
             Comparable(
                 f"{one.configuration}: speedup",
                 one.speedup,
                 higher_is_better=True,
                 unit="x",
-                parts=one.seconds,
             )
             for one in self.confirmed
         ]

@@ -132,8 +132,7 @@ def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"request '{request.id}' is a conversation, and the model has no chat template; use a "
-            "workload of plain prompts, "
-            "or feed conversations as plain text (chat_template=False)"
+            "workload of plain prompts, or feed conversations as plain text (chat_template=False)"
         )
     try:
         return encode_conversation(

@@ -586,7 +586,6 @@ def tune_result() -> TuneResult:
                 tau=2.7,
                 identical=2,
                 texts=2,
-                seconds={"prompt 0": (2.0, 1.0), "prompt 1": (2.0, 1.0)},
             )
         ],
         recommendations=[
