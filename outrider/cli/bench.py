@@ -18,7 +18,6 @@ from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
-    from outrider.configuration import Configuration
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.bench.plan import Plan
     from outrider.lab.server.client import ServerEndpoint
@@ -40,13 +39,6 @@ class BenchOptions:
         "given again.",
         metavar="LIST",
         show_default="draft-model where there is a draft, ngram, suffix",
-        common=True,
-    )
-    draft_endpoint: str | None = option(
-        None,
-        COMPARED,
-        "Draft service of configurations with drafter 'remote'.",
-        metavar="ADDRESS|local",
         common=True,
     )
     lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
@@ -84,8 +76,6 @@ class BenchOptions:
             if self.drafters
             else default_configurations(has_draft)
         )
-        if self.draft_endpoint is not None:
-            named = _with_endpoint(named, self.draft_endpoint, is_named=bool(self.drafters))
         return Plan(
             configurations=tuple(named),
             temperatures=tuple(numbers("--temperature", answers.temperature, float)),
@@ -227,26 +217,3 @@ def _bench_server(
 
     run = partial(bench_servers, endpoints, workload, options, prompts=prompts.limit)
     return answer(output, lambda progress: run(progress=progress), finish)
-
-
-def _with_endpoint(
-    named: list[Configuration], endpoint: str, *, is_named: bool
-) -> list[Configuration]:
-    """The service's address for configurations that ask one; without a list of drafters, one such
-    in addition. Raises ConfigError where none of a list asks a service."""
-    from outrider import build
-    from outrider.configuration import Configuration
-
-    if not is_named:
-        named = [*named, Configuration(build.REMOTE)]
-    if not any(one.drafter == build.REMOTE for one in named):
-        raise ConfigError(
-            "draft_endpoint is for drafter 'remote', which is not among --drafters: add it, or "
-            "leave this out"
-        )
-    return [
-        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options})
-        if one.drafter == build.REMOTE
-        else one
-        for one in named
-    ]

@@ -20,7 +20,7 @@ from outrider.lab.bench.bench_result import (
 from outrider.lab.bench.machine import added_memory, describe_target
 from outrider.lab.bench.plan import COUPLED, Material, Plan, digest, gather, runnable_cells
 from outrider.lab.bench.stages import CellState, Contenders, Rounds
-from outrider.lab.bench.summary import measured, others_during, run_line
+from outrider.lab.bench.summary import measured, others_during
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
@@ -136,7 +136,6 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         failures={labels[number]: reason for number, reason in state.failures.items()},
         others=others_during(state.notes, plan.max_other_cpu),
         configurations=found,
-        runs=[run_line(note) for note in state.notes],
     )
 
 

@@ -120,7 +120,6 @@ def cell(*configurations: Measured, **changes: Any) -> Cell:
         "ended_by": "rounds",
         "seconds": 9.0,
         "configurations": list(configurations),
-        "runs": [],
     }
     return Cell(**{**values, **changes})
 
