@@ -117,9 +117,8 @@ def replay(
 def _chosen(options: ReplayOptions) -> tuple[list[Configuration], list[str]]:
     """What is replayed, and a line about each drafter that is left out because it cannot be used."""
     from outrider.configuration import parse_configurations
-    from outrider.lab.replay.replay import sort_drafters
+    from outrider.lab.replay.replay import default_configurations
 
     if options.drafters:
         return parse_configurations(options.drafters), []
-    drafters = sort_drafters()
-    return drafters.configurations, drafters.unusable
+    return default_configurations()
