@@ -120,8 +120,8 @@ class Setup:
             "0.0.0.0",
             "--port",
             str(DRAFT_PORT),
-            "--runtime",
-            f"{self.runtime}",
+            "--model-options",
+            f"runtime={self.runtime}",
         ]
 
     @property

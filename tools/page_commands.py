@@ -43,8 +43,8 @@ LIMITS = {  # verb -> options that make it quick; the last value of an option co
     "demo": "--questions 1 --limit 1 --rounds 1",
     "explain": "--limit 1 --max-tokens 16",
     "generate": "--max-tokens 32",
-    "train": "--prompts demo:10 --epochs 1 --measure-limit 1 --measure-tokens 16",
-    "tune": "--limit 4 --max-tokens 16 --finalists 1",
+    "train": "--prompts demo:10 --epochs 1 --measuring measure_limit=1 --measuring measure_tokens=16",
+    "tune": "--limit 4 --max-tokens 16 --space finalists=1",
 }
 TYPED = {"chat": "Question: 1 + 1?\n/quit\n"}  # verb -> what is typed at it
 PROMPTS = "".join(

@@ -13,7 +13,6 @@ from gpu_stages.context import Context
 from outrider.build import Models, Needs, Options, assemble, choose, load_models
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
-from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Units
@@ -191,18 +190,12 @@ def law(context: Context) -> dict[str, Any]:
     subject = Subject.open(options(context.device, mode_of(context), "draft-model"))
     tokenizer: Any = subject.built.target.tokenizer
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    answers = subject.texts(
-        subject.plain, prompts, [SamplingParams(max_tokens=TINY_TOKENS)] * len(prompts)
-    )
-    spots = find_spots(
-        subject, prompts, answers, params, 2 if context.tiny else 4, Units().progress
-    )
     found = sampled_distribution(
-        subject, spots, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units()
+        subject, prompts, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units()
     )
     verdict = {"passed": True, "failed": False}.get(found.status)
     return {
         "right": verdict,
         "told": f"{found.status}: {found.why}",
-        "detectable": found.detectable_total_variation,
+        "detectable": found.finds("texts"),
     }

@@ -122,7 +122,7 @@ def trained_head(one: Workload, suffix: str = "", more: str = "") -> tuple[Path,
     demo = one.pair == DEMO
     file = _demo_texts() if demo else domain_answers()["both"]
     kind = f"acceptance draft={one.pair / 'draft'} {one.settings} {more}"
-    words = ("--responses", f"{file}", "--epochs", one.epochs, "--feature-cache", "3GB")
+    words = ("--responses", f"{file}", "--epochs", one.epochs, "--training", "feature_cache=3GB")
     return train(
         f"acceptance-{one.name}{suffix}", kind, "demo" if demo else PAIR / "target", *words
     )

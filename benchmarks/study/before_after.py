@@ -165,15 +165,13 @@ def _regions(one: Contestant, temperature: float) -> dict[str, Any]:
     def questions(runner: Runner) -> list[Question]:
         return [Question(text.prompt, text.id, text.task) for text in held_out(EXPLAINED, TARGET)]
 
-    result, journal = explain(
+    result = explain(
         Options(str(TARGET), draft=draft, threads=1, runtime="eager"),
         configuration,
         questions,
         params,
-        WORK / "explain.jsonl",
         max_shown=0,
     )
-    journal.close()
     kinds = [row.model_dump(include={"name", "tokens", "tested", "kept"}) for row in result.by_kind]
     sections = [
         row.model_dump(include={"name", "tokens", "tested", "kept"}) for row in result.by_section

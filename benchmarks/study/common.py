@@ -99,8 +99,8 @@ def answers(
         "draft-model",
         "--draft",
         draft,
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--threads",
         1,
         "--max-tokens",
@@ -164,7 +164,14 @@ def train(
     out = WORK / name
     if not (out / "result.json").exists():
         resume = ["--resume"] if (out / "config.json").exists() else []
-        shared = ["--runtime", "eager", "--threads", 1, "--measure-limit", "0"]
+        shared = [
+            "--model-options",
+            "runtime=eager",
+            "--threads",
+            1,
+            "--measuring",
+            "measure_limit=0",
+        ]
         outrider(
             "train", kind, "--target", target, "--out", out, *shared, *words, *resume, plugin=plugin
         )

@@ -58,7 +58,7 @@ def _thinned() -> dict[str, Any]:
     file = demo_answers()
     before = untrained("distil-thinned-before", "draft-model", DEMO / "target", THINNED, file)
     kind = f"draft-model init_layers={THINNED['init_layers']}"
-    words = ("--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    words = ("--limit", LIMIT, "--epochs", EPOCHS, "--training", "feature_cache=3GB")
     after, result = train("distil-thinned", kind, "demo", "--responses", f"{file}", *words)
     return _measured(
         DEMO / "target", DEMO_TASKS, {"before": before, "after": after}, {"after": curve(result)}
@@ -75,10 +75,10 @@ def _scratch() -> dict[str, Any]:
         SCRATCH_LIMIT,
         "--epochs",
         SCRATCH_EPOCHS,
-        "--lr",
-        f"{SCRATCH_LR}",
-        "--feature-cache",
-        "3GB",
+        "--training",
+        f"lr={SCRATCH_LR}",
+        "--training",
+        "feature_cache=3GB",
     )
     plugin = hard_labels.installed(WORK / "plugin")
     hard, hard_result = train(
@@ -98,8 +98,8 @@ def _embedded() -> dict[str, Any]:
         LIMIT,
         "--epochs",
         EPOCHS,
-        "--feature-cache",
-        "3GB",
+        "--training",
+        "feature_cache=3GB",
     )
     after, result = train(
         "distil-embedded", "draft-model", "demo", "--responses", f"{file}", *words
@@ -119,10 +119,10 @@ def _pair() -> dict[str, Any]:
         PAIR / "draft",
         "--epochs",
         PAIR_EPOCHS,
-        "--lr",
-        "5e-4",
-        "--feature-cache",
-        "3GB",
+        "--training",
+        "lr=5e-4",
+        "--training",
+        "feature_cache=3GB",
     )
     after, result = train(
         "distil-pair",

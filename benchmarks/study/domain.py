@@ -22,7 +22,16 @@ MEASURED_TOKENS = 64
 EPOCHS = 3
 TASKS = {"gsm8k": 16, "python": 16}
 WAY = Way("draft-model k=5", uses_draft=True)
-WORDS = ("--init", PAIR / "draft", "--epochs", EPOCHS, "--lr", "5e-4", "--feature-cache", "3GB")
+WORDS = (
+    "--init",
+    PAIR / "draft",
+    "--epochs",
+    EPOCHS,
+    "--training",
+    "lr=5e-4",
+    "--training",
+    "feature_cache=3GB",
+)
 
 
 def domain_answers() -> dict[str, Path]:

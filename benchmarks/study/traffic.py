@@ -30,7 +30,14 @@ EPOCHS = 4
 def run_traffic() -> None:
     """Record, refresh, measure, write the result."""
     log = record(WORK / "traffic.jsonl")
-    changes = ("--recorded-answers", "--lr", "5e-4", "--feature-cache", "3GB")
+    changes = (
+        "--reading",
+        "recorded_answers=true",
+        "--training",
+        "lr=5e-4",
+        "--training",
+        "feature_cache=3GB",
+    )
     words = ("--from-traffic", log, "--init", PAIR / "draft", "--epochs", EPOCHS, *changes)
     after, result = train("traffic-refreshed", "draft-model", PAIR / "target", *words)
     texts = held_out(TASKS, PAIR / "target")
@@ -65,8 +72,8 @@ def record(log: Path) -> Path:
         str(PAIR / "target"),
         "--draft",
         str(PAIR / "draft"),
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--threads",
         "1",
         "--max-num-seqs",

@@ -34,7 +34,7 @@ from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.run import run_bench
 from outrider.lab.explain.explain import Question, explain
-from outrider.lab.explain.explain_result import LETTERS, ExplainResult, TextColumns
+from outrider.lab.explain.explain_result import ExplainedText, ExplainResult, Place
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.runner import Runner
 from outrider.lab.workload.load import load_workload
@@ -101,10 +101,7 @@ def _explained(
         ]
 
     params = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=0)
-    journal = _journal(f"explain-{temperature:g}")
-    chain = Configuration(CHAIN, LONGEST)
-    resume = journal.exists()
-    return explain(options, chain, questions, params, journal, resume=resume, max_shown=SHOWN)[0]
+    return explain(options, Configuration(CHAIN, LONGEST), questions, params, max_shown=SHOWN)
 
 
 def _measured(
@@ -121,7 +118,7 @@ def _measured(
         rounds=1,
     )
     journal = _journal(f"bench-{temperature:g}")
-    return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")[0]
+    return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")
 
 
 def _journal(name: str) -> Path:
@@ -165,31 +162,34 @@ def counts(result: ExplainResult) -> Line:
     }
 
 
-def tokens_of(text: TextColumns, greedy: bool) -> Iterator[Line]:
+def tokens_of(text: ExplainedText, greedy: bool) -> Iterator[Line]:
     """Every token of a solution: its kind, its step's, whether a draft token was tested there and
     kept, and why not."""
-    kinds = token_kinds(text.prompt, text.pieces)
-    for n, (kind, fate) in enumerate(zip(kinds, text.fate, strict=True)):
+    kinds = _kinds(text)
+    for n, (kind, place) in enumerate(zip(kinds, text.places, strict=True)):
         yield {
             "kind": kind,
-            "level": text.level[n],
-            "began": kinds[n - text.level[n]],
-            "tested": fate in "ac",
-            "kept": fate == "a",
-            "overlap": None if (gap := text.disagreement[n]) is None else 1 - gap,
-            "why": _reason(text, n) if greedy else LETTERS["cause"].get(text.cause[n]),
-            "pair": (text.draft[n], text.pieces[n]),
-            "weight": fate == "c" if greedy else text.lost[n] or 0.0,
+            "level": place.level,
+            "began": kinds[n - place.level],
+            "tested": place.fate in ("accepted", "correction"),
+            "kept": place.fate == "accepted",
+            "overlap": None if place.disagreement is None else 1 - place.disagreement,
+            "why": _reason(place) if greedy else place.cause,
+            "pair": (place.rejected, place.piece),
+            "weight": place.fate == "correction" if greedy else sum(place.lost.values()),
         }
 
 
-def _reason(text: TextColumns, n: int) -> str:
-    if (text.p_draft[n] or 0.0) >= 0.5 * (text.p_token[n] or 0.0):
+def _kinds(text: ExplainedText) -> list[str]:
+    return token_kinds(text.prompt, [place.piece for place in text.places])
+
+
+def _reason(place: Place) -> str:
+    if (place.p_draft or 0.0) >= 0.5 * place.p_token:
         return NEAR_TIE
-    rank = text.rank_token[n]
-    if rank is not None and rank <= 3:
+    if place.rank_token is not None and place.rank_token <= 3:
         return SECOND_GUESS
-    return DOUBT if (text.q_draft[n] or 0.0) < 0.5 else SURE
+    return DOUBT if (place.q_draft or 0.0) < 0.5 else SURE
 
 
 def _by_kind(name: str, texts: Sequence[Sequence[Line]]) -> Line:
@@ -239,12 +239,10 @@ def _shares(tokens: Sequence[Line], fewest: int = 1) -> list[float]:
     return found
 
 
-def example_of(text: TextColumns) -> list[list[str]]:
+def example_of(text: ExplainedText) -> list[list[str]]:
     """A solution in pieces of one kind each."""
-    runs = groupby(
-        zip(token_kinds(text.prompt, text.pieces), text.pieces, strict=True),
-        key=lambda pair: pair[0],
-    )
+    pieces = zip(_kinds(text), [place.piece for place in text.places], strict=True)
+    runs = groupby(pieces, key=lambda pair: pair[0])
     found = [[kind, "".join(piece for _, piece in group).strip()] for kind, group in runs]
     return [one for one in found if one[1]]
 
@@ -269,13 +267,12 @@ def lengths(result: ExplainResult) -> list[Line]:
     return lines
 
 
-def _chances(text: TextColumns, greedy: bool) -> list[float]:
+def _chances(text: ExplainedText, greedy: bool) -> list[float]:
     """P(a draft token is kept) at every position, given the text: of the draft's favourite, or of a
     draw."""
     if greedy:
-        return [float(rank == 1) for rank in text.rank_token]
-    pairs = zip(text.p_token, text.q_token, strict=True)
-    return [min(1.0, (q or 0.0) / max(p or 0.0, 1e-30)) for p, q in pairs]
+        return [float(place.rank_token == 1) for place in text.places]
+    return [min(1.0, (place.q_token or 0.0) / max(place.p_token, 1e-30)) for place in text.places]
 
 
 def expected_steps(chances: Sequence[float], length: int) -> float:

@@ -8,8 +8,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +25,16 @@ from outrider.settings import wrong
 from outrider.version import __version__
 
 
-def unknown_option(given: str, known: Iterable[str]) -> str:
+def unknown_option(
+    given: str, known: Iterable[str], gathered: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """What to say about an option that a verb does not have, among the options and arguments
-    `known` that it has."""
+    `known` that it has. `gathered`: how those are written that share a text."""
     forms = {_bare(name): _form(name) for name in known}
+    forms |= {_bare(name): form for name, form in gathered.items()}
     asked = _bare(given)
+    if asked not in forms and asked.removeprefix("no-") in forms:
+        asked = asked.removeprefix("no-")
     if asked in forms:
         return f"'{given}' is written {forms[asked]}"
     why, close = meant(asked, forms)
@@ -172,12 +178,10 @@ def _unknown(error: typer.TyperException, context: Any) -> str | None:
     name = getattr(error, "option_name", None)
     if not name or not error.format_message().startswith("No such option"):
         return None
-    return unknown_option(
-        name,
-        [known for parameter in context.command.params for known in parameter.opts]
-        if context
-        else [],
-    )
+    if not context:
+        return unknown_option(name, [])
+    known = [known for parameter in context.command.params for known in parameter.opts]
+    return unknown_option(name, known, getattr(context.command.callback, "forms", {}))
 
 
 def _missing_value(error: typer.TyperException) -> str | None:

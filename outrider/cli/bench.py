@@ -4,30 +4,21 @@ server's URL."""
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.lab import (
-    INTERRUPTED,
-    OutputOptions,
-    Resume,
-    command_line,
-    deliver,
-    measure,
-    shown_progress,
-)
-from outrider.cli.options import MachineOptions, ServerTarget
-from outrider.cli.prompting import AnswerOptions, ConversationOptions, PromptOptions
+from outrider.cli.lab import OutputOptions, Resume, answer, measure
+from outrider.cli.options import SELDOM_MODEL, SELDOM_SAMPLING, MachineOptions, ServerTarget
+from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
-from outrider.cli.verbs import given, option, refuse_unused, with_groups
+from outrider.cli.verbs import gathered, given, option, refuse_unused
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
-    from outrider.configuration import Configuration
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.bench.plan import Plan
     from outrider.lab.server.client import ServerEndpoint
 
@@ -48,13 +39,6 @@ class BenchOptions:
         "given again.",
         metavar="LIST",
         show_default="draft-model where there is a draft, ngram, suffix",
-        common=True,
-    )
-    draft_endpoint: str | None = option(
-        None,
-        COMPARED,
-        "Draft service of configurations with drafter 'remote'.",
-        metavar="ADDRESS|local",
         common=True,
     )
     lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
@@ -92,8 +76,6 @@ class BenchOptions:
             if self.drafters
             else default_configurations(has_draft)
         )
-        if self.draft_endpoint is not None:
-            named = _with_endpoint(named, self.draft_endpoint, is_named=bool(self.drafters))
         return Plan(
             configurations=tuple(named),
             temperatures=tuple(numbers("--temperature", answers.temperature, float)),
@@ -141,7 +123,9 @@ class ServerOptions:
         named = self.baseline_api_key_env
         if self.baseline_url is None:
             if named is not None:
-                raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
+                raise ConfigError(
+                    "--server baseline_api_key_env means nothing without --baseline-url"
+                )
             return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
         plain_key = key if named is None else key_from(named or None)
         return {
@@ -152,7 +136,19 @@ class ServerOptions:
         }
 
 
-@with_groups
+@gathered(
+    sampling=SELDOM_SAMPLING,
+    model_options=SELDOM_MODEL,
+    reading=SELDOM_READING,
+    enough=("max_rounds", "max_other_cpu"),
+    server=(
+        "server_model",
+        "api",
+        "api_key_env",
+        "baseline_api_key_env",
+        "stall_timeout",
+    ),
+)
 def bench(
     target: ServerTarget,
     options: BenchOptions,
@@ -170,7 +166,7 @@ def bench(
     output.check()
     if _is_server(target):
         unused = [*given(options, machine), *(["--resume"] if resume else [])]
-        unused += [] if prompts.chat_template else ["--chat-template"]
+        unused += [] if prompts.chat_template else ["--reading chat_template"]
         refuse_unused(unused, "when a server is measured: what it runs is set there")
         return _bench_server(target, servers, answers, prompts, output)
     refuse_unused(given(servers), "without a server's URL as the target")
@@ -215,38 +211,9 @@ def _bench_server(
         timeout_s=servers.stall_timeout,
     )
     workload = prompts.load(url)
-    try:
-        with shown_progress() as progress:
-            result = bench_servers(
-                endpoints, workload, options, prompts=prompts.limit, progress=progress
-            )
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return INTERRUPTED
-    return 0 if all(server.is_complete for server in result.servers) else 1
 
+    def finish(result: BenchResult) -> int:
+        return 0 if all(server.is_complete for server in result.servers) else 1
 
-def _with_endpoint(
-    named: list[Configuration], endpoint: str, *, is_named: bool
-) -> list[Configuration]:
-    """The service's address for configurations that ask one; without a list of drafters, one such
-    in addition. Raises ConfigError where none of a list asks a service."""
-    from outrider import build
-    from outrider.configuration import Configuration
-
-    if not is_named:
-        named = [*named, Configuration(build.REMOTE)]
-    if not any(one.drafter == build.REMOTE for one in named):
-        raise ConfigError(
-            "--draft-endpoint is for drafter 'remote', which is not among --drafters: add it, or "
-            "leave this out"
-        )
-    return [
-        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options})
-        if one.drafter == build.REMOTE
-        else one
-        for one in named
-    ]
+    run = partial(bench_servers, endpoints, workload, options, prompts=prompts.limit)
+    return answer(output, lambda progress: run(progress=progress), finish)

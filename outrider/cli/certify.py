@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from outrider.cli.lab import OutputOptions, Resume, measure
-from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
-from outrider.cli.prompting import PromptOptions, source
-from outrider.cli.verbs import option, with_groups
+from outrider.cli.options import (
+    SAMPLING,
+    SELDOM_MODEL,
+    SELDOM_SAMPLING,
+    FormOptions,
+    ModelOptions,
+    SamplingOptions,
+    Target,
+)
+from outrider.cli.prompting import SELDOM_READING, PromptOptions, source
+from outrider.cli.verbs import gathered, option
 from outrider.extras import check_lab
 from outrider.lab.journal import Journal, Units
 from outrider.lab.progress import Progress
@@ -69,7 +77,7 @@ class EvidenceOptions(PromptOptions):
         return CertifyPlan(self.samples, params, sampling.seed)
 
 
-@with_groups
+@gathered(sampling=SELDOM_SAMPLING, model_options=SELDOM_MODEL, reading=SELDOM_READING)
 def certify(
     target: Target,
     model: ModelOptions,
@@ -92,13 +100,13 @@ def certify(
     workload = evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())
 
-    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
+    def run(path: Path, *, resume: bool, progress: Progress) -> CertifyResult:
         subject = Subject.open(options, progress.say)
         prompts = tokens_of(subject, workload, plan)
-        journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
-        result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
+        with Journal.open(path, identity(subject, prompts, plan), resume=resume) as journal:
+            result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
         subject.built.decoder.drafter.close()
-        return result, journal
+        return result
 
     return measure(
         "certify",

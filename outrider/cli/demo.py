@@ -142,4 +142,4 @@ def _measure(options: ModelOptions, limit: int, rounds: int) -> BenchResult:
     models = Options("demo", threads=options.threads, runtime=options.runtime)
     with TemporaryDirectory() as folder, shown_progress() as progress:
         journal = Path(folder) / "demo.jsonl"
-        return run_bench(models, plan, load_workload("demo"), journal, progress=progress)[0]
+        return run_bench(models, plan, load_workload("demo"), journal, progress=progress)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.cli import typed
-from outrider.cli.lab import OutputOptions, command_line, deliver
+from outrider.cli.lab import OutputOptions, answer
 from outrider.cli.verbs import option, refuse_unused, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
@@ -102,10 +102,8 @@ class EstimateOptions:
 def estimate(options: EstimateOptions, output: OutputOptions) -> int:
     """Predict the speedup from acceptance and costs, without running anything."""
     check_lab("estimate")
-    from outrider.lab.estimate.estimate import estimate as answer
+    from outrider.lab.estimate.estimate import estimate as predicted
 
     output.check()
-    result = answer(*options.premises(), options.memory())
-    result.command = command_line()
-    deliver(result, output)
-    return 0
+    premises = options.premises()
+    return answer(output, lambda _: predicted(*premises, options.memory()))

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
-from outrider.cli.prompting import PROMPTS, ConversationOptions
+from outrider.cli.lab import OUTPUT, OutputOptions, answer
+from outrider.cli.options import (
+    SAMPLING,
+    SELDOM_MODEL,
+    SELDOM_SAMPLING,
+    ModelOptions,
+    SamplingOptions,
+    Target,
+)
+from outrider.cli.prompting import PROMPTS, SELDOM_READING, ConversationOptions
 from outrider.cli.typed import read_prompt
-from outrider.cli.verbs import listed, option, with_groups
+from outrider.cli.verbs import gathered, listed, option
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
@@ -53,7 +60,7 @@ class ExplainedSampling(SamplingOptions):
     seed: int | None = option(None, SAMPLING, "Of sampled answers.", show_default="0", common=True)
 
 
-@with_groups
+@gathered(sampling=SELDOM_SAMPLING, model_options=SELDOM_MODEL, reading=SELDOM_READING)
 def explain(
     target: Target,
     models: ModelOptions,
@@ -62,7 +69,6 @@ def explain(
     output: OutputOptions,
     prompt: Prompt = None,
     show_tokens: Texts = MAX_SHOWN,
-    resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     check_lab("explain")
@@ -83,7 +89,7 @@ def explain(
         workload=asked.name,
         max_shown=show_tokens,
     )
-    return measure("explain", output, run, resume=resume)
+    return answer(output, lambda progress: run(progress=progress))
 
 
 def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:

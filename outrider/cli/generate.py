@@ -144,8 +144,7 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     if not parts.requirements.prediction:
         raise ConfigError(
             f"drafter '{parts.drafter_name}' does not look at a prediction: leave --drafter out, "
-            "or use --drafter prediction, or "
-            "composite with it among the parts."
+            "or use --drafter prediction, or composite with it among the parts."
         )
     return model
 

@@ -33,7 +33,7 @@ from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_file
 from outrider.cli.verbs import listed, option
 from outrider.errors import ConfigError
-from outrider.lab.journal import Journal, claimed
+from outrider.lab.journal import claimed
 from outrider.lab.progress import Lines, Progress
 
 if TYPE_CHECKING:
@@ -121,50 +121,64 @@ def show(document: Document, output: OutputOptions) -> None:
         sys.stderr.write(f"written: {path}\n")
 
 
+def answer(
+    output: OutputOptions,
+    run: Callable[[Progress], R],
+    finish: Callable[[R], int] = lambda result: 0,
+    *,
+    journal: Path | None = None,
+) -> int:
+    """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
+    `journal`: where it keeps what is finished, until all is."""
+    quieten_libraries()
+    try:
+        with shown_progress() as progress:
+            result = run(progress)
+    except KeyboardInterrupt:
+        return _interrupted(journal)
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return _interrupted(journal)
+    code = finish(result)
+    if journal is not None:
+        journal.unlink(missing_ok=True)
+    return code
+
+
 def measure(
     verb: str,
     output: OutputOptions,
-    run: Callable[..., tuple[R, Journal]],
+    run: Callable[..., R],
     *,
     resume: bool,
     finish: Callable[[R], int] = lambda result: 0,
 ) -> int:
-    """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
-
-    `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result
-    and the journal in that file.
-    """
+    """`answer` of a measurement that can be resumed: `run(path, resume=..., progress=...)` keeps
+    what is finished in a file."""
     path = journal_path(output, verb, resume=resume)
     with claimed(path):
-        return _measured(path, output, run, finish, resume=resume)
-
-
-def _measured(
-    path: Path,
-    output: OutputOptions,
-    run: Callable[..., tuple[R, Journal]],
-    finish: Callable[[R], int],
-    *,
-    resume: bool,
-) -> int:
-    """The exit code of `measure`, whose run keeps what is finished in `path`."""
-    if path.exists() and not resume:
-        sys.stderr.write(
-            f"note: {path} of an interrupted run is begun anew (--resume would have gone on with "
-            "it)\n"
+        if path.exists() and not resume:
+            sys.stderr.write(
+                f"note: {path} of an interrupted run is begun anew (--resume would have gone on "
+                "with it)\n"
+            )
+        return answer(
+            output,
+            lambda progress: run(path, resume=resume, progress=progress),
+            finish,
+            journal=path,
         )
-    quieten_libraries()
-    try:
-        with shown_progress() as progress:
-            result, journal = run(path, resume=resume, progress=progress)
-    except KeyboardInterrupt:
-        return _interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return _interrupted(path)
-    code = finish(result)
-    journal.close()
-    return code
+
+
+def _interrupted(journal: Path | None) -> int:
+    """After Ctrl-C: says what is kept; the exit code."""
+    kept = (
+        f"; what is finished is in {journal}: the same command with --resume goes on"
+        if journal is not None and journal.exists()
+        else ""
+    )
+    sys.stderr.write(f"interrupted{kept}\n")
+    return INTERRUPTED
 
 
 def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
@@ -177,17 +191,6 @@ def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
     paths = [file.with_name(f"{file.stem}.unfinished.jsonl") for file in files]
     left = [path for path in paths if resume and path.exists()]
     return next(iter(left), paths[0])
-
-
-def _interrupted(path: Path) -> int:
-    """After Ctrl-C: says what is kept; the exit code."""
-    kept = (
-        f"; what is finished is in {path}: the same command with --resume goes on"
-        if path.exists()
-        else ""
-    )
-    sys.stderr.write(f"interrupted{kept}\n")
-    return INTERRUPTED
 
 
 def command_line() -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.verbs import given, listed, option, refuse_unused, written
+from outrider.cli.verbs import as_typed, given, listed, option, refuse_unused
 from outrider.errors import ConfigError
 from outrider.settings_file import read_settings
 from outrider.wellformed import read_json, read_text
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 DRAFTING = "Drafting"
 MODEL = "Model and machine"
 SAMPLING = "Sampling"
+
+# written in one text by verbs that run studies: `verbs.gathered`
+SELDOM_MODEL = (
+    "dtype", "quantise", "runtime", "max_model_len", "revision", "trust_remote_code", "lossy", "draft_endpoint",
+)  # fmt: skip
+SELDOM_SAMPLING = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos",
+    "json_schema", "regex", "choice", "grammar",
+)  # fmt: skip
 
 RuntimeName = Literal["auto", "native", "graphs", "eager"]
 Target = Annotated[
@@ -121,8 +130,7 @@ class ModelOptions(MachineOptions):
         None,
         DRAFTING,
         "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of "
-        "this machine do, "
-        "with --draft.",
+        "this machine do, with --draft.",
         metavar="ADDRESS|local",
         common=True,
     )
@@ -220,8 +228,7 @@ class SamplingOptions:
         None,
         SAMPLING,
         "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, "
-        "and then the "
-        "drafts must be the same, too.",
+        "and then the drafts must be the same, too.",
         show_default="a new one each run",
         common=True,
     )
@@ -282,9 +289,9 @@ class FormOptions:
             return None
         if len(given) > 1:
             raise ConfigError(
-                f"{' and '.join(map(written, given))}: an answer has one form; give one of them"
+                f"{' and '.join(map(as_typed, given))}: an answer has one form; give one of them"
             )
-        name = written(given[0])
+        name = as_typed(given[0])
         if self.json_schema is not None:
             wanted = StructuredOutputsParams(
                 json=read_json(self.json_schema, f"{name} {self.json_schema}")

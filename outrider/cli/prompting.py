@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 PROMPTS = "Prompts"
+SELDOM_READING = ("on_bad", "chat_template", "turns", "data")  # in one text: `verbs.gathered`
 
 
 def source(otherwise: str) -> Any:

@@ -4,14 +4,16 @@ no model is run."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from outrider.cli.lab import OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.lab import OutputOptions, answer
+from outrider.cli.prompting import SELDOM_READING
 from outrider.cli.session import quieten_libraries
-from outrider.cli.verbs import listed, option, with_groups
+from outrider.cli.verbs import gathered, listed, option
 from outrider.demo import demo_paths
 from outrider.extras import check_lab
 
@@ -75,7 +77,7 @@ class ReplayOptions:
     )
 
 
-@with_groups
+@gathered(reading=(*SELDOM_READING, "trust_remote_code"))
 def replay(
     workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions, output: OutputOptions
 ) -> int:
@@ -106,27 +108,17 @@ def replay(
     log = read_log(
         requests, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template
     )
-    with shown_progress() as progress:
-        result = run_replay(
-            configurations,
-            log,
-            target,
-            workload=requests.name,
-            costs=costs,
-            notes=notes,
-            progress=progress,
-        )
-    result.command = command_line()
-    deliver(result, output)
-    return 0
+    run = partial(
+        run_replay, configurations, log, target, workload=requests.name, costs=costs, notes=notes
+    )
+    return answer(output, lambda progress: run(progress=progress))
 
 
 def _chosen(options: ReplayOptions) -> tuple[list[Configuration], list[str]]:
     """What is replayed, and a line about each drafter that is left out because it cannot be used."""
     from outrider.configuration import parse_configurations
-    from outrider.lab.replay.replay import sort_drafters
+    from outrider.lab.replay.replay import default_configurations
 
     if options.drafters:
         return parse_configurations(options.drafters), []
-    drafters = sort_drafters()
-    return drafters.configurations, drafters.unusable
+    return default_configurations()

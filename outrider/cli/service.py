@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import DRAFTING, MODEL, MachineOptions
+from outrider.cli.options import DRAFTING, MODEL, SELDOM_MODEL, MachineOptions
 from outrider.cli.serve import DoorOptions
 from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
-from outrider.cli.verbs import add_verb, option, with_groups
+from outrider.cli.verbs import add_verb, gathered, option, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
 
@@ -36,8 +36,7 @@ Drafting = Annotated[
     str | None,
     typer.Argument(
         help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a "
-        "look-up drafter: the target, as "
-        "--model.",
+        "look-up drafter: the target, as --model.",
         envvar="MODEL",
         show_default=False,
         metavar="[MODEL]",
@@ -225,7 +224,16 @@ class LimitOptions:
         )
 
 
-@with_groups
+@gathered(
+    model_options=SELDOM_MODEL,
+    limits=(
+        "distribution_tokens",
+        "max_rows",
+        "max_instances",
+        "max_requests_per_second",
+        "idle_timeout",
+    ),
+)
 def draft(
     machine: MachineOptions,
     hosted: HostedOptions,
@@ -314,7 +322,7 @@ class TargetOptions(CallOptions):
     max_queue: int = option(256, TARGETS, "Requests that may wait while no target answers.")
 
 
-@with_groups
+@gathered(limits=("max_retries", "replica_wait", "stall_timeout", "max_queue"))
 def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
     """Route clients to several 'outrider serve', and continue their answers when one of them dies.
 

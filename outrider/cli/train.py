@@ -21,14 +21,23 @@ from outrider.cli.lab import (
     deliver,
     shown_progress,
 )
-from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
+from outrider.cli.options import (
+    MIN_P,
+    SAMPLING,
+    SELDOM_MODEL,
+    SELDOM_SAMPLING,
+    TOP_K,
+    TOP_P,
+    MachineOptions,
+)
+from outrider.cli.prompting import SELDOM_READING
 from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
-from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups
+from outrider.cli.verbs import gathered, given, listed, option, refuse_unused
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
-from outrider.train.config import TrainConfig
+from outrider.train.config import CONFIG_FIELDS, TrainConfig
 
 if TYPE_CHECKING:
     from outrider.train.material import TrainingData
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 TEXTS = "Texts"
 TRAINING = "Training"
 MEASURING = "Measuring"
+OFTEN_SET = ("epochs", "batch_size", "seed")  # flags of their own; the others are one text
 GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
 Kind = Annotated[
     str,
@@ -73,8 +83,7 @@ class TextOptions:
         None,
         TEXTS,
         "Prompts that the target answers: a file, a named workload (docs/workloads.md), several "
-        "with + between, "
-        "or demo:N for N problems of the demo's training split.",
+        "with + between, or demo:N for N problems of the demo's training split.",
         metavar="FILE_OR_NAME",
         common=True,
     )
@@ -218,11 +227,19 @@ class MeasuringOptions:
         """How the trained drafter is measured. Raises ConfigError."""
         from outrider.train.measure import MeasurePlan
 
-        temperatures = tuple(numbers("--measure-temperature", self.measure_temperature, float))
+        temperatures = tuple(
+            numbers("--measuring measure_temperature", self.measure_temperature, float)
+        )
         return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)
 
 
-@with_groups
+@gathered(
+    sampling=(*SELDOM_SAMPLING, "responses_per_prompt"),
+    model_options=SELDOM_MODEL,
+    reading=(*SELDOM_READING, "recorded_answers"),
+    training=(*(name for name in CONFIG_FIELDS if name not in OFTEN_SET), "feature_cache"),
+    measuring=("measure_limit", "measure_temperature", "measure_tokens"),
+)
 def train(
     kind: Kind,
     target: TargetOption,
@@ -258,7 +275,7 @@ def train(
     if texts.from_traffic is None and texts.prompts is None:
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:
-        refuse_unused(asking, "beside --recorded-answers, which asks the target nothing")
+        refuse_unused(asking, "with --reading recorded_answers=true, which asks the target nothing")
     options = replace(
         machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs
     )
@@ -274,7 +291,7 @@ def train(
         init=which.start,
         settings=settings,
         config=training,
-        feature_cache=memory("--feature-cache", which.feature_cache, or_none=True),
+        feature_cache=memory("--training feature_cache", which.feature_cache, or_none=True),
         measure=measuring.plan(training.seed),
         resume=resume,
         only_responses=only_responses,

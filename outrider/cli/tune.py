@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, Target
-from outrider.cli.prompting import AnswerOptions, ConversationOptions
+from outrider.cli.options import (
+    DRAFTING,
+    SAMPLING,
+    SELDOM_MODEL,
+    SELDOM_SAMPLING,
+    MachineOptions,
+    Target,
+)
+from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions
 from outrider.cli.typed import check_file, numbers
-from outrider.cli.verbs import listed, option, typed, typed_words, with_groups
+from outrider.cli.verbs import gathered, listed, option, typed, typed_words
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
-from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
@@ -112,7 +118,12 @@ class TuneOptions(AnswerOptions):
         )
 
 
-@with_groups
+@gathered(
+    sampling=SELDOM_SAMPLING,
+    model_options=SELDOM_MODEL,
+    reading=SELDOM_READING,
+    space=("trees", "own_weights", "corpus", "finalists", "most_share"),
+)
 def tune(
     target: Target,
     options: TuneOptions,
@@ -148,11 +159,11 @@ def tune(
         chat_template=prompts.chat_template,
     )
 
-    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[TuneResult, Journal]:
-        result, journal = tuned(path, resume=resume, progress=progress)
+    def run(path: Path, *, resume: bool, progress: Progress) -> TuneResult:
+        result = tuned(path, resume=resume, progress=progress)
         if not result.interrupted:
             result.next_command = _serve(target, machine, result, settings_out)
-        return result, journal
+        return result
 
     def finish(result: TuneResult) -> int:
         if settings_out is not None:

@@ -11,11 +11,14 @@ import copy
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import Field, TypeAdapter, ValidationError
 from typer.core import TyperOption
 from typer.models import OptionInfo
 
@@ -26,8 +29,8 @@ ALL = "all"
 # the variable by which a shell asks for completions, which are of every option
 COMPLETING = "_OUTRIDER_COMPLETE"
 
-# options on this command line, by their fields
-_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())
+# options on this command line: field -> as it is typed
+_GIVEN: ContextVar[Mapping[str, str]] = ContextVar("given", default=MappingProxyType({}))
 
 
 def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
@@ -50,18 +53,38 @@ def written(name: str) -> str:
 def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options,
     each as it is typed."""
+    return gathered()(verb)
+
+
+def gathered(
+    **texts: Sequence[str],
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Like `with_groups`, but fields that a study seldom sets are written in one text:
+    `gathered(sampling=("top_k", "top_p"))` takes `--sampling "top_k=40 top_p=0.9"`."""
+    return lambda verb: _command(verb, texts)
+
+
+def _command(
+    verb: Callable[..., int | None], texts: Mapping[str, Sequence[str]]
+) -> Callable[..., int | None]:
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {
         name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
     }
+    text_of = {name: text for text, names in texts.items() for name in names}
+    inside: dict[str, dict[str, inspect.Parameter]] = {text: {} for text in texts}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(verb).parameters.items():
+        fields = [(name, hints[name], parameter.default)]
         if name in groups:
-            parameters += [
-                _parameter(field.name, kind, field.default) for field, kind in _fields(groups[name])
-            ]
-        else:
-            parameters.append(_parameter(name, hints[name], parameter.default))
+            fields = [(one.name, kind, one.default) for one, kind in _fields(groups[name])]
+        for field, annotation, default in fields:
+            flag = _parameter(field, annotation, default)
+            if field in text_of:
+                inside[text_of[field]][field] = flag
+            else:
+                parameters.append(flag)
+    parameters += [_text_parameter(text, several) for text, several in inside.items()]
     parameters.append(
         inspect.Parameter(
             "help_of", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HelpOf
@@ -72,7 +95,12 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     )
 
     def command(*, help_of: str | None, typer_context: typer.Context, **values: Any) -> int | None:
-        _GIVEN.set(frozenset(name for name in values if _is_given(typer_context, name)))
+        given = {name: written(name) for name in values if _is_given(typer_context, name)}
+        for text, several in inside.items():
+            named = _read_text(text, values.pop(text), several)
+            given |= {name: f"{written(text)} {name}" for name in named}
+            values |= {name: one.default for name, one in several.items()} | named
+        _GIVEN.set(given)
         for name, group in groups.items():
             values[name] = group(
                 **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
@@ -83,7 +111,62 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     command.__doc__ = verb.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.forms = {  # type: ignore[attr-defined]
+        name: f"{written(text)} {name}=VALUE" for text, names in inside.items() for name in names
+    }
     return command
+
+
+def _text_parameter(text: str, several: Mapping[str, inspect.Parameter]) -> inspect.Parameter:
+    """The option that holds these; its help has the line of each."""
+    infos = {name: _info(one.annotation) for name, one in several.items()}
+    lines = [f"{name}: {info.help}" for name, info in infos.items() if info is not None]
+    panel = next(info.rich_help_panel for info in infos.values() if info is not None)
+    info = listed(
+        panel or "Options",
+        f"NAME=VALUE with spaces between; may be given again. {' '.join(lines)}",
+        metavar="'NAME=VALUE ...'",
+        show_default=False,
+    )
+    return _parameter(text, Annotated[list[str] | None, info], None)
+
+
+def _read_text(
+    text: str, given: Sequence[str] | None, known: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Values by name, each of its option's kind. Raises ConfigError."""
+    words: dict[str, list[str]] = {}
+    for written_so in given or ():
+        try:
+            several = shlex.split(written_so)
+        except ValueError as error:
+            raise ConfigError(f"{written(text)}: {error} in '{written_so}'") from error
+        for word in several:
+            name, equals, value = word.partition("=")
+            name = name.replace("-", "_")
+            if not equals:
+                raise ConfigError(
+                    f"{written(text)} takes NAME=VALUE with spaces between, got '{word}'"
+                )
+            if name not in known:
+                raise ConfigError(f"{written(text)} has no '{name}'.{did_you_mean(name, known)}")
+            words.setdefault(name, []).append(value)
+    return {name: _value(text, name, values, known[name]) for name, values in words.items()}
+
+
+def _value(text: str, name: str, values: Sequence[str], option: inspect.Parameter) -> Any:
+    kind = get_args(option.annotation)[0]
+    info = _info(option.annotation)
+    takes_several = any(get_origin(one) is list for one in (kind, *get_args(kind)))
+    if len(values) > 1 and not takes_several:
+        raise ConfigError(f"{written(text)} has two values for '{name}': leave one out")
+    least = None if info is None else info.min
+    checked: Any = kind if least is None else Annotated[kind, Field(ge=least)]
+    try:
+        return TypeAdapter(checked).validate_python(list(values) if takes_several else values[0])
+    except ValidationError as error:
+        words = error.errors()[0]["msg"]
+        raise ConfigError(f"{written(text)}: {name}={values[0]}: {words}") from error
 
 
 def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
@@ -188,13 +271,18 @@ def refuse_unused(names: Sequence[str], where: str) -> None:
 
 def given(*groups: Any) -> list[str]:
     """Options of these groups that stand on the command line, as they are typed."""
-    names = _GIVEN.get()
+    forms = _GIVEN.get()
     return [
-        written(field.name)
+        forms[field.name]
         for group in groups
         for field in dataclasses.fields(group)
-        if field.name in names
+        if field.name in forms
     ]
+
+
+def as_typed(name: str) -> str:
+    """An option as it stands on the command line, else as most verbs take it."""
+    return _GIVEN.get().get(name, written(name))
 
 
 def typed(group: Any, *left_out: str) -> list[str]:

@@ -1,16 +1,7 @@
 """Two results of one kind, old and new: which numbers changed, by how much, and whether noise can
 explain it.
 
-Prompts differ far more than runs do. So a number that both results give prompt by prompt is
-compared so: with a_i / b_i the parts of prompt i, the number is A / B = sum a_i / sum b_i, and the
-logarithm of new over old has, to first order (the delta method), the influence
-
-    z_i = (a'_i / A' - b'_i / B') - (a_i / A - b_i / B)
-
-of each prompt, and the variance n / (n - 1) sum z_i^2. Student's t with n - 1 degrees of freedom
-gives the interval.
-
-Other intervals are combined as those of independent runs by MOVER (Zou & Donner 2008, Statistics in
+Intervals are combined as those of independent runs by MOVER (Zou & Donner 2008, Statistics in
 Medicine 27): with limits (l1, u1) and (l2, u2) of x1 and x2,
 
     x2 - x1 lies between  x2 - x1 - sqrt((x2 - l2)^2 + (u1 - x1)^2)  and  x2 - x1 + sqrt((u2 - x2)^2 + (x1 - l1)^2)
@@ -27,16 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
-from outrider.lab.result import Comparable, Interval, Parts, Result, Scale, comparables
-from outrider.lazy import scipy
+from outrider.lab.result import Comparable, Interval, Result, Scale, comparables
 
 Verdict = Literal["better", "worse", "higher", "lower", "same", "no evidence"]
 SAME_MEMORY = 0.02  # share by which the memory of one machine differs between kernels
-MIN_PAIRS = 4  # below, the t distribution is so wide that nothing is ever found
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,6 @@ class Change:
     change: Interval
     higher_is_better: bool | None
     verdict: Verdict
-    num_pairs: int = 0  # prompts it was compared on one by one; 0: compared as independent
 
     @property
     def is_measured(self) -> bool:
@@ -102,8 +88,7 @@ def compare(old: Result, new: Result) -> Comparison:
     if not shared:
         raise ConfigError(
             f"the two results have no number in common: the old one has '{next(iter(before))}', "
-            "the new one "
-            f"'{next(iter(after))}'; compare runs of the same tasks and configurations"
+            f"the new one '{next(iter(after))}'; compare runs of the same tasks and configurations"
         )
     return Comparison(
         old=old,
@@ -160,8 +145,7 @@ def _change(old: Comparable, new: Comparable) -> Change:
     is_ratio = (
         old.scale == new.scale == "ratio" and min(_limits(old.value)[0], _limits(new.value)[0]) > 0
     )
-    pairs = paired_ratio(old.parts or {}, new.parts or {}) if is_ratio else None
-    change, num_pairs = pairs or ((ratio if is_ratio else difference)(old.value, new.value), 0)
+    change = (ratio if is_ratio else difference)(old.value, new.value)
     no_change = 1.0 if is_ratio else 0.0
     verdict: Verdict = "no evidence"
     if old.value == new.value and change.low == change.high:
@@ -180,30 +164,7 @@ def _change(old: Comparable, new: Comparable) -> Change:
         change=change,
         higher_is_better=new.higher_is_better,
         verdict=verdict,
-        num_pairs=num_pairs,
     )
-
-
-def paired_ratio(old: Parts, new: Parts, level: float = 0.95) -> tuple[Interval, int] | None:
-    """New over old on the prompts that both have, and their number; None for fewer than MIN_PAIRS
-    or sums that are 0."""
-    shared = [prompt for prompt in old if prompt in new]
-    if len(shared) < MIN_PAIRS:
-        return None
-    above, below, new_above, new_below = np.array(
-        [(*old[prompt], *new[prompt]) for prompt in shared], dtype=np.float64
-    ).T
-    # the same in any order: equal runs give 1
-    sums = [math.fsum(part) for part in (above, below, new_above, new_below)]
-    if min(sums) <= 0:
-        return None
-    influence = new_above / sums[2] - new_below / sums[3] - above / sums[0] + below / sums[1]
-    error = math.sqrt(len(shared) / (len(shared) - 1) * float(influence @ influence))
-    reach = error * float(scipy.stats.t.ppf((1 + level) / 2, len(shared) - 1))
-    value = (sums[2] / sums[3]) / (sums[0] / sums[1])
-    return Interval(
-        value=value, low=value * math.exp(-reach), high=value * math.exp(reach), level=level
-    ), len(shared)
 
 
 def _asked(result: Result) -> dict[str, Any]:

@@ -77,8 +77,7 @@ class Journal:
         except OSError as error:
             raise OutriderError(
                 f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: "
-                "make room, then the same command "
-                "with --resume"
+                "make room, then the same command with --resume"
             ) from error
         self._done[key] = value
 

@@ -23,15 +23,12 @@ The label is what is compared: equal labels are the same number, so it holds eve
 cells apart (task, batch size, configuration by its text form, never by its index in a list). An
 `Interval` is a measurement. A plain float is exact: it would come out the same again (a count, a
 size), and any difference is one. A measurement that has no interval is `Interval.unknown(value)`:
-its spread is not known. A ratio of sums over prompts should state its `parts` too: over the same
-prompts a change is then found prompt by prompt (outrider/lab/compare.py), which tells far smaller
-ones.
+its spread is not known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -44,7 +41,7 @@ from outrider.errors import ConfigError, counted, did_you_mean
 from outrider.machine import describe_machine, versions
 from outrider.wellformed import read_json
 
-SCHEMA_VERSION = 3  # of kinds that state none of their own
+SCHEMA_VERSION = 4
 WRITER = "render it with the outrider that wrote it (see 'versions' in the file)"
 MADE_BY = ". A measurement writes a result to --out FILE.json"  # to append to a message
 KINDS = {
@@ -57,7 +54,6 @@ KINDS = {
     "train": "outrider.train.train_result:TrainResult",
     "export": "outrider.train.train_result:ExportResult",
 }
-Parts = Mapping[str, tuple[float, float]]  # prompt -> what stands above and below the line
 Scale = Literal["ratio", "difference"]
 
 
@@ -156,15 +152,13 @@ def read_result(path: Path) -> Result:
 @dataclass(frozen=True)
 class Comparable:
     """One number. `higher_is_better`: None for numbers that are neither good nor bad. `scale`:
-    "difference" for numbers that may be 0 or negative (differences, accuracies near 0). `parts`: by
-    prompt (its id), of a value = sum above / sum below."""
+    "difference" for numbers that may be 0 or negative (differences, accuracies near 0)."""
 
     label: str
     value: float | Interval
     higher_is_better: bool | None = None
     unit: str = ""
     scale: Scale = "ratio"
-    parts: Parts | None = None
 
 
 def comparables(result: Result) -> dict[str, Comparable]:

@@ -186,9 +186,8 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
         num_runs = max((one.num_runs for one in cell.configurations), default=0)
         yield (
             f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, "
-            f"{counted(cell.rounds, 'round')}, "
-            f"{counted(num_runs, 'run')} each; "
-            f"ended by: {ENDINGS[cell.ended_by]}"
+            f"{counted(cell.rounds, 'round')}, {counted(num_runs, 'run')} each; ended by: "
+            f"{ENDINGS[cell.ended_by]}"
         )
     if learners := [info.label for info in result.configurations if info.learns]:
         yield (

@@ -60,8 +60,7 @@ SPEED: tuple[Fact[Measured], ...] = (
     Fact(
         "speedup", lambda one: speed_text(one.speedup),
         "plain seconds / own seconds of the decode phase, behind the first step, over the same "
-        "tokens: sums over prompts, each "
-        "the mean of its rounds; 95 % bootstrap over prompts",
+        "tokens: sums over prompts, each the mean of its rounds; 95 % bootstrap over prompts",
     ),
     Fact(
         "end to end", lambda one: f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
@@ -77,8 +76,7 @@ SPEED: tuple[Fact[Measured], ...] = (
     Fact(
         "right", _right,
         "answers of the first round that are right, of those that were complete on both sides; "
-        "plain decoding's on the same "
-        "prompts, and McNemar's exact p where the sides differ",
+        "plain decoding's on the same prompts, and McNemar's exact p where the sides differ",
     ),
 )  # fmt: skip
 OTHERS: Fact[Measured] = Fact(

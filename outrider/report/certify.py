@@ -83,14 +83,11 @@ def _power(found: SampledDistribution) -> Iterator[Block]:
     """The size of fault that would have been found, and where."""
     if not found.tests:
         return
-    tokens = counted(found.num_tokens, "token")
-    points = counted(len(found.places), "test point")
-    parts = [f"{number(found.finds('continuations'), 3)} in the first {tokens} at {points}"]
-    missing = "No text was long enough to test late positions."
-    if (long := found.long_range) is not None:
-        first, last = long
-        finds = number(found.finds("long texts"), 3)
-        parts.append(f"{finds} at positions {first} to {last} of long texts")
+    parts = []
+    missing = "No text was long enough to be tested."
+    if (tested := found.tested_range) is not None:
+        first, last = tested
+        parts.append(f"{number(found.finds('texts'), 3)} at positions {first} to {last}")
         missing = f"Nothing is known about positions from {last + 1} on."
     if (drafts := found.finds("drafts")) is not None:
         parts.append(f"{number(drafts, 3)} between what the drafter draws and what it reports")
@@ -157,7 +154,7 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         return
     yield Heading("Sampled distribution")
     yield Paragraph(
-        "Seeded texts, counted, against the target's own conditionals from teacher-forced passes; "
+        "Seeded texts, by the ranks of their tokens, against the target's own conditionals from teacher-forced passes; "
         "drafted tokens against what the drafter reports. One G-test per row, at temperature "
         f"{found.temperature:g}."
     )
@@ -167,22 +164,21 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         Fact(
             "Tokens",
             lambda one: str(one.first) if one.first == one.last else f"{one.first} to {one.last}",
-            "of the continuation or draft, from 1; of a long text, from 0 with its prompt",
+            "of the draft, from 1; of a text, from 0 with its prompt",
         ),
         Fact(
             "View",
             lambda one: one.view,
-            "tokens: single ones; preference: draws in the order of the draft's q over the "
-            "target's p; likeliest first, by id: drafted tokens in these orders",
+            "the order in which a token has its rank; preference: of the draft's q over the "
+            "target's p",
             "left",
         ),
         Fact("Draws", lambda one: str(one.num_draws)),
         Fact(
             "G (df)",
             lambda one: f"{one.g:.1f} ({one.df})",
-            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about "
-            "as large "
-            "as its degrees of freedom where the distribution is right",
+            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about as "
+            "large as its degrees of freedom where the distribution is right",
         ),
         Fact("p", lambda one: f"{one.p_value:.2g}"),
         Fact(
@@ -199,10 +195,5 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
     ]
     marked = frozenset(index for index, one in enumerate(found.tests) if one.rejected)
     yield table(found.tests, facts, marked=marked)
-    entropies = [point.entropy_nats for point in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
-    yield Paragraph(
-        f"Speculative tokens of the continuations: {origins}. Test points: {len(found.places)}, "
-        f"with {min(entropies):.2f} to {max(entropies):.2f} nats of entropy. "
-        f"Long texts: {found.num_long_texts}."
-    )
+    yield Paragraph(f"Tokens of the {counted(found.num_texts, 'text')}: {origins}.")

@@ -13,10 +13,7 @@ from outrider.report.document import Block, Bullets, Column, Document, Heading, 
 from outrider.report.plots import figure, with_interval
 
 MAX_NAMES = 12
-METHOD = (
-    "new / old, or new - old of numbers that may be 0; over the same prompts compared prompt by prompt (delta method, Student's "
-    "t), else as independent runs (MOVER, Zou & Donner 2008)"
-)
+METHOD = "new / old, or new - old of numbers that may be 0; as of independent runs (MOVER, Zou & Donner 2008)"
 WORDS = {
     "better": "✓ better", "worse": "✗ worse", "higher": "higher", "lower": "lower", "same": "same", "no evidence": "no evidence",
 }  # fmt: skip
@@ -42,8 +39,7 @@ def _machines(comparison: Comparison) -> Iterator[Block]:
     if comparison.machines:
         yield Paragraph(
             "Different machines: times and speeds below compare machines, they do not say that a "
-            "version became faster or "
-            "slower.",
+            "version became faster or slower.",
             "bad",
         )
         yield _differences(comparison.machines)
@@ -67,10 +63,8 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
     if len(measured) > 1:
         level = min(change.change.level for change in measured)
         chance = (1 - level) * len(measured)
-        paired = sum(change.num_pairs > 0 for change in measured)
         yield Paragraph(
-            f"{len(measured)} were measured ({paired} compared prompt by prompt), with intervals "
-            f"of {level:.0%}: if nothing had "
+            f"{len(measured)} were measured, with intervals of {level:.0%}: if nothing had "
             f"changed, about {chance:.1f} of them would still differ by chance."
         )
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 from outrider.errors import counted
 from outrider.lab.explain.explain_result import (
-    LETTERS,
     CauseRow,
+    ExplainedText,
     ExplainResult,
     GroupRow,
-    TextColumns,
+    Place,
 )
 from outrider.report.document import (
     Block,
@@ -106,8 +106,7 @@ def _causes(result: ExplainResult) -> Iterator[Block]:
             "tokens lost",
             lambda row: number(row.tokens, 1),
             "what the steps could have emitted (asked for + 1, as far as the text goes, and the "
-            "next "
-            "token of drafts kept whole) - what they emitted",
+            "next token of drafts kept whole) - what they emitted",
         ),
         Fact("per step", lambda row: number(row.tokens_per_step, 3)),
         Fact(
@@ -196,8 +195,7 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
     if result.has_draft_probs:
         items.append(
             "distributions come from one more pass of each model over the finished text; the step "
-            "that "
-            "tested a token saw the same text before it"
+            "that tested a token saw the same text before it"
         )
     else:
         items.append("what else this drafter might have proposed at a position is not known")
@@ -206,8 +204,7 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
         items.append(
             f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
             f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the "
-            "prompt, "
-            "left out)"
+            "prompt, left out)"
         )
     items += [_sentence(note) for note in result.notes]
     if result.command:
@@ -219,45 +216,41 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def token_text(text: TextColumns) -> Sequence[Token]:
+def token_text(text: ExplainedText) -> Sequence[Token]:
     """Prompt first, then every output token with its numbers."""
     cut = len(text.prompt) > PROMPT_SHOWN
     prompt = "… " + text.prompt[-PROMPT_SHOWN:] if cut else text.prompt
     tokens = [Token(prompt, "prompt")]
-    for index, piece in enumerate(text.pieces):
-        fate: Fate = LETTERS["fate"][text.fate[index]]  # type: ignore[assignment]
-        card = "\n".join(_card(text, index, fate))
-        tokens.append(Token(piece, fate, text.draft[index], card))
+    for index, place in enumerate(text.places, 1):
+        fate: Fate = place.fate  # type: ignore[assignment]
+        tokens.append(Token(place.piece, fate, place.rejected, "\n".join(_card(place, index))))
     return tokens
 
 
-def _card(text: TextColumns, index: int, fate: Fate) -> Iterator[str]:
+def _card(place: Place, number: int) -> Iterator[str]:
     """The token, its place in the draft, how likely it was to both models, what was drafted
     instead."""
-    kind = LETTERS["kind"][text.kind[index]]
-    section = LETTERS["section"][text.section[index]]
-    where = f"{kind}, {section}" if section != "text" else kind
+    where = place.kind if place.section == "text" else f"{place.kind}, {place.section}"
     yield (
-        f"{text.pieces[index]!r}: {fate} · {where} · token {index + 1}, "
-        f"number {text.level[index] + 1} of its step"
+        f"{place.piece!r}: {place.fate} · {where} · token {number}, "
+        f"number {place.level + 1} of its step"
     )
-    yield f"p {_value(text.p_token[index])}, entropy {_value(text.p_entropy[index])}"
-    if text.q_token[index] is not None:
+    yield f"p {_value(place.p_token)}, entropy {_value(place.p_entropy)}"
+    if place.q_token is not None:
         yield (
-            f"q {_value(text.q_token[index])}, entropy {_value(text.q_entropy[index])}, "
-            f"rank {text.rank_token[index]} in q"
+            f"q {_value(place.q_token)}, entropy {_value(place.q_entropy)}, "
+            f"rank {place.rank_token} in q"
         )
-        yield f"total variation {_value(text.disagreement[index])}"
-    if text.draft[index]:
-        more = f" and {text.siblings[index] - 1} more" if text.siblings[index] > 1 else ""
-        q = "" if text.q_draft[index] is None else f", q {_value(text.q_draft[index])}"
+        yield f"total variation {_value(place.disagreement)}"
+    if place.rejected:
+        more = f" and {len(place.tested) - 1} more" if len(place.tested) > 1 else ""
+        q = "" if place.q_draft is None else f", q {_value(place.q_draft)}"
         yield (
-            f"drafted {text.draft[index]!r}{more}: p {_value(text.p_draft[index])}{q}, "
-            f"rank {text.rank_draft[index]} in p"
+            f"drafted {place.rejected!r}{more}: p {_value(place.p_draft)}{q}, "
+            f"rank {place.rank_draft} in p"
         )
-    cause = text.cause[index]
-    if cause != ".":
-        yield f"lost here {_value(text.lost[index])} tokens: {CAUSES[LETTERS['cause'][cause]][0]}"
+    if place.cause is not None:
+        yield f"lost here {_value(sum(place.lost.values()))} tokens: {CAUSES[place.cause][0]}"
 
 
 def _value(value: float | None) -> str:

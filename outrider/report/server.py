@@ -134,8 +134,7 @@ def _troubles(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         if missing:
             yield Paragraph(
                 f"{one.label}: {missing} requests without an answer, {len(one.failures)} of them "
-                "failed. All numbers are "
-                "of the answers that came to their end.",
+                "failed. All numbers are of the answers that came to their end.",
                 "caution",
             )
             yield Bullets(one.failures[:SHOWN])

@@ -120,8 +120,7 @@ def _curves(result: TrainResult) -> Iterator[Block]:
 def _circumstances(result: TrainResult) -> Iterator[str]:
     yield (
         f"{counted(result.num_train, 'text')} to train on ({result.num_train_tokens} response "
-        "tokens), "
-        f"{result.num_held_out} held out, by prompt"
+        f"tokens), {result.num_held_out} held out, by prompt"
     )
     yield f"{result.num_trained_parameters} trained parameters; the drafter takes {amount(result.drafter_bytes)} on disk"
     yield "training: " + ", ".join(f"{name} {value}" for name, value in result.config.items())

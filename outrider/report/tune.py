@@ -38,7 +38,6 @@ def document(result: TuneResult) -> Document:
             *_acceptance(result),
             *_schedule(result),
             *_advice(result),
-            *_spent(result),
             *to_keep_in_mind(result),
             *_next(result),
         ),
@@ -97,8 +96,7 @@ def _confirmed(result: TuneResult) -> list[Block]:
         Fact("identical", lambda one: _same(result, one), "greedy texts equal to plain decoding's"),
     ]
     marked = frozenset() if best is None else frozenset({best})
-    missed: list[Block] = [Bullets(result.missed_forecasts)] if result.missed_forecasts else []
-    return [Heading("Measured"), table(order, facts, marked=marked), *missed]
+    return [Heading("Measured"), table(order, facts, marked=marked)]
 
 
 def _forecasts(result: TuneResult) -> list[Block]:
@@ -239,15 +237,6 @@ def _advice(result: TuneResult) -> list[Block]:
         ]
         blocks += [Bullets(words.notes)] if words.notes else []
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
-
-
-def _spent(result: TuneResult) -> list[Block]:
-    parts = ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in result.stages)
-    text = f"Tuning took {result.seconds:.0f} s ({parts}). Running all {result.num_members} configurations on all prompts "
-    return [
-        Heading("What this cost"),
-        Paragraph(f"{text}would have taken about {result.exhaustive_s:.0f} s."),
-    ]
 
 
 def _same(result: TuneResult, one: Confirmed) -> str:

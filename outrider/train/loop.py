@@ -346,8 +346,8 @@ class TrainLoop:
         raise NumericalError(
             f"training stopped at step {state.step} of {self.total}: {what} is NaN or infinite; "
             f"{outcome}. "
-            f"Try a lower learning rate (--lr, now {self.config.lr:g}), more warm-up, or "
-            "--precision no."
+            f"Try a lower learning rate (--training lr=..., now {self.config.lr:g}), more warm-up, or "
+            "--training precision=no."
         )
 
 

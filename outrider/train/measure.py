@@ -79,7 +79,7 @@ def _one(
     shown = kind.drafter.replace("{folder}", "DIR")
     runs = []
     max_tokens = min(plan.max_tokens, max(1, runner.context // 2))  # the prompt needs room, too
-    note = f"measured answers have at most {max_tokens} tokens, half of the context, not {plan.max_tokens} (--measure-tokens)"
+    note = f"measured answers have at most {max_tokens} tokens, half of the context, not {plan.max_tokens} of measure_tokens"
     if max_tokens < plan.max_tokens and note not in notes:
         notes.append(note)
     for temperature in plan.temperatures:

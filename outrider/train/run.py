@@ -294,7 +294,7 @@ class _Job:
     def _measured(self, held_out: list[TrainingText]) -> tuple[list[Any], list[str]]:
         spec = self._spec
         if spec.measure.prompts == 0:
-            return [], ["nothing was measured on held-out prompts (--measure-limit 0)"]
+            return [], ["nothing was measured on held-out prompts (--measuring measure_limit=0)"]
         folders = {
             label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))
         }

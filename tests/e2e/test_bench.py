@@ -19,7 +19,7 @@ from outrider.lab.result import read_result
 
 SMALL = (
     "--drafters", "draft-model k=4, suffix k=auto", "--limit", "2", "--max-tokens", "12",
-    "--max-rounds", "1", "--max-other-cpu", "2", "--runtime", "eager", "--threads", "1",
+    "--enough", "max_rounds=1", "--enough", "max_other_cpu=2", "--model-options", "runtime=eager", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 
@@ -63,9 +63,6 @@ def test_bench_on_the_demo_pair(
         )
         for one in cell.configurations:
             assert one.num_runs == 2
-            assert one.num_tokens == sum(
-                run.tokens for run in cell.runs if run.configuration == one.configuration
-            )
         assert all(sum(one.time_s.values()) > 0 for one in cell.configurations)
     assert {cell.mean_prompt_tokens for cell in result.cells if cell.context} == {80}
     assert [info.added_weights_bytes for info in result.configurations][1:] == [

@@ -14,7 +14,16 @@ from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.result import read_result
 from tests.live_server import KEY, live_server
 
-SMALL = ("--limit", "2", "--max-tokens", "16", "--concurrency", "2", "--api-key-env", "BENCH_KEY")
+SMALL = (
+    "--limit",
+    "2",
+    "--max-tokens",
+    "16",
+    "--concurrency",
+    "2",
+    "--server",
+    "api_key_env=BENCH_KEY",
+)
 QUICK = ("--runtime", "eager", "--threads", "1", "--no-self-test")
 
 

@@ -182,7 +182,10 @@ def drafts(parts: Parts, model: Path) -> str:
         model / "draft",
         "--port",
         str(port),
-        *FAST,
+        "--model-options",
+        "runtime=eager",
+        "--threads",
+        "1",
         *parts.served("draft"),
     )
     address = f"grpcs://127.0.0.1:{port}"

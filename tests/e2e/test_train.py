@@ -43,14 +43,14 @@ def training(folder: Path, out: str, *more: str) -> list[str]:
         "15",
         "--batch-size",
         "4",
-        "--measure-limit",
-        "0",
+        "--measuring",
+        "measure_limit=0",
         "--device",
         "cpu",
-        "--save-every-s",
-        "0",
-        "--held-out",
-        "0.2",
+        "--training",
+        "save_every_s=0",
+        "--training",
+        "held_out=0.2",
         *more,
     )
 
@@ -108,7 +108,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     same drafter to rounding."""
     save_target(tmp_path / "target")
     save_responses(tmp_path / "r.jsonl", texts(40))
-    small = ("--epochs", "3", "--batch-size", "3", "--micro-batch", "1")
+    small = ("--epochs", "3", "--batch-size", "3", "--training", "micro_batch=1")
     subprocess.run(
         training(tmp_path, "one", *small),
         check=True,
@@ -160,18 +160,18 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
         "demo:60",
         "--out",
         str(tmp_path / "run"),
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--max-tokens",
         "48",
         "--epochs",
         "4",
         "--batch-size",
         "4",
-        "--measure-limit",
-        "2",
-        "--measure-tokens",
-        "16",
+        "--measuring",
+        "measure_limit=2",
+        "--measuring",
+        "measure_tokens=16",
     )
     subprocess.run(command, check=True, env=environment(), capture_output=True, timeout=500)
     result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
@@ -188,8 +188,8 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
         str(tmp_path / "run" / "drafter"),
         "--drafter",
         "draft-model",
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--max-tokens",
         "8",
         "--json",

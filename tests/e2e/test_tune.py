@@ -64,8 +64,8 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
         run(
             [
                 *command.split(),
-                "--runtime",
-                "eager",
+                "--model-options",
+                "runtime=eager",
                 "--settings-out",
                 str(settings),
                 "--out",

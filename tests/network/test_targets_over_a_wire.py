@@ -93,7 +93,8 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     target, draft = demo_paths()
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
-        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--runtime", "eager"]
+        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT)]
+        command += ["--model-options", "runtime=eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
         command += ["--runtime", "eager", "--no-self-test", "--verifier", "gumbel"]

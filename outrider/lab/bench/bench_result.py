@@ -1,5 +1,4 @@
-"""What a bench run found: cells, in each of them every configuration, and the single runs they were
-computed from.
+"""What a bench run found: cells, and in each of them every configuration.
 
 Counts are stored and ratios derived from them; docs/bench.md, "What the numbers are", has the
 formulas.
@@ -162,20 +161,6 @@ class Measured(Record):
         return self.accepted / self.drafted if self.drafted else None
 
 
-class RunLine(Record):
-    """One prompt through one configuration, as far as a file should keep it."""
-
-    configuration: int
-    prompt: int
-    round: int
-    tokens: int
-    steps: int
-    ttft_s: float
-    decode_s: float  # behind the first step, to the last token
-    other_cpu: float  # share of the processors that others used meanwhile, 0..1
-    attempts: int  # runs that this is the calmest of
-
-
 class OtherProcesses(Record):
     """What other processes used of the processors, 0..1, during the runs that count."""
 
@@ -228,7 +213,6 @@ class Cell(Record):
     failures: dict[str, str] = Field(default_factory=dict)
     others: OtherProcesses | None = None  # None: nothing ran
     configurations: list[Measured]
-    runs: list[RunLine]
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider.lab.bench.bench_result import Parting, RunLine
+from outrider.lab.bench.bench_result import Parting
 from outrider.lab.result import Record
 from outrider.lab.runner import Trace
 from outrider.stats import PHASES
@@ -28,9 +28,18 @@ class Pairing(Record):
     parting: Parting | None = None  # None: the same text
 
 
-class RunNote(RunLine):
+class RunNote(Record):
     """One prompt through one configuration, with all that a cell's numbers are made of."""
 
+    configuration: int
+    prompt: int
+    round: int
+    tokens: int
+    steps: int
+    ttft_s: float
+    decode_s: float  # after the first step, to the last token
+    other_cpu: float  # share of the processors that others used meanwhile, 0..1
+    attempts: int  # runs that this is the calmest of
     group: int  # of the prompts decoded together, within the round
     prompt_tokens: int
     drafted: int

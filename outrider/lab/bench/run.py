@@ -20,7 +20,7 @@ from outrider.lab.bench.bench_result import (
 from outrider.lab.bench.machine import added_memory, describe_target
 from outrider.lab.bench.plan import COUPLED, Material, Plan, digest, gather, runnable_cells
 from outrider.lab.bench.stages import CellState, Contenders, Rounds
-from outrider.lab.bench.summary import measured, others_during, run_line
+from outrider.lab.bench.summary import measured, others_during
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
@@ -40,33 +40,35 @@ def run_bench(
     on_bad: OnBad = "refuse",
     chat_template: bool = True,
     progress: Progress = QUIET,
-) -> tuple[BenchResult, Journal]:
-    """`options`: of models and machine; what they say about drafting plays no part. Close the
-    journal when the result is safe. After Ctrl-C the result is what was known by then
-    (`interrupted`): keep the journal, a resumed run goes on.
+) -> BenchResult:
+    """`options`: of models and machine; what they say about drafting plays no part. After Ctrl-C
+    the result is what was known by then (`interrupted`): the journal stays, a resumed run goes on.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
     identity = plan_identity(options, plan, workload, chat_template=chat_template)
-    journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    runner = Runner(options, plan.all_configurations, progress.say)
-    material = gather(
-        workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template
-    )
-    keys, notes = runnable_cells(plan, material)
-    field, failures = Contenders.open(runner, plan.all_configurations)
-    progress.say("measuring the memory's bandwidth")
-    target = describe_target(runner.models, options.target, options.draft)
-    journal = journal or Journal.open(journal_path, identity, resume=False)
-    rounds = Rounds(field, plan, material, keys, journal, progress)
-    with journal:
+    with Journal.open(journal_path, identity, resume=resume) as journal:
+        runner = Runner(options, plan.all_configurations, progress.say)
+        material = gather(
+            workload,
+            runner.tokenizer,
+            plan,
+            runner.context,
+            on_bad=on_bad,
+            chat_template=chat_template,
+        )
+        keys, notes = runnable_cells(plan, material)
+        field, failures = Contenders.open(runner, plan.all_configurations)
+        progress.say("measuring the memory's bandwidth")
+        target = describe_target(runner.models, options.target, options.draft)
+        rounds = Rounds(field, plan, material, keys, journal, progress)
         try:
             states = rounds.run()
         except KeyboardInterrupt:
             if not (states := rounds.stopped()):
                 raise
     cells = [_cell(state, rounds, plan, target, runner.tokenizer) for state in states]
-    result = BenchResult(
+    return BenchResult(
         workload=WorkloadInfo.of(workload),
         settings={**plan.as_dict(), "chat_template": chat_template},
         target=target,
@@ -82,7 +84,6 @@ def run_bench(
             *_remarks(cells, plan, material),
         ],
     )
-    return result, journal
 
 
 def plan_identity(
@@ -135,7 +136,6 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         failures={labels[number]: reason for number, reason in state.failures.items()},
         others=others_during(state.notes, plan.max_other_cpu),
         configurations=found,
-        runs=[run_line(note) for note in state.notes],
     )
 
 

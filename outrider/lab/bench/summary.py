@@ -24,7 +24,6 @@ from outrider.lab.bench.bench_result import (
     Measured,
     OtherProcesses,
     Percentiles,
-    RunLine,
     TargetInfo,
 )
 from outrider.lab.bench.machine import roof_tokens_per_s
@@ -135,12 +134,6 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
         num_disturbed=sum(share > max_other_cpu for share in shares),
         num_repeated=sum(note.attempts > 1 for note in notes),
     )
-
-
-def run_line(note: RunNote) -> RunLine:
-    """What the result keeps of a run."""
-    facts = note.model_dump(include=set(RunLine.model_fields))
-    return RunLine(**facts | {"other_cpu": round(note.other_cpu, 4)})
 
 
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:

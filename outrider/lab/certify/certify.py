@@ -21,8 +21,7 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.points import find_spots
-from outrider.lab.certify.sampled import sampled_distribution
+from outrider.lab.certify.sampled import ORIGINS, sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.texts import greedy, invariance
 from outrider.lab.journal import Units
@@ -31,8 +30,7 @@ from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
-MAX_POINTS = 8
-DETECTED = 0.06  # total variation that the default number of samples finds (40 degrees of freedom)
+DETECTED = 0.06  # total variation that the default number of samples finds (18 cells)
 NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 
 
@@ -100,10 +98,11 @@ def certify(
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
     subject.constraint([], plan.sampling)  # refuses a wrong grammar now
-    text, answers = greedy(subject, list(prompts), plan.sampling, units)
+    text = greedy(subject, list(prompts), plan.sampling, units)
     if subject.is_lossless:
-        spots = find_spots(subject, prompts, answers, plan.drawing, MAX_POINTS, units.progress)
-        sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
+        sampled = sampled_distribution(
+            subject, prompts, plan.drawing, plan.samples, plan.seed, units
+        )
         same = invariance(subject, list(prompts), plan.drawing, plan.seed, units)
     else:
         text = _lossy(text)
@@ -148,7 +147,7 @@ def _notes(
     if str(subject.built.options.num_draft_tokens).startswith("auto"):
         yield f"the sampled sections draft {subject.max_drafted} tokens a step, the most that auto may choose"
     if sampled.origins:
-        for name in ("accepted", "correction", "bonus"):
+        for name in ORIGINS:
             if not sampled.origins.get(name):
                 yield f"no {name} token was among the sampled tokens"
     if not subject.built.config()["exact"]:

@@ -22,8 +22,8 @@ POWER = 0.9
 Status = Literal["passed", "failed", "inconclusive", "not claimed"]
 Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
 Sampler = Literal["speculative", "plain"]
-Part = Literal["continuations", "long texts", "drafts"]
-View = Literal["tokens", "preference", "likeliest first", "by id"]
+Part = Literal["texts", "drafts"]
+View = Literal["likeliest first", "by id", "preference"]
 Cause = Literal["rounding", "verifier", "state"]
 
 
@@ -32,14 +32,6 @@ class Section(Record):
 
     status: Status
     why: str  # one sentence
-
-
-class TestPoint(Record):
-    """A text of the pair's own at which distributions were tested."""
-
-    prompt: int  # number of the prompt, from 0
-    num_output_tokens: int  # of the target's greedy answer that precede the test point
-    entropy_nats: float  # of the target's distribution there, under the sampling options
 
 
 class TextDifference(Record):
@@ -77,15 +69,15 @@ class SameTexts(Section):
 class DistributionTest(Record):
     """One G-test of drawn tokens against the distributions they should come from.
 
-    Emitted tokens against the target's teacher-forced conditionals (gtest.py), drafted ones against
-    what the drafter reports of them (drafted.py). G = 2 sum O ln(O / E) over cells expected at
+    Emitted tokens against the target's teacher-forced conditionals, drafted ones against what the
+    drafter reports of them, by their ranks (ranks.py). G = 2 sum O ln(O / E) over cells expected at
     least 5 times. docs/certify.md names the views.
     """
 
     part: Part
     sampler: Sampler
     view: View
-    first: int  # token of the continuation or draft, from 1; of a long text, from 0 with its prompt
+    first: int  # token of the draft, from 1; of a text, from 0 with its prompt
     last: int  # the test is of all from the first to this one
     num_draws: int
     num_uncertain: int  # of those, from distributions that leave a choice
@@ -104,31 +96,27 @@ class SampledDistribution(Section):
     temperature: float
     false_alarms: float = FALSE_ALARMS
     power: float = POWER
-    num_samples: int = 0  # continuations
-    num_tokens: int = 0  # tokens tested per continuation
-    num_long_texts: int = 0
+    num_texts: int = 0
+    num_tokens: int = 0  # drawn
     origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens
-    places: list[TestPoint] = Field(default_factory=list)
     tests: list[DistributionTest] = Field(default_factory=list)
-    detectable_total_variation: float | None = None  # the worst of the tests of emitted tokens
 
-    def finds(self, *parts: Part) -> float | None:
-        """The smallest total variation that every speculative test of these parts finds."""
-        tests = [one for one in self.tests if one.sampler == "speculative" and one.part in parts]
+    def finds(self, part: Part) -> float | None:
+        """The smallest total variation that every speculative test of this part finds."""
+        tests = [one for one in self.tests if (one.sampler, one.part) == ("speculative", part)]
         known = [one.detectable_total_variation for one in tests]
         return max((one for one in known if one is not None), default=None)
 
     @property
-    def long_range(self) -> tuple[int, int] | None:
-        """The first and the last position that long texts tested; None: none was long enough."""
-        tests = [one for one in self.tests if one.part == "long texts"]
+    def tested_range(self) -> tuple[int, int] | None:
+        """The first and the last position that texts tested; None: none was long enough."""
+        tests = [one for one in self.tests if one.part == "texts"]
         return (min(one.first for one in tests), max(one.last for one in tests)) if tests else None
 
 
 class CertifyResult(Result):
     """The certificate."""
 
-    schema_version: int = 3
     kind: Literal["certify"] = "certify"
     verdict: Verdict
     reasons: list[str]  # why this verdict, one line each

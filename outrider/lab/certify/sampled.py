@@ -1,23 +1,24 @@
-"""Sampled text against the target's own conditionals: continuations, long texts, and drafted
-tokens.
+"""Sampled text against the target's own conditionals, and drafted tokens against what the drafter
+reports of them.
 
-Half of the continuations begin with drafts of full length, half with drafts that end inside the
-tested tokens: so accepted tokens, corrections and bonus tokens are all among those. The
-conditionals come from teacher-forced passes, in which neither drafter nor verifier takes part.
-Where a test fails, the plain sampler goes through the same tests: if it fails them, too, it is the
-test that is wrong.
+Texts have up to LATEST tokens, or go to the end of the context; an end token ends none. Every token
+is one draw from its own conditional, which a teacher-forced pass along the text gives, in which
+neither drafter nor verifier takes part. The ranks of all tokens in a band of positions make one
+test in each order (`ranks.py`). Where a test fails, the plain sampler goes through the same tests:
+if it fails them, too, it is the test that is wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import repeat
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.errors import counted
 from outrider.lab.certify.certify_result import (
@@ -30,22 +31,23 @@ from outrider.lab.certify.certify_result import (
     Status,
     View,
 )
-from outrider.lab.certify.drafted import DraftedRanks
-from outrider.lab.certify.gtest import GStatistic, PositionTable, detectable, holm
-from outrider.lab.certify.long_texts import MAX_ROWS as MAX_LONG_ROWS
-from outrider.lab.certify.long_texts import enough_prompts, long_texts
-from outrider.lab.certify.points import Beginning, Spot, conditionals
-from outrider.lab.certify.subject import Subject, clear, row_seeds
+from outrider.lab.certify.ranks import GStatistic, Ranks, detectable, holm
+from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Units
-from outrider.run import has_ended, run_rows
+from outrider.models.lm import LM
+from outrider.models.tokens.vocabulary import fit_width
+from outrider.run import run_rows
+from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
 
-DEPTH = 3  # tokens tested per continuation, at most
-MAX_ROWS = 64  # at a time
-MAX_BYTES = 1 << 28  # of distributions of one batch
+LATEST = 1024  # tokens of a text
+BANDS = 4  # of positions, with as many draws each
+MAX_ROWS = 32  # at a time: each holds the keys and values of a whole text
+CHUNK = 32  # tokens of a teacher-forced pass
 FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
-SAMPLERS: tuple[Sampler, ...] = ("speculative", "plain")
+ORIGINS = ("accepted", "correction", "bonus")
 
 
 @dataclass(frozen=True)
@@ -62,174 +64,237 @@ class Tested:
 Statistics = dict[Tested, GStatistic]
 
 
+@dataclass
+class Drawn:
+    """The texts of one sampler."""
+
+    prompts: list[list[int]] = field(default_factory=list)
+    texts: list[list[int]] = field(default_factory=list)
+    origins: Counter[str] = field(default_factory=Counter)
+    drafted: Ranks = field(default_factory=Ranks)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass
+class Band:
+    """The draws at some positions of the texts."""
+
+    first: int
+    last: int
+    ranks: Ranks
+
+
 def sampled_distribution(
     subject: Subject,
-    spots: Sequence[Spot],
+    prompts: Sequence[list[int]],
     params: SamplingParams,
-    num_samples: int,
+    num_draws: int,
     seed: int,
     units: Units,
 ) -> SampledDistribution:
-    """The section: `num_samples` continuations, and as many draws in every band of long texts."""
-    depth = min(DEPTH, subject.max_drafted + 1)
-    each = -(-num_samples // len(spots))
-    size = _rows_at_once(subject)
-    chunks = [min(size, each - start) for start in range(0, each, size)]
-    prompts = {spot.prompt_number: spot.prompt for spot in spots}
-    many = enough_prompts(list(prompts.values()), subject.built.context, num_samples)
-    num_units = len(spots) * (len(chunks) + 1) - (-len(many) // MAX_LONG_ROWS)
-    units.progress.stage("sampled distribution", num_units)
-    origins = Counter[str]()
+    """The section: texts after these prompts, with `num_draws` draws in every band of positions."""
     tolerated = 0.0 if subject.built.config()["exact"] else FILTER_EDGE
-
-    def statistics_of(sampler: Sampler) -> Statistics:
-        tables = [PositionTable() for _ in range(depth)]
-        drafted = DraftedRanks()
-        rng = np.random.default_rng(seed)
-        for point, spot in enumerate(spots):
-            texts = Counter[Beginning]()
-            for number, count in enumerate(chunks):
-                seeds = row_seeds([seed, point, number, SAMPLERS.index(sampler)], count)
-                key = f"law/{sampler}/{point}/{number}"
-                drawn = units.get(key, draw, subject, sampler, spot, params, seeds, depth)
-                for text, times in drawn["texts"].items():
-                    texts[tuple(map(int, text.split()))] += times
-                if sampler == "speculative":
-                    origins.update(drawn["origins"])
-                drafted.add(drawn["drafted"])
-            _add(subject, tables, spot, params, texts, rng)
-            units.progress.advance()
-        statistics: Statistics = {}
-        for position, table in enumerate(tables, 1):
-            for view, one in _views(table, tolerated):
-                statistics[Tested("continuations", sampler, view, position, position)] = one
-        bands, ranks = long_texts(subject, sampler, many, params, num_samples, seed, units)
-        for band in bands:
-            for view, one in _views(band.table, tolerated):
-                statistics[Tested("long texts", sampler, view, band.first, band.last)] = one
-        for counts in ranks:
-            drafted.add(counts)
-        for view, one in drafted.tests():
-            statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = one
-        return statistics
-
-    statistics = statistics_of("speculative")
-    tests = _tests(statistics)
+    room = min(LATEST, subject.built.context - max(map(len, prompts)))
+    units.progress.stage("sampled distribution", -(-BANDS * num_draws // (MAX_ROWS * max(1, room))))
+    drawn = draw(subject, "speculative", prompts, params, num_draws, seed, units)
+    statistics = _statistics(subject, "speculative", drawn, params, num_draws, seed, tolerated)
+    tests = judged(statistics)
     if any(test.rejected for test in tests):  # is it the test that is wrong?
-        tests = _tests(statistics | statistics_of("plain"))
+        plain = draw(subject, "plain", prompts, params, num_draws, seed, units)
+        tests = judged(
+            statistics | _statistics(subject, "plain", plain, params, num_draws, seed, tolerated)
+        )
     result = SampledDistribution(
         status="passed",
         why="",
         temperature=params.temperature,
-        num_samples=each * len(spots),
-        num_tokens=depth,
-        num_long_texts=len(many),
-        origins=dict(origins),
-        places=[spot.as_record() for spot in spots],
+        num_texts=len(drawn.texts),
+        num_tokens=drawn.num_tokens,
+        origins=dict(drawn.origins),
         tests=tests,
     )
-    status, why = _judgement(result)
-    worst = result.finds("continuations", "long texts")
-    return result.model_copy(
-        update={"status": status, "why": why, "detectable_total_variation": worst}
-    )
+    result.status, result.why = _judgement(result)
+    return result
 
 
 # ------------------------------------------------ drawing
 
 
-@torch.inference_mode()
 def draw(
     subject: Subject,
     sampler: Sampler,
-    spot: Spot,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    num_draws: int,
+    seed: int,
+    units: Units,
+) -> Drawn:
+    """Texts after the prompts in turn, until every band has its draws, or there is a text for each
+    draw: a grammar may end them early."""
+    drawn = Drawn()
+    turns = cycle(prompts)
+    while (
+        len(drawn.texts) < num_draws
+        and (missing := BANDS * (num_draws + len(drawn.texts)) - drawn.num_tokens) > 0
+    ):
+        room = max(1, LATEST if not drawn.texts else drawn.num_tokens // len(drawn.texts))
+        some = list(islice(turns, min(MAX_ROWS, -(-missing // room))))
+        start = len(drawn.texts)
+        seeds = row_seeds([seed, start, sampler == "plain"], len(some))
+        batch = units.get(
+            f"texts/{sampler}/{start}", _draw_batch, subject, sampler, some, params, seeds
+        )
+        drawn.prompts += some
+        drawn.texts += batch["texts"]
+        drawn.origins.update(batch["origins"])
+        drawn.drafted.merge(batch["drafted"])
+    return drawn
+
+
+def row_seeds(key: Sequence[int], count: int) -> list[int]:
+    """Seeds of rows that depend on the key alone."""
+    return [
+        int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)
+    ]
+
+
+@torch.inference_mode()
+def _draw_batch(
+    subject: Subject,
+    sampler: Sampler,
+    prompts: Sequence[list[int]],
     params: SamplingParams,
     seeds: Sequence[int],
-    depth: int,
 ) -> dict[str, Any]:
-    """One continuation per seed: the texts, the origins of their tokens, the ranks of what was
-    drafted."""
+    """The tokens of every text, their origins, and the ranks of what was drafted."""
     decoder = subject.sampler(sampler)
-    rooms = [depth, max(depth, subject.max_drafted + 1)]  # the first cuts drafts short
-    rows = [
-        subject.row(number, spot.tokens, len(spot.prompt), params, seed, rooms[number % 2])
-        for number, seed in enumerate(seeds)
-    ]
-    ranks = DraftedRanks(seeds[0])
-    try:
-        subject.join(decoder, rows)
-        with decoder.observed(ranks):
-            for _ in run_rows(
-                decoder, [], is_over=lambda row: has_ended(row) or len(row.origins) >= depth
-            ):
-                pass
-    finally:
-        clear(decoder)
-    start = len(spot.tokens)
-    texts = Counter(" ".join(map(str, row.tokens[start : start + depth])) for row in rows)
-    origins = Counter(origin for row in rows for origin in row.origins[:depth])
+    ranks = Ranks(seeds[0])
+    rows = []
+    for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        row = subject.row(index, prompt, params, seed)
+        limit = min(LATEST + len(prompt), subject.built.context)
+        rows.append(replace(row, stop_tokens=frozenset(), max_tokens=limit))
+    with decoder.observed(ranks):
+        for _ in run_rows(decoder, rows):
+            pass
+    origins = Counter(origin for row in rows for origin in row.origins)
     return {
-        "texts": dict(texts),
+        "texts": [row.output for row in rows],
         "origins": dict(origins),
         "drafted": ranks.as_json(),
     }
 
 
-def _rows_at_once(subject: Subject) -> int:
-    # p and q of one row
-    num_bytes = 8 * subject.target.shape.vocab_size * (subject.max_drafted + 1)
-    return max(2, min(MAX_ROWS, MAX_BYTES // num_bytes))
+# ------------------------------------------------ the distributions
+
+
+@torch.inference_mode()
+def probs_along(
+    subject: Subject, lm: LM, prompt: list[int], answer: list[int], params: SamplingParams
+) -> Iterator[Tensor]:
+    """The distributions (n, V) before the tokens of an answer, some at a time; penalties, bans and
+    grammar as for committed text.
+
+    Teacher-forced: the text is fed as it is. `lm`: the target, or a draft, whose logits are brought
+    to the target's width as its drafter does.
+    """
+    vocab_size = subject.target.shape.vocab_size
+    lm.kv.add_row()
+    try:
+        lm.catch_up([prompt])
+        for start in range(0, len(answer), CHUNK):
+            piece = answer[start : start + CHUNK]
+            fed = torch.tensor(
+                [[*prompt[-1:], *answer][start : start + len(piece)]], device=lm.device
+            )
+            columns = torch.arange(len(piece), device=lm.device)
+            logits = fit_width(lm.forward(fed, columns=columns).logits, vocab_size)
+            lm.kv.advance(0, len(piece))
+            chain = Draft(torch.tensor([piece[:-1]]), torch.tensor([len(piece) - 1]))
+            before = answer[:start]
+            history = (
+                History.start([prompt], [before], vocab_size) if params.needs_history else None
+            )
+            constraint = subject.constraint(before, params)
+            sampling = BatchSampling.of([params], vocab_size, constraints=[constraint])
+            yield distribution(logits.cpu(), sampling, history, chain)[0]
+    finally:
+        lm.kv.swap_remove(0)
+
+
+def bands_of(texts: Sequence[range], num_draws: int) -> list[tuple[int, int]]:
+    """First and last position of the bands of all texts, each with at least `num_draws` draws, and
+    of all of them together: a fault that is small everywhere."""
+    positions = np.sort(np.concatenate(texts))
+    num_bands = min(BANDS, len(positions) // (num_draws + len(texts)))
+    num_bands = num_bands or int(len(positions) >= num_draws)
+    if not num_bands:
+        return []
+    lasts = sorted({int(part[-1]) for part in np.array_split(positions, num_bands)})
+    firsts = [int(positions[0]), *(last + 1 for last in lasts[:-1])]
+    bands = list(zip(firsts, lasts, strict=True))
+    return [*bands, (firsts[0], lasts[-1])] if len(bands) > 1 else bands
+
+
+def ranks_of(
+    subject: Subject, drawn: Drawn, params: SamplingParams, num_draws: int, seed: int
+) -> list[Band]:
+    """The ranks of all tokens, by bands of positions."""
+    pairs = list(zip(drawn.prompts, drawn.texts, strict=True))
+    ranges = [range(len(prompt), len(prompt) + len(text)) for prompt, text in pairs]
+    limits = bands_of(ranges, num_draws)
+    bands = [
+        Band(first, last, Ranks([seed, number])) for number, (first, last) in enumerate(limits)
+    ]
+    draft = subject.draft_model
+    for prompt, text in pairs if bands else ():
+        position = len(prompt)
+        guesses: Iterator[Tensor | None] = (
+            cycle([None]) if draft is None else probs_along(subject, draft, prompt, text, params)
+        )
+        targets = probs_along(subject, subject.target, prompt, text, params)
+        for probs, guess in zip(targets, guesses, strict=False):
+            at = torch.arange(position, position + len(probs))
+            start = position - len(prompt)
+            tokens = torch.tensor(text[start : start + len(probs)])
+            for band in bands:
+                inside = (at >= band.first) & (at <= band.last)
+                if bool(inside.any()):
+                    band.ranks.add(
+                        probs[inside], tokens[inside], None if guess is None else guess[inside]
+                    )
+            position += len(probs)
+    return bands
 
 
 # ------------------------------------------------ testing
 
 
-def _add(
+def _statistics(
     subject: Subject,
-    tables: Sequence[PositionTable],
-    spot: Spot,
+    sampler: Sampler,
+    drawn: Drawn,
     params: SamplingParams,
-    texts: Mapping[Beginning, int],
-    rng: np.random.Generator,
-) -> None:
-    """Everything drawn at one test point goes into the tables of the positions."""
-    after = followers(texts)
-    fed = longest(after)
-    guesses: Iterable[np.ndarray | None] = repeat(None)
-    if subject.draft_model is not None:
-        drafted = conditionals(subject, subject.draft_model, spot, fed, params)
-        guesses = (probs for _, probs in drafted)
-    targets = conditionals(subject, subject.target, spot, fed, params)
-    for (beginning, probs), guess in zip(targets, guesses, strict=False):
-        if beginning in after:
-            tables[len(beginning)].add(probs, after[beginning], rng, guess)
+    num_draws: int,
+    seed: int,
+    tolerated: float,
+) -> Statistics:
+    statistics: Statistics = {}
+    for band in ranks_of(subject, drawn, params, num_draws, seed):
+        for view, one in band.ranks.tests(tolerated):
+            statistics[Tested("texts", sampler, view, band.first, band.last)] = one
+    for view, one in drawn.drafted.tests():
+        statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = one
+    return statistics
 
 
-def followers(texts: Mapping[Beginning, int]) -> dict[Beginning, list[int]]:
-    """Beginning -> the tokens that were drawn after it."""
-    after: dict[Beginning, list[int]] = {}
-    for text, count in texts.items():
-        for length in range(len(text)):
-            after.setdefault(text[:length], []).extend([text[length]] * count)
-    return after
-
-
-def longest(beginnings: Iterable[Beginning]) -> list[Beginning]:
-    """The beginnings that no other one begins with: feeding them feeds all."""
-    known = set(beginnings)
-    inner = {one[:length] for one in known for length in range(len(one))}
-    return sorted(known - inner)
-
-
-def _views(table: PositionTable, tolerated: float) -> Iterator[tuple[View, GStatistic]]:
-    yield "tokens", table.tokens(tolerated)
-    if (preference := table.preference()) is not None:
-        yield "preference", preference
-
-
-def _tests(statistics: Statistics) -> list[DistributionTest]:
+def judged(statistics: Statistics) -> list[DistributionTest]:
+    """The tests of one certificate, corrected for their number."""
     rejected = holm([one.p_value for one in statistics.values()], FALSE_ALARMS)
-    level = FALSE_ALARMS / len(statistics)
+    level = FALSE_ALARMS / max(1, len(statistics))
     return [
         DistributionTest(
             **asdict(tested),
@@ -242,11 +307,7 @@ def _tests(statistics: Statistics) -> list[DistributionTest]:
 
 
 def _judgement(found: SampledDistribution) -> tuple[Status, str]:
-    points = counted(len(found.places), "position")
-    what = (
-        f"{found.num_samples} continuations at {points} and "
-        f"{counted(found.num_long_texts, 'long text')}"
-    )
+    what = f"{found.num_tokens} tokens in {counted(found.num_texts, 'text')}"
     rejected = [one for one in found.tests if one.rejected]
     if plain := [one for one in rejected if one.sampler == "plain"]:
         return "inconclusive", (
@@ -255,9 +316,9 @@ def _judgement(found: SampledDistribution) -> tuple[Status, str]:
     if rejected:
         first = min(rejected, key=lambda one: one.p_value)
         of_drafts = first.part == "drafts"
-        whose = "drafter" if of_drafts else "target"
         beyond = f"(p = {first.p_value:.1e})"
         if first.impossible:
+            whose = "drafter" if of_drafts else "target"
             beyond += f", {first.impossible} of them tokens that the {whose} never emits"
         if of_drafts:
             return "failed", (
@@ -265,11 +326,11 @@ def _judgement(found: SampledDistribution) -> tuple[Status, str]:
                 f"than it reports {beyond}"
             )
         return "failed", f"{what}: {_where(first)} is off the target's distribution {beyond}"
-    if not any(found.origins.get(name) for name in ("accepted", "correction", "bonus")):
+    if not any(found.origins.get(name) for name in ORIGINS):
         return "inconclusive", (
             f"the drafter proposed nothing in {what}; choose prompts it has guesses for"
         )
-    worst = found.finds("continuations", "long texts") or 1.0
+    worst = found.finds("texts") or 1.0
     if worst > WORST_DETECTABLE:
         return "inconclusive", (
             f"{what} are too few: only a total variation of {worst:.2f} would be found; "
@@ -282,6 +343,4 @@ def _judgement(found: SampledDistribution) -> tuple[Status, str]:
 
 
 def _where(test: DistributionTest) -> str:
-    if test.part == "continuations":
-        return f"token {test.first}"
     return f"text from token {test.first} to {test.last}"

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from outrider.admission import constraint_for, new_row
@@ -27,7 +25,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.kv.view import KVView
 from outrider.lab.certify.certify_result import Sampler
 from outrider.llm import LLM
-from outrider.models.lm import LM, Reader
+from outrider.models.lm import LM
 from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import distribution
@@ -174,26 +172,10 @@ class Subject:
         done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
         return [completion.token_ids for completion in done]
 
-    def row(
-        self,
-        number: int,
-        tokens: list[int],
-        num_prompt: int,
-        params: SamplingParams,
-        seed: int,
-        room: int,
-    ) -> Row:
-        """A row in the middle of an answer: `tokens` up to here, `room` tokens still to come. Stop
-        strings do not end it."""
-        return replace(
-            new_row(self.built, number, tokens, params, with_text=False),
-            num_prompt=num_prompt,
-            seed=seed,
-            max_tokens=min(self.built.context, len(tokens) + room),
-            detokenizer=None,
-            stops=StopStrings([]),
-            constraint=self.constraint(tokens[num_prompt:], params),
-        )
+    def row(self, number: int, prompt: list[int], params: SamplingParams, seed: int) -> Row:
+        """A row of a prompt that stop strings do not end."""
+        row = new_row(self.built, number, prompt, params, with_text=False)
+        return replace(row, seed=seed, stops=StopStrings([]))
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
         """The grammar and the bans of `params` after these output tokens; fresh. None where there
@@ -202,51 +184,3 @@ class Subject:
         if constraint is not None:
             constraint.commit(output)
         return constraint
-
-    @torch.inference_mode()
-    def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
-        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a
-        prefix cache would. A drafter that reads hidden states gets them for every row."""
-        drafter = decoder.drafter
-        target = decoder.target
-        for row in rows:
-            decoder.add(row)
-
-        def read(_: int, start: int, hidden: dict[int, Tensor]) -> None:
-            for index in range(len(rows)):
-                drafter.read(index, start, hidden)
-
-        share_prefix(
-            target, rows[0].tokens, len(rows), drafter.signals, read if drafter.signals else None
-        )
-        draft = self.built.draft
-        if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
-            share_prefix(draft.lm, rows[0].tokens, len(rows))
-
-
-def row_seeds(key: Sequence[int], count: int) -> list[int]:
-    """Seeds of rows that depend on the key alone."""
-    return [
-        int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)
-    ]
-
-
-def clear(decoder: Decoder) -> None:
-    """All rows leave."""
-    while len(decoder.rows):
-        decoder.remove(0)
-
-
-def share_prefix(
-    lm: LM,
-    tokens: list[int],
-    num_rows: int,
-    capture: tuple[int, ...] = (),
-    read: Reader | None = None,
-) -> None:
-    """Feed all of `tokens` but the last one to row 0 and copy what it then holds to rows 1 ..
-    num_rows - 1, which are empty."""
-    lm.catch_up([tokens], capture, read)
-    packed = lm.kv.pack(0)
-    for row in range(1, num_rows):
-        lm.kv.unpack(row, packed)

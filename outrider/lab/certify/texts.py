@@ -57,8 +57,8 @@ class Texts:
     units: Units
     kind: str  # of the section, for the journal
 
-    def section(self, title: str, ways: Sequence[Way]) -> tuple[SameTexts, list[list[int]]]:
-        """All ways, and the plain texts that they were compared with."""
+    def section(self, title: str, ways: Sequence[Way]) -> SameTexts:
+        """All ways, compared with the plain texts."""
         count = len(self.prompts)
         num_batches = sum(len(batches(count, way.together)) for way in ways)
         self.units.progress.stage(title, count + num_batches)
@@ -77,7 +77,7 @@ class Texts:
                 run.num_tokens += batch["num_tokens"]
             section.runs.append(run)
         section.status, section.why = judge(section.runs, section.differences)
-        return section, expected
+        return section
 
     def _plain(self, number: int) -> list[int]:
         """One prompt alone."""
@@ -136,8 +136,8 @@ def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tup
 
 def greedy(
     subject: Subject, prompts: list[list[int]], params: SamplingParams, units: Units
-) -> tuple[SameTexts, list[list[int]]]:
-    """The section, and the plain texts. `params` as the user gave them; here at temperature 0."""
+) -> SameTexts:
+    """The section. `params` as the user gave them; here at temperature 0."""
     chosen = [replace(params, temperature=0.0)] * len(prompts)
     together = min(TOGETHER, len(prompts))
     ways = [Way("speculative, alone", subject.speculative)]
@@ -162,7 +162,7 @@ def invariance(
     seeded = [replace(params, seed=one) for one in seeds]
     texts = Texts(subject, prompts, seeded, units, "invariance")
     ways = _ways(subject, min(TOGETHER, len(prompts)))
-    return texts.section("independence of the drafter", ways)[0]
+    return texts.section("independence of the drafter", ways)
 
 
 def _ways(subject: Subject, together: int) -> list[Way]:

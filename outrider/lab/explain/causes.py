@@ -16,45 +16,17 @@ its kept path one of three things ends it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
 from outrider.lab.explain.distributions import Distributions
+from outrider.lab.explain.explain_result import Place
 from outrider.lab.runner import Step
+from outrider.lazy import scipy
 
 CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length")
-
-
-@dataclass
-class Place:
-    """One output token: what was drafted and lost there, and the numbers of both models."""
-
-    token: int
-    level: int  # draft tokens kept before it in its step
-    tested: list[int]  # draft tokens that were tested there, the kept one first
-    is_kept: bool
-    keeps: float | None  # P(a draft token there is the text's), given the text; None: not known
-    p_token: float
-    p_entropy: float  # nats
-    q_token: float | None = None
-    q_entropy: float | None = None
-    p_draft: float | None = None  # of the first tested token
-    q_draft: float | None = None
-    rank_draft: int | None = None  # of that token in p, 1 = likeliest
-    rank_token: int | None = None  # of the text's token in q
-    disagreement: float | None = None  # total variation
-    lost: dict[str, float] = field(default_factory=dict)  # cause -> tokens
-
-    @property
-    def is_rejection(self) -> bool:
-        return bool(self.tested) and not self.is_kept
-
-    @property
-    def cause(self) -> str | None:
-        """The largest part of what was lost there."""
-        return max(self.lost, key=lambda cause: self.lost[cause], default=None)
 
 
 @dataclass
@@ -165,25 +137,19 @@ def _place(
         is_kept=is_kept,
         keeps=_keeps(point, draws),
         p_token=float(p[point.token]),
-        p_entropy=entropy(p),
+        p_entropy=float(scipy.stats.entropy(p)),
     )
     if tested:
         place.p_draft = float(p[tested[0]])
         place.rank_draft = rank(p, tested[0])
     if q is not None:
         place.q_token = float(q[point.token])
-        place.q_entropy = entropy(q)
+        place.q_entropy = float(scipy.stats.entropy(q))
         place.rank_token = rank(q, point.token)
         place.disagreement = float(1 - np.minimum(p, q).sum())
         if tested:
             place.q_draft = float(q[tested[0]])
     return place
-
-
-def entropy(probs: np.ndarray) -> float:
-    """In nats."""
-    mass = probs[probs > 0]
-    return float(-(mass * np.log(mass)).sum())
 
 
 def rank(probs: np.ndarray, token: int) -> int:

@@ -1,11 +1,11 @@
-"""What `outrider explain` found. Texts are kept as columns, a few hundred bytes a token."""
+"""What `outrider explain` found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from outrider.lab.result import Comparable, Interval, Record, Result
 
@@ -65,60 +65,59 @@ class Times(Record):
         return self.step_s - self.draft_s
 
 
-class TextColumns(Record):
-    """One text, one entry per output token. `fate`, `kind`, `section` and `cause` have one letter a
-    token."""
+# written with three significant digits
+Short = Annotated[float, PlainSerializer(lambda value: float(f"{value:.3g}"))]
+
+
+class Place(Record):
+    """One output token: what was drafted and lost there, and the numbers of both models; with its
+    words, where the result keeps its text."""
+
+    token: int = Field(exclude=True, default=-1)
+    level: int  # draft tokens kept before it in its step
+    # draft tokens that were tested there, the kept one first
+    tested: list[int]
+    is_kept: bool
+    # P(a draft token there is the text's), given the text; None: not known
+    keeps: float | None = Field(exclude=True, default=None)
+    p_token: Short
+    p_entropy: Short  # nats
+    q_token: Short | None = None
+    q_entropy: Short | None = None
+    p_draft: Short | None = None  # of the first tested token
+    q_draft: Short | None = None
+    rank_draft: int | None = None  # of that token in p, 1 = likeliest
+    rank_token: int | None = None  # of the text's token in q
+    disagreement: Short | None = None  # total variation
+    lost: dict[str, Short] = Field(default_factory=dict)  # cause -> tokens
+    piece: str = ""  # text that the token added; empty inside a character
+    fate: str = "plain"  # as in `Completion.origins`
+    kind: str = ""  # of regions.KINDS
+    section: str = ""  # of regions.SECTIONS
+    rejected: str = ""  # the draft token that was rejected there
+
+    @property
+    def is_rejection(self) -> bool:
+        return bool(self.tested) and not self.is_kept
+
+    @property
+    def cause(self) -> str | None:
+        """The largest part of what was lost there."""
+        return max(self.lost, key=lambda cause: self.lost[cause], default=None)
+
+
+class ExplainedText(Record):
+    """One text, a place for each output token."""
 
     id: str
     task: str
     prompt: str
-    pieces: list[str]  # text that each token added; empty inside a character
-    fate: str  # letters: `LETTERS`
-    kind: str
-    section: str
-    cause: str  # of the largest part of what was lost there; "." where nothing was
-    level: list[int]  # draft tokens kept before it in its step
-    draft: list[str]  # the draft token that was rejected there; empty where none was
-    siblings: list[int]  # draft tokens that were tested there
-    p_token: list[float | None]
-    q_token: list[float | None]
-    p_draft: list[float | None]
-    q_draft: list[float | None]
-    p_entropy: list[float | None]  # nats
-    q_entropy: list[float | None]
-    disagreement: list[float | None]  # total variation
-    rank_draft: list[int | None]  # of the draft token in p, 1 = likeliest
-    rank_token: list[int | None]  # of the text's token in q
-    lost: list[float]  # tokens
-
-
-LETTERS = {
-    "fate": {"a": "accepted", "c": "correction", "b": "bonus", "p": "plain"},
-    "kind": {
-        "t": "tool call",
-        "c": "code",
-        "d": "number",
-        "n": "name",
-        "w": "word",
-        "p": "punctuation",
-        "s": "whitespace",
-    },
-    "section": {"t": "thinking", "a": "answer", "x": "text"},
-    "cause": {
-        "d": "draft",
-        "v": "vocabulary",
-        "f": "filters",
-        "s": "stopped",
-        "b": "tree-budget",
-        "l": "length",
-    },
-}
+    places: list[Place]
 
 
 class ExplainResult(Result):
     """`outrider explain`."""
 
-    schema_version: int = 3
     kind: Literal["explain"] = "explain"
     target: str
     draft: str | None
@@ -137,7 +136,6 @@ class ExplainResult(Result):
     drafted: int
     tested: int
     accepted: int
-    near_misses: int  # rejections at which the text has the draft's second to eighth guess
     ideal: float  # tokens that the steps could have emitted
     tau: Interval  # emitted / steps; prompts resampled
     alpha: Interval | None  # accepted / tested; likewise
@@ -149,7 +147,7 @@ class ExplainResult(Result):
     by_kind: list[GroupRow]
     by_section: list[GroupRow]
     advice: list[Advice]
-    texts: list[TextColumns] = Field(default_factory=list)
+    texts: list[ExplainedText] = Field(default_factory=list)
 
     def comparable(self) -> Iterator[Comparable]:
         """What two explanations of one configuration can be compared in."""

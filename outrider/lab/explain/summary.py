@@ -7,118 +7,79 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.drafters.composite import CompositeDrafter
 from outrider.lab.explain.advice import advise
-from outrider.lab.explain.causes import CAUSES, Account, Place
+from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.explain.explain_result import (
-    LETTERS,
     CauseRow,
+    ExplainedText,
     ExplainResult,
     GroupRow,
     LevelRow,
-    TextColumns,
+    Place,
     Times,
 )
 from outrider.lab.explain.regions import KINDS, SECTIONS, token_kinds, token_sections
 from outrider.lab.intervals import proportion, ratio_of_sums
-from outrider.lab.runner import Contender, Step
+from outrider.lab.runner import Contender, Step, Trace
 from outrider.models.tokens.token_bytes import token_name
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, decode
 
 PROMPT_END = 400  # characters of the prompt that decide about sections and sentences
-NEAR = range(2, 9)  # ranks of a near miss
 
 
-@dataclass
-class ExplainedText:
+@dataclass(frozen=True)
+class ReadText:
     """One text of the run, with its account."""
 
-    id: str
-    task: str
-    text: FinishedText
-    steps: Sequence[Step]
-    fates: Sequence[str]  # `Completion.origins`
-    account: Account
-    other_cpu: float  # share of the processors that others used meanwhile
-    prompt: str
-    pieces: list[str]  # text that each token added
-    kinds: list[str]
-    sections: list[str]
+    text: ExplainedText
+    trace: Trace
+    ideal: float  # tokens that its steps could have emitted
 
-    @classmethod
-    def read(cls, tokenizer: Any, text: FinishedText, **facts: Any) -> ExplainedText:
-        """The text with its words."""
-        # an unfinished character at the end of the prompt belongs to the answer
-        prompt = decode(tokenizer, text.prompt, special=True, flush=False)
-        detokenizer = Detokenizer(tokenizer, list(text.prompt))
-        pieces = [detokenizer.push(token) for token in text.output]
-        if pieces:
-            pieces[-1] += detokenizer.flush()
-        end = prompt[-PROMPT_END:]
-        return cls(
-            text=text,
-            prompt=prompt,
-            pieces=pieces,
-            kinds=token_kinds(end, pieces),
-            sections=token_sections(end, pieces),
-            **facts,
-        )
-
-    def columns(self, tokenizer: Any) -> TextColumns:
-        """The text as a result keeps it."""
-        places = self.account.places
-        pieces = list(self.pieces)
-        if pieces and not pieces[-1]:  # a last token without text, the end of text, shows its name
-            pieces[-1] = token_name(tokenizer, self.text.output[-1])
-
-        def numbers(name: str) -> list[float | None]:
-            return [_short(getattr(place, name)) for place in places]
-
-        return TextColumns(
-            id=self.id,
-            task=self.task,
-            prompt=self.prompt,
-            pieces=pieces,
-            fate=_letters("fate", self.fates),
-            kind=_letters("kind", self.kinds),
-            section=_letters("section", self.sections),
-            cause=_letters("cause", [place.cause for place in places]),
-            level=[place.level for place in places],
-            draft=[
-                token_name(tokenizer, place.tested[0]) if place.is_rejection else ""
-                for place in places
-            ],
-            siblings=[len(place.tested) for place in places],
-            p_token=numbers("p_token"),
-            q_token=numbers("q_token"),
-            p_draft=numbers("p_draft"),
-            q_draft=numbers("q_draft"),
-            p_entropy=numbers("p_entropy"),
-            q_entropy=numbers("q_entropy"),
-            disagreement=numbers("disagreement"),
-            rank_draft=[place.rank_draft for place in places],
-            rank_token=[place.rank_token for place in places],
-            lost=[float(f"{sum(place.lost.values()):.3g}") for place in places],
-        )
+    @property
+    def places(self) -> list[Place]:
+        return self.text.places
 
 
-def _letters(column: str, words: Sequence[str | None]) -> str:
-    by_word = {word: letter for letter, word in LETTERS[column].items()}
-    return "".join("." if word is None else by_word[word] for word in words)
+def add_words(
+    tokenizer: Any, text: FinishedText, fates: Sequence[str], places: Sequence[Place]
+) -> str:
+    """Gives every place its words; returns the prompt's."""
+    # an unfinished character at the end of the prompt belongs to the answer
+    prompt = decode(tokenizer, text.prompt, special=True, flush=False)
+    detokenizer = Detokenizer(tokenizer, list(text.prompt))
+    pieces = [detokenizer.push(token) for token in text.output]
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    end = prompt[-PROMPT_END:]
+    words = zip(
+        pieces, fates, token_kinds(end, pieces), token_sections(end, pieces), places, strict=True
+    )
+    for piece, fate, kind, section, place in words:
+        place.piece = piece
+        place.fate = fate
+        place.kind = kind
+        place.section = section
+        if place.is_rejection:
+            place.rejected = token_name(tokenizer, place.tested[0])
+    if pieces and not pieces[-1]:  # a last token without text, the end of text, shows its name
+        places[-1].piece = token_name(tokenizer, text.output[-1])
+    return prompt
 
 
-def _short(value: float | None) -> float | None:
-    """Three significant digits."""
-    return None if value is None else float(f"{value:.3g}")
+def is_chain(contender: Contender) -> bool:
+    """Whether one drafter alone drafts, and no trees."""
+    built = contender.built
+    return not (isinstance(built.decoder.drafter, CompositeDrafter) or built.draws_trees)
 
 
 def summarise(
     contender: Contender,
-    texts: Sequence[ExplainedText],
+    texts: Sequence[ReadText],
     params: SamplingParams,
     *,
-    is_chain: bool,
     target: str,
     draft: str | None,
     workload: str,
@@ -126,15 +87,14 @@ def summarise(
 ) -> ExplainResult:
     """The whole result."""
     built = contender.built
-    places = [place for text in texts for place in text.account.places]
-    steps = [len(text.steps) for text in texts]
-    emitted = [len(text.pieces) for text in texts]
-    tested = [sum(bool(place.tested) for place in text.account.places) for text in texts]
-    accepted = [sum(place.is_kept for place in text.account.places) for text in texts]
+    places = [place for text in texts for place in text.places]
+    steps = [len(text.trace.steps) for text in texts]
+    emitted = [len(text.places) for text in texts]
+    tested = [sum(bool(place.tested) for place in text.places) for text in texts]
+    accepted = [sum(place.is_kept for place in text.places) for text in texts]
     tau = ratio_of_sums(emitted, steps)
-    times = _times([step for text in texts for step in text.steps[1:]])
+    times = _times([step for text in texts for step in text.trace.steps[1:]])
     shown = list(_shown(texts, max_shown))
-    rejections = [place for place in places if place.is_rejection]
     result = ExplainResult(
         target=target,
         draft=draft,
@@ -142,31 +102,28 @@ def summarise(
         verifier=built.decoder.verifier.name,
         is_greedy=params.is_greedy,
         has_draft_probs=any(place.q_token is not None for place in places),
-        is_chain=is_chain,
+        is_chain=is_chain(contender),
         sampling=_sampling(params),
         num_draft_tokens=str(contender.config["num_draft_tokens"]),
         workload=workload,
         texts_read=len(texts),
         steps=sum(steps),
         emitted=sum(emitted),
-        drafted=sum(len(step.tokens) for text in texts for step in text.steps),
+        drafted=sum(len(step.tokens) for text in texts for step in text.trace.steps),
         tested=sum(tested),
         accepted=sum(accepted),
-        near_misses=sum(place.rank_token in NEAR for place in rejections),
-        ideal=sum(text.account.ideal for text in texts),
+        ideal=sum(text.ideal for text in texts),
         tau=tau,
         alpha=ratio_of_sums(accepted, tested) if all(tested) else None,
         tokens_per_s=None if times is None else tau.value / times.step_s,
-        other_cpu=max(text.other_cpu for text in texts),
+        other_cpu=max(text.trace.other_cpu for text in texts),
         times=times,
         causes=list(_causes(places, sum(steps), times)),
         by_level=list(_by_level(places)),
-        by_kind=list(_groups(KINDS, [kind for text in texts for kind in text.kinds], places)),
-        by_section=list(
-            _groups(SECTIONS, [section for text in texts for section in text.sections], places)
-        ),
+        by_kind=list(_groups(KINDS, [(place.kind, place) for place in places])),
+        by_section=list(_groups(SECTIONS, [(place.section, place) for place in places])),
         advice=[],
-        texts=[text.columns(built.target.tokenizer) for text in shown],
+        texts=[text.text for text in shown],
         notes=list(built.notes),
     )
     if len(result.by_section) == 1:  # nothing is marked
@@ -180,11 +137,11 @@ def summarise(
     return result
 
 
-def _shown(texts: Sequence[ExplainedText], max_shown: int) -> Iterator[ExplainedText]:
+def _shown(texts: Sequence[ReadText], max_shown: int) -> Iterator[ReadText]:
     """The first texts, as many as fit into this many tokens; one at least, if any are wanted."""
     room = max_shown
     for number, text in enumerate(texts):
-        room -= len(text.pieces)
+        room -= len(text.places)
         if max_shown <= 0 or (room < 0 and number):
             break
         yield text
@@ -238,12 +195,10 @@ def _by_level(places: Sequence[Place]) -> Iterator[LevelRow]:
             yield LevelRow(level=level + 1, tested=len(here), kept=kept, share=share)
 
 
-def _groups(
-    names: Sequence[str], group: Sequence[str], places: Sequence[Place]
-) -> Iterator[GroupRow]:
+def _groups(names: Sequence[str], places: Sequence[tuple[str, Place]]) -> Iterator[GroupRow]:
     """In the order of `names`, without empty ones."""
     for name in names:
-        here = [place for place, own in zip(places, group, strict=True) if own == name]
+        here = [place for group, place in places if group == name]
         if not here:
             continue
         tested = sum(bool(place.tested) for place in here)

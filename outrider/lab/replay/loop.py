@@ -163,8 +163,7 @@ class ReplayLoop:
         ) as error:  # torch's word for reading a tensor that has no numbers
             raise CapabilityError(
                 f"drafter '{self._name}' learns from the target's logits, which a log does not "
-                "have, so it cannot be replayed; "
-                "measure it with 'outrider bench'"
+                "have, so it cannot be replayed; measure it with 'outrider bench'"
             ) from error
         ended = time.perf_counter()
         draft_s = drafted - began + ended - appended

@@ -6,6 +6,7 @@ docs/algorithms/replay.md says why that is exact, and what is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,10 @@ import numpy as np
 from outrider.configuration import PLAIN, Configuration
 from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.requirements import Requirements
-from outrider.errors import CapabilityError, ConfigError, OutriderError, counted, in_words
+from outrider.errors import CapabilityError, ConfigError, OutriderError, counted
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.predict import StepCosts
 from outrider.lab.progress import QUIET, Progress
@@ -32,8 +34,6 @@ from outrider.run import has_ended, run_rows
 from outrider.stats import DecodeStats
 from outrider.verifiers import VERIFIERS
 
-TRIAL = Text([1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])  # what a drafter is tried on
-TRIAL_VOCABULARY = 1000
 # of drafters that do not learn: several rows at once are quicker, with the same result
 ROWS_TOGETHER = 16
 
@@ -115,57 +115,44 @@ def replayable_parts(configuration: Configuration) -> Parts:
     if verifier != "auto" and not VERIFIERS.load(verifier).lossless:
         raise CapabilityError(
             f"verifier '{verifier}' keeps tokens that the target would not emit, so the log does "
-            "not show which; "
-            "replay with a lossless one"
+            "not show which; replay with a lossless one"
         )
     parts = configuration.parts()
-    names = [parts.drafter_name]
+    kinds: list[type[Drafter]] = [parts.drafter]
     if issubclass(parts.drafter, CompositeDrafter):
-        names = list(parts.drafter.part_classes(parts.drafter_settings))
-    if _runs_a_model(parts.requirements) or not all(map(_reads_only_text, names)):
+        names = parts.drafter.part_classes(parts.drafter_settings)
+        kinds = [DRAFTERS.load(name) for name in names]
+    if not (_reads_text_alone(parts.requirements) and all(map(_is_replayable, kinds))):
         raise CapabilityError(
             f"drafter '{configuration.drafter}' needs more than text: a model, or what the "
-            "target's passes bring. Replayable: "
-            f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the "
-            "others with 'outrider bench'"
+            f"target's passes bring. Replayable: {', '.join(replayable_drafters())}, and "
+            "composites of these; measure the others with 'outrider bench'"
         )
     if parts.length.is_auto:
         raise CapabilityError(
             f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a "
-            "number, like "
-            f"k={parts.length.max_nodes}"
+            f"number, like k={parts.length.max_nodes}"
         )
     return parts
 
 
-@dataclass(frozen=True)
-class SortedDrafters:
-    """All registered drafters, plain decoding and composites left out, by whether they can be
-    replayed."""
-
-    replayable: list[str]  # whatever options they need
-    unusable: list[str]  # a line about each drafter that cannot be imported, or fails on a toy text
-
-    @property
-    def configurations(self) -> list[Configuration]:
-        """Every replayable drafter that needs no option."""
-        return [Configuration(name) for name in self.replayable if _parts_of(name) is not None]
+def replayable_drafters() -> list[str]:
+    """Registered drafters that need text alone, whatever options they need; plain decoding and
+    composites left out."""
+    names = (name for name in DRAFTERS.importable() if name not in (PLAIN, "composite"))
+    return [name for name in names if _is_replayable(DRAFTERS.load(name))]
 
 
-def sort_drafters() -> SortedDrafters:
-    """Which registered drafters can be replayed. One that is broken must not keep the others from
-    it."""
-    replayable = []
-    unusable = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
-    for name in DRAFTERS.importable():
-        try:
-            if name not in (PLAIN, "composite") and _reads_only_text(name):
-                replayable.append(name)
-        except Exception as error:  # noqa: BLE001  a third party's drafter may raise anything
-            unusable.append(
-                f"not replayed: drafter '{name}' fails on a toy text: {in_words(error)}"
-            )
-    return SortedDrafters(replayable, unusable)
+def default_configurations() -> tuple[list[Configuration], list[str]]:
+    """Every replayable drafter that needs no option, and a line about each that cannot be
+    imported."""
+    broken = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
+    found = []
+    for name in replayable_drafters():
+        with contextlib.suppress(OutriderError):  # like retrieval, which needs its corpus
+            Configuration(name).parts()
+            found.append(Configuration(name))
+    return found, broken
 
 
 def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
@@ -176,36 +163,15 @@ def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     return total
 
 
-def _reads_only_text(name: str) -> bool:
-    """By what it says it requires; who reads what a target's pass brings shows on a few words."""
-    kind = DRAFTERS.load(name)
-    if _runs_a_model(kind.requires) or not kind.keeps_costs:
-        return False
-    parts = _parts_of(name)
-    if parts is None:
-        return True  # should it read more than text, its first step says so
-    drafter = parts.make_drafter(text_target(None, TRIAL_VOCABULARY), None)
-    loop = ReplayLoop(name, drafter, FixedLength(parts.length.max_nodes), TRIAL_VOCABULARY)
-    loop.add(LoggedRow.of(TRIAL, 0))
-    try:
-        while not loop.rows[0].finish_reason:
-            loop.step()
-    except CapabilityError:
-        return False
-    return True
+def _is_replayable(kind: type[Drafter]) -> bool:
+    return _reads_text_alone(kind.requires) and kind.keeps_costs
 
 
-def _runs_a_model(required: Requirements) -> bool:
-    """Whether it needs a model, or a prediction, which takes its place."""
-    return bool(required.draft or required.head or required.module or required.prediction)
-
-
-def _parts_of(name: str) -> Parts | None:
-    """At its defaults; None for a drafter that needs an option, like retrieval its corpus."""
-    try:
-        return Configuration(name).parts()
-    except OutriderError:
-        return None
+def _reads_text_alone(required: Requirements) -> bool:
+    """No model, none of its numbers, and no prediction, which takes its place."""
+    return not (
+        required.draft or required.head or required.module or required.logits or required.prediction
+    )
 
 
 def _check(texts: Sequence[Text]) -> None:

@@ -26,7 +26,7 @@ ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
 # statuses of 4xx that say nothing against the request itself
 NOT_THE_REQUEST = (401, 403, 408, 429)
 HINTS = {
-    401: "name the environment variable that holds the API key: --api-key-env NAME",
+    401: "name the environment variable that holds the API key: --server api_key_env=NAME",
     404: "is it an OpenAI-compatible server, and does it serve this model?",
     429: "measure at a lower concurrency",
 }
@@ -125,8 +125,7 @@ class RequestOptions:
         if request.messages is not None:
             raise ConfigError(
                 f"request '{request.id}' is a conversation, and only the server knows its chat "
-                "template: "
-                "use the API chat or auto"
+                "template: use the API chat or auto"
             )
         return "/v1/completions", body | {"prompt": request.prompt}
 
@@ -196,8 +195,7 @@ class Client:
         if len(names) != 1:
             raise ConfigError(
                 f"the server at {self.endpoint.url} lists {len(names)} models: name the one to "
-                "ask, --server-model NAME"
-                f"{': ' if names else ''}{', '.join(sorted(names))}"
+                f"ask, --server server_model=NAME{': ' if names else ''}{', '.join(sorted(names))}"
             )
         return names[0]
 

@@ -137,8 +137,7 @@ def difference(
     if 0 < OTHERS * received < generated:
         notes.append(
             f"the server generated {generated} tokens meanwhile, of which this run received "
-            f"{received}: its counters "
-            "also hold other traffic, or requests that failed"
+            f"{received}: its counters also hold other traffic, or requests that failed"
         )
     # a request's first token comes from its prompt's pass, not from a verify call
     if engine == "sglang":

@@ -7,7 +7,7 @@ where it matters.
     forecast.py       from probes to tokens per second of every member of every family
     confirm.py        the best few against plain decoding, in a round of `bench` over prompts that no probe has seen
     decide.py         from findings to advice
-    engine_advice.py  which configuration another engine can run; launch_lines.py: its line
+    launch_lines.py   the same for other engines
     tune.py           the stages in their order; run.py: `run_tune`, all of it
 """
 

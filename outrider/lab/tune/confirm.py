@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field
-
 from outrider.configuration import Configuration
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Material, Plan
@@ -32,8 +30,6 @@ class Confirmed(Record):
     by_task: dict[str, Interval]
     tokens_per_s: float  # of one row's decode phase
     tau: float
-    # prompt -> plain decoding's and its own
-    seconds: dict[str, tuple[float, float]] = Field(default_factory=dict)
     identical: int  # texts equal to plain decoding's; sampled ones differ by design
     texts: int
 
@@ -113,7 +109,6 @@ def _confirmed(
         tokens_per_s=sum(note.decode_tokens for note in notes)
         / sum(note.decode_s for note in notes),
         tau=sum(note.tokens for note in notes) / sum(note.steps for note in notes),
-        seconds={f"prompt {one.prompt}": (one.plain_s, one.own_s) for one in pairs},
         identical=parted.count(False),
         texts=len(parted),
     )

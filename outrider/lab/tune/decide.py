@@ -7,11 +7,9 @@ that task's prompts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from outrider.configuration import PLAIN, Configuration
-from outrider.errors import counted
 from outrider.lab.intervals import WORTH
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL
@@ -20,8 +18,6 @@ from outrider.lab.tune.tune_result import Recommendation
 
 SURE = 1.1  # a gain of this size is believed although the interval of few prompts reaches below 1
 BY_FAR = 0.05
-# forecast and measurement that differ by this factor, and by more than the interval, are a sentence
-MISSED = 1.2
 
 
 def recommendations(
@@ -94,53 +90,6 @@ def _recommend(
         reason=f"{best} reaches {gain.words('x plain decoding')}",
         family=found.family_of.get(best, ""),
     )
-
-
-def missed_forecasts(
-    found: Findings, configurations: Sequence[Configuration], num_probed: int
-) -> list[str]:
-    """A sentence about each configuration that was measured far from its forecast: by how much, and
-    the likely reason."""
-    learns = {one.label: one.parts().drafter.learns for one in configurations}
-    sentences = []
-    for one in found.confirmed:
-        forecast = found.overall.get(one.configuration)
-        if forecast is None or one.speedup.low <= forecast <= one.speedup.high:
-            continue
-        ratio = one.speedup.value / forecast
-        if max(ratio, 1 / ratio) < MISSED:
-            continue
-        tau = _forecast_tau(one.configuration, found)
-        kept = one.tau / tau
-        cost = kept / ratio  # of a step in plain ones, over what the probe had
-        if abs(math.log(kept)) >= abs(math.log(cost)):
-            why = (
-                f"a step brought {one.tau:.2f} tokens, in the probe {tau:.2f}; most likely because "
-            )
-            if learns[one.configuration] and kept > 1:
-                why += f"this drafter learns from every text, and had seen {counted(num_probed, 'prompt')} in the probe"
-            else:
-                why += f"the {counted(num_probed, 'prompt')} of the probe are few, and not those that were measured"
-        else:
-            why = f"a step cost {cost:.2g} times what it cost in the probe, in plain steps; most likely because "
-            disturbed = found.others is not None and found.others.num_disturbed
-            why += (
-                "other processes ran beside it"
-                if disturbed
-                else "the probe times few steps of each length"
-            )
-        sentences.append(
-            f"{one.configuration} was forecast at {forecast:.2f}x and measured at "
-            f"{one.speedup.words('x')}: {why}. The "
-            "measurement counts."
-        )
-    return sentences
-
-
-def _forecast_tau(label: str, found: Findings) -> float:
-    """Tokens per step over all tasks, each by its share of the tokens."""
-    by_task = {one.task: one.tau for one in found.forecasts if one.configuration == label}
-    return 1 / sum(share / by_task[task] for task, share in found.shares.items())
 
 
 def pays(speedup: Interval) -> bool:

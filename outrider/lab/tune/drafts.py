@@ -47,9 +47,8 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     folders = [name for name in named if kinds[name] != MODEL]
     if len(models) > 1:
         raise ConfigError(
-            f"one draft model at a time, got {' and '.join(models)}: tune with each, then "
-            "outrider report ONE.json OTHER.json. "
-            "Heads can be as many as you like"
+            f"one draft model at a time, got {' and '.join(models)}: tune with each, then outrider "
+            "report ONE.json OTHER.json. Heads can be as many as you like"
         )
     _check_names(folders)
     if not (folders or embedded):
@@ -105,6 +104,5 @@ def _check_names(folders: Sequence[str]) -> None:
         if wrong := sorted(set(folder) & set(NO_NAME)):
             raise ConfigError(
                 f"the folder name '{folder}' has {' '.join(map(repr, wrong))} in it, which no "
-                "configuration can hold: rename it, "
-                "or give a link to it"
+                "configuration can hold: rename it, or give a link to it"
             )

@@ -14,7 +14,7 @@ from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
-from outrider.lab.tune.decide import missed_forecasts, recommendations
+from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
@@ -85,32 +85,32 @@ def run_tune(
     on_bad: OnBad = "refuse",
     chat_template: bool = True,
     progress: Progress = QUIET,
-) -> tuple[TuneResult, Journal]:
-    """`options`: of models and machine. Close the journal when the result is safe. Raises what
-    cannot be built or run."""
+) -> TuneResult:
+    """`options`: of models and machine. Raises what cannot be built or run."""
     identity = _identity(options, request, workload, chat_template=chat_template)
-    drafts = read_drafts(options, request.drafts)
-    options = replace(options, draft=drafts.model)
-    families = choose_space(options, request, drafts)
-    journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    runner = Runner(options, [family.largest for family in families], progress.say)
-    samples, notes = gather_samples(
-        workload, runner, request, on_bad=on_bad, chat_template=chat_template
-    )
-    probe, confirm = split(samples)
-    if len(confirm) < request.batch_size:
-        raise ConfigError(
-            f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: raise "
-            "--limit"
+    with Journal.open(journal_path, identity, resume=resume) as journal:
+        drafts = read_drafts(options, request.drafts)
+        options = replace(options, draft=drafts.model)
+        families = choose_space(options, request, drafts)
+        runner = Runner(options, [family.largest for family in families], progress.say)
+        samples, notes = gather_samples(
+            workload, runner, request, on_bad=on_bad, chat_template=chat_template
         )
-    others = [size for size in request.load_sizes if size != request.batch_size]
-    plan = TunePlan(
-        probe, confirm, request.batch_size, others, request.finalists, request.most_share
-    )
-    journal = journal or Journal.open(journal_path, identity, resume=False)
-    sizes = f"{len(families)} families with {num_members(families)} members"
-    progress.say(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
-    found = Tuner(runner, families, plan, journal, progress).run()
+        probe, confirm = split(samples)
+        if len(confirm) < request.batch_size:
+            raise ConfigError(
+                f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: "
+                "raise --limit"
+            )
+        others = [size for size in request.load_sizes if size != request.batch_size]
+        plan = TunePlan(
+            probe, confirm, request.batch_size, others, request.finalists, request.most_share
+        )
+        sizes = f"{len(families)} families with {num_members(families)} members"
+        progress.say(
+            f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm"
+        )
+        found = Tuner(runner, families, plan, journal, progress).run()
     tried = Tried(
         temperature=request.sampling.temperature,
         max_new_tokens=request.sampling.required_max_tokens,
@@ -128,7 +128,7 @@ def run_tune(
         found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes]
     )
     result.advice = launch_lines(result)
-    return result, journal
+    return result
 
 
 def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list[Family]:
@@ -155,7 +155,7 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list
         raise ConfigError(
             f"cannot tune {', '.join(sorted(unknown))} here; there are: "
             f"{', '.join(sorted(known))} (--draft names draft models "
-            "and trained heads, retrieval needs --corpus FILE, some drafters need trees)"
+            "and trained heads, retrieval needs --space corpus=FILE, some drafters need trees)"
         )
     return families
 
@@ -261,12 +261,9 @@ def summarise_tuning(
         confirmed=found.confirmed,
         others=found.others,
         recommendations=recommendations(found, found.finalists, tried.draft),
-        missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
         schedule=found.schedule,
         by_load=found.by_load,
-        stages=found.stages,
-        exhaustive_s=found.exhaustive_seconds(plan),
-        num_members=num_members(families),
+        seconds=found.seconds_spent,
     )
 
 
@@ -280,7 +277,7 @@ def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
     return [
         f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took "
         "longer than the probes foretold, so "
-        "the advice rests on few; run it again on a calm machine, or with a higher --most-share"
+        "the advice rests on few; run it again on a calm machine, or with a higher --space most_share=SHARE"
     ]
 
 

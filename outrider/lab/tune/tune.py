@@ -7,8 +7,7 @@ Every run is in the journal: an interrupted tuning continues where it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,7 +32,6 @@ from outrider.lab.tune.forecast import (
 )
 from outrider.lab.tune.probe import Probe, Sample, run_probe
 from outrider.lab.tune.space import PLAIN_FAMILY, Family
-from outrider.lab.tune.tune_result import Stage
 
 # of plain decoding's speed: a family whose every size is forecast below this is not run on
 GIVE_UP = 0.6
@@ -72,7 +70,7 @@ class Findings:
     schedule: list[LoadStep] = field(default_factory=list)
     # family -> its best size, at each load
     by_load: dict[str, list[LoadStep]] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
+    seconds_spent: float = 0.0  # of this run: what the journal had costs nothing
     shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
     interrupted: bool = False  # Ctrl-C ended it after the forecasts
 
@@ -120,18 +118,17 @@ class Tuner:
         found = Findings(plain=self._probe(PLAIN_FAMILY))
         steps = {task: len(notes) for task, notes in found.plain.steps.items()}
         found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
-        with self._timed(found, "probe"):
-            self._probe_all(found)
+        began = time.perf_counter()
+        self._probe_all(found)
         for label, probe in found.probes.items():
             found.forecasts += self._forecasts_of(found, self._families[label], probe)
         found.overall = overall(found.forecasts, found.shares)
         try:
-            with self._timed(found, "confirm"):
-                self._confirm(found)
-            with self._timed(found, "load"):
-                self._load(found)
+            self._confirm(found)
+            self._load(found)
         except KeyboardInterrupt:
             found.interrupted = True
+        found.seconds_spent = time.perf_counter() - began
         return found
 
     # ---------------------------------------------------------------- stages
@@ -292,13 +289,3 @@ class Tuner:
         measured = [self._families[found.family_of[one.configuration]] for one in fixed]
         forecast_only = [family for family, _ in self._ranking(found)]
         return list({family.label: family for family in (*measured, *forecast_only)}.values())
-
-    @contextmanager
-    def _timed(self, found: Findings, name: str) -> Iterator[None]:
-        """Seconds of a stage go into the findings (of this run: what the journal had costs
-        nothing)."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            found.stages.append(Stage(name=name, seconds=time.perf_counter() - began))

@@ -26,13 +26,6 @@ class FamilySummary(Record):
     failure: str = ""  # why it could not run; everything else is empty then
 
 
-class Stage(Record):
-    """What a stage cost."""
-
-    name: str
-    seconds: float
-
-
 class Recommendation(Record):
     """For one kind of traffic. `options` are keyword arguments of `outrider.LLM`."""
 
@@ -80,17 +73,13 @@ class TuneResult(Result):
     overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
     confirmed: list[Confirmed]
     others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
-    # a sentence each: forecast, measured, and why probably
-    missed_forecasts: list[str] = Field(default_factory=list)
     # first of all traffic, then of tasks that want another one
     recommendations: list[Recommendation]
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
     by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone
     advice: list[Words] = Field(default_factory=list)
     next_command: str = ""  # what serves the recommendation; "": the run was interrupted
-    stages: list[Stage]
-    exhaustive_s: float  # forecast of what running every member on every prompt would have taken
-    num_members: int
+    seconds: float  # everything that was run
 
     def settings_file(self) -> SettingsFile:
         """What `generate`, `chat` and `serve` load with --settings. The recommended configuration
@@ -145,19 +134,13 @@ class TuneResult(Result):
         return Configuration.parse(load.configuration).options(self.tried.draft)
 
     def comparable(self) -> list[Comparable]:
-        """Measured speedups, prompt by prompt."""
+        """Measured speedups."""
         return [
             Comparable(
                 f"{one.configuration}: speedup",
                 one.speedup,
                 higher_is_better=True,
                 unit="x",
-                parts=one.seconds,
             )
             for one in self.confirmed
         ]
-
-    @property
-    def seconds(self) -> float:
-        """Everything that was run."""
-        return sum(stage.seconds for stage in self.stages)

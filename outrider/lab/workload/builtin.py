@@ -151,13 +151,12 @@ def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, s
                 return folder / relative, f"{name}: {relative}"
     if data is not None:
         raise ConfigError(
-            f"{data} has no file for the workload '{name}'; looked for "
-            f"{', '.join(prompts.names)}. Its home: {home}. "
-            "For the embedded prompts leave the data folder out"
+            f"{data} has no file for the workload '{name}'; looked for {', '.join(prompts.names)}. "
+            f"Its home: {home}. For the embedded prompts leave the data folder out"
         )
     return None, (
         f"{name}: no {prompts.names[0]} found, so a small embedded set stands in: too small for claims about {name}; "
-        f"get it from {home}, name its folder with --data FOLDER or $OUTRIDER_DATA"
+        f"get it from {home}, name its folder with --reading data=FOLDER or $OUTRIDER_DATA"
     )
 
 

@@ -22,7 +22,7 @@ from outrider.lab.workload.types import BadLine, OnBad, Turns, Workload, Workloa
 from outrider.wellformed import parsed_json
 
 FORMS = 'a request is a line like {"prompt": "..."}, or another form of docs/workloads.md'
-REMEDY = "correct them, or leave them out (on_bad='skip', --on-bad skip)"
+REMEDY = "correct them, or leave them out (on_bad='skip', --reading on_bad=skip)"
 GZIP = b"\x1f\x8b"
 
 

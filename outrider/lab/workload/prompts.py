@@ -117,7 +117,9 @@ def prepare(
 
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
     head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
-    skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --on-bad skip)"
+    skip = (
+        "ask for fewer tokens, or leave these requests out (on_bad='skip', --reading on_bad=skip)"
+    )
     remedy = (
         skip
         if on_bad == "refuse"
@@ -130,8 +132,7 @@ def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"request '{request.id}' is a conversation, and the model has no chat template; use a "
-            "workload of plain prompts, "
-            "or feed conversations as plain text (chat_template=False)"
+            "workload of plain prompts, or feed conversations as plain text (chat_template=False)"
         )
     try:
         return encode_conversation(

@@ -115,7 +115,7 @@ class HostedTexts:
         with self._news:
             if len(self._askers) >= self._limits.max_instances:
                 raise ConfigError(
-                    f"{self._limits.max_instances} askers are connected: --max-instances"
+                    f"{self._limits.max_instances} askers are connected: --limits max_instances"
                 )
             self._askers[stream] = _Asker(self._limits.max_requests_per_s, self._clock())
             self._turn.append(stream)
@@ -137,7 +137,7 @@ class HostedTexts:
                 self._remove(asker, request.row)
                 return None
             if not self._allow(asker):
-                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--max-requests-per-second)"
+                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--limits max_requests_per_second)"
                 return trouble(request, messages.TROUBLE_BUSY, reason)
             found = self._commit(asker, stream, request)
             if isinstance(found, messages.RowReply):
@@ -184,7 +184,7 @@ class HostedTexts:
                 return trouble(
                     request,
                     messages.TROUBLE_BUSY,
-                    f"{self._limits.max_rows} rows are open (--max-rows)",
+                    f"{self._limits.max_rows} rows are open (--limits max_rows)",
                 )
         elif text is None:
             return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")

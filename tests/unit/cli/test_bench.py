@@ -42,10 +42,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 **more,
             }
         )
-        journal = Journal.open(path, {"plan": 1}, resume=resume)
+        Journal.open(path, {"plan": 1}, resume=resume)
         if calls[0].get("interrupt"):
             raise KeyboardInterrupt
-        return BenchResult(workload=WorkloadInfo(name=workload.name), seconds=1.0), journal
+        return BenchResult(workload=WorkloadInfo(name=workload.name), seconds=1.0)
 
     monkeypatch.setattr(run, "run_bench", run_bench)
     return calls
@@ -76,28 +76,30 @@ def test_every_option_reaches_the_plan(
         "5",
         "--max-tokens",
         "40",
-        "--top-k",
-        "9",
+        "--sampling",
+        "top_k=9",
         "--seed",
         "3",
-        "--ignore-eos",
-        "--max-rounds",
-        "4",
+        "--sampling",
+        "ignore_eos=true",
+        "--enough",
+        "max_rounds=4",
         "--budget",
         "0.5",
-        "--max-other-cpu",
-        "0.3",
+        "--enough",
+        "max_other_cpu=0.3",
         "--draft",
         "demo",
         "--threads",
         "1",
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--prompts",
         "embedded:code",
-        "--no-chat-template",
-        "--on-bad",
-        "skip",
+        "--reading",
+        "chat_template=false",
+        "--reading",
+        "on_bad=skip",
         "--json",
     )
     assert found.code == 0, found.err
@@ -152,14 +154,17 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
         (
-            ("demo", "--baseline-url", "http://x", "--api", "chat"),
-            "--baseline-url, --api mean nothing",
+            ("demo", "--baseline-url", "http://x", "--server", "api=chat"),
+            "--baseline-url, --server api mean nothing",
         ),
         (
             ("http://x:1", "--drafters", "ngram", "--budget", "3"),
             "--drafters, --budget mean nothing when a server is measured",
         ),
-        (("http://x:1", "--no-chat-template"), "--chat-template means nothing"),
+        (
+            ("http://x:1", "--reading", "chat_template=false"),
+            "--reading chat_template means nothing",
+        ),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
         (
             ("localhost:8000",),
@@ -173,14 +178,14 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"),
         (("demo", "--batch-size", ""), "at least one batch size"),
         (
-            ("http://x:1", "--max-rounds", "3"),
-            "--max-rounds means nothing when a server is measured",
+            ("http://x:1", "--enough", "max_rounds=3"),
+            "--enough max_rounds means nothing when a server is measured",
         ),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
         (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"),
         (("demo", "--prompts", "16"), "is --limit 16"),
         (("demo", "--out", "no/such/folder/r.json"), "does not exist"),
-        (("demo", "--top-p", "2"), "top_p"),
+        (("demo", "--sampling", "top_p=2"), "top_p"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
@@ -272,18 +277,18 @@ def test_a_server_is_asked_for_its_own_options(
         "http://localhost:2",
         "--concurrency",
         "2",
-        "--server-model",
-        "m",
-        "--stall-timeout",
-        "9",
+        "--server",
+        "server_model=m",
+        "--server",
+        "stall_timeout=9",
         "--temperature",
         "0.5",
         "--max-tokens",
         "7",
         "--limit",
         "3",
-        "--api",
-        "chat",
+        "--server",
+        "api=chat",
     )
     assert cli(*arguments).code == 0
     endpoints, _, options, more = calls[0]
@@ -306,8 +311,8 @@ def test_a_server_is_asked_for_its_own_options(
     ("more", "keys"),
     [
         ((), {"plain": "one", "speculative": "one"}),
-        (("--baseline-api-key-env", "KEY_B"), {"plain": "two", "speculative": "one"}),
-        (("--baseline-api-key-env", ""), {"plain": None, "speculative": "one"}),
+        (("--server", "baseline_api_key_env=KEY_B"), {"plain": "two", "speculative": "one"}),
+        (("--server", "baseline_api_key_env="), {"plain": None, "speculative": "one"}),
     ],
 )
 def test_each_server_gets_its_own_key(
@@ -333,8 +338,8 @@ def test_each_server_gets_its_own_key(
         "http://localhost:1",
         "--baseline-url",
         "http://localhost:2",
-        "--api-key-env",
-        "KEY_A",
+        "--server",
+        "api_key_env=KEY_A",
         "--out",
         str(out),
         *more,
@@ -345,7 +350,7 @@ def test_each_server_gets_its_own_key(
 
 
 def test_a_baselines_key_wants_a_baseline(cli: Callable[..., Any]) -> None:
-    found = cli("bench", "http://localhost:1", "--baseline-api-key-env", "KEY_B")
+    found = cli("bench", "http://localhost:1", "--server", "baseline_api_key_env=KEY_B")
     assert found.code == 2
     assert "means nothing without --baseline-url" in found.err
 
@@ -358,7 +363,8 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
 
     def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
         known = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), ended_by="interrupted")
-        return result(known, interrupted=True), Journal.open(path, {"plan": 1}, resume=False)
+        Journal.open(path, {"plan": 1}, resume=False)
+        return result(known, interrupted=True)
 
     monkeypatch.setattr(run, "run_bench", run_bench)
     found = cli("bench", "demo", "--out", "r.json")

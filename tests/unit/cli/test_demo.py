@@ -51,9 +51,9 @@ def test_every_drafter_is_measured_as_asked(monkeypatch: pytest.MonkeyPatch) -> 
     """A table of another runtime than the one named, or of other rounds, would be a silent one."""
     asked: list[tuple[Options, Plan]] = []
 
-    def run(options: Options, plan: Plan, *rest: Any, **more: Any) -> tuple[str, None]:
+    def run(options: Options, plan: Plan, *rest: Any, **more: Any) -> str:
         asked.append((options, plan))
-        return "result", None
+        return "result"
 
     monkeypatch.setattr(bench_run, "run_bench", run)
     assert demo_module._measure(ModelOptions(runtime="eager", threads=1), 5, 2) == "result"

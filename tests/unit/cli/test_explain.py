@@ -28,15 +28,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; then Ctrl-C."""
     calls: list[dict[str, Any]] = []
 
-    def explain(
-        options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any
-    ) -> Any:
+    def explain(options: Any, configuration: Any, questions: Any, params: Any, **more: Any) -> Any:
         one = {
             "options": options,
             "configuration": configuration,
             "questions": questions,
             "params": params,
-            "path": path,
         }
         calls.append({**one, **more})
         raise KeyboardInterrupt
@@ -61,23 +58,22 @@ def test_every_option_reaches_the_library(
         "multi-round",
         "--temperature",
         "0.7",
-        "--top-p",
-        "0.9",
+        "--sampling",
+        "top_p=0.9",
         "--seed",
         "4",
         "--max-tokens",
         "33",
         "--threads",
         "1",
-        "--runtime",
-        "eager",
+        "--model-options",
+        "runtime=eager",
         "--prompts",
         "demo",
         "--limit",
         "3",
         "--show-tokens",
         "77",
-        "--resume",
         "--out",
         str(tmp_path / "e.json"),
     )
@@ -95,8 +91,7 @@ def test_every_option_reaches_the_library(
         call["params"].seed,
         call["params"].max_tokens,
     ) == (0.7, 0.9, 4, 33)
-    assert (call["resume"], call["max_shown"], call["workload"]) == (True, 77, "demo")
-    assert call["path"] == tmp_path / "e.unfinished.jsonl"
+    assert (call["max_shown"], call["workload"]) == (77, "demo")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_auto_is_what_it_is_elsewhere(
     [
         (["demo", "hello", "--prompts", "demo"], "give one of them"),
         (["demo", "--drafter", "none"], "nothing to explain"),
-        (["demo", "--verifier", "typical", "--lossy"], "lossy"),
+        (["demo", "--verifier", "typical", "--model-options", "lossy=true"], "lossy"),
         (["demo", "--drafter", "nonsense"], "nonsense"),
         (["demo", "--prompts", "missing.jsonl"], "does not exist"),
         (["demo", "--out", "no/such/folder/x.html"], "does not exist"),
@@ -155,7 +150,7 @@ def test_a_trained_head_is_explained(
             [],
             "<user>hi</s>",
         ),
-        ("{{ messages[0].content }}!", ["--no-chat-template"], "hi"),
+        ("{{ messages[0].content }}!", ["--reading", "chat_template=false"], "hi"),
         (None, [], "hi"),
     ],
 )
@@ -219,4 +214,3 @@ def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     )
     assert read_result(tmp_path / "e.json").kind == "explain"
     assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")
-    assert not (tmp_path / "e.unfinished.jsonl").exists()

@@ -120,6 +120,6 @@ def test_requests_without_an_answer(cli: Cli, here: Path) -> None:
         file.write('{"id": "open", "prompt": "Question: and?"}\n')
     found = cli("replay", "log.jsonl", "--tokenizer", "demo")
     assert (found.code, "open: has no answer" in found.err) == (2, True)
-    result = replayed(cli, "--on-bad", "skip", "--drafters", "ngram")
+    result = replayed(cli, "--reading", "on_bad=skip", "--drafters", "ngram")
     assert result.skipped == ["open: has no answer"]
     assert any("open: has no answer" in note for note in result.notes)

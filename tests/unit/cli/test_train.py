@@ -33,8 +33,8 @@ def command(folder: Path, *more: str) -> list[str]:
         f"{folder / 'r.jsonl'}",
         "--out",
         str(folder / "out"),
-        "--measure-limit",
-        "0",
+        "--measuring",
+        "measure_limit=0",
         "--epochs",
         "1",
         *more,
@@ -55,16 +55,26 @@ def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.M
 def test_recorded_answers_are_not_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--from-traffic", "x.jsonl", "--recorded-answers", "--top-k", "3"]
+    given = [
+        "--from-traffic",
+        "x.jsonl",
+        "--reading",
+        "recorded_answers=true",
+        "--sampling",
+        "top_k=3",
+    ]
     assert (
         run(["train", "draft-model", "--target", "demo", "--out", str(tmp_path / "a"), *given]) == 2
     )
-    assert "--top-k means nothing beside --recorded-answers" in capsys.readouterr().err
+    assert (
+        "--sampling top_k means nothing with --reading recorded_answers=true"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result beside the drafter, the report from it; the same folder is refused."""
-    assert run(command(folder, "--held-out", "0.2")) == 0
+    assert run(command(folder, "--training", "held_out=0.2")) == 0
     assert "expected tau" in capsys.readouterr().out.lower()
     result = json.loads((folder / "out" / "result.json").read_text())
     assert (result["kind"], result["recipe"], result["settings"]["rank"]) == (
@@ -85,25 +95,25 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--warmpu", "0.1"], "Did you mean '--warmup'"),
-        (["--lr"], "--lr: a value is needed"),
+        (["--warmpu", "0.1"], "Did you mean '--training warmup=VALUE'"),
+        (["--lr"], "'--lr' is written --training lr=VALUE"),
         (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
-        (["--feature-cache", "2 apples"], "--feature-cache takes bytes"),
+        (["--training", "feature_cache=2apples"], "--training feature_cache takes bytes"),
         (["--prompts", "demo"], "responses"),
         (
-            ["--temperature", "0.5", "--responses-per-prompt", "2"],
-            "--temperature, --responses-per-prompt mean nothing",
+            ["--temperature", "0.5", "--sampling", "responses_per_prompt=2"],
+            "--temperature, --sampling responses_per_prompt mean nothing",
         ),
         (
             ["--drafter", "suffix", "--draft", "x"],
             "--drafter, --draft mean nothing without --prompts or --from-traffic",
         ),
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
-        (["--recorded-answers"], "--from-traffic"),
+        (["--reading", "recorded_answers=true"], "--from-traffic"),
         (["--resume"], "no run to resume"),
-        (["--held-out", "2"], "held_out must be above 0 and below 1"),
-        (["--betas", "1"], "betas must be two numbers"),
-        (["--precision", "fp16"], "needs a CUDA device"),
+        (["--training", "held_out=2"], "held_out must be above 0 and below 1"),
+        (["--training", "betas=1"], "betas must be two numbers"),
+        (["--training", "precision=fp16"], "needs a CUDA device"),
         (["--init", "nowhere"], "no folder 'nowhere'"),
     ],
 )
@@ -165,22 +175,22 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         "3",
         "--out",
         str(folder / "demo"),
-        "--lr",
-        "0.01",
+        "--training",
+        "lr=0.01",
         "--seed",
         "7",
         "--temperature",
         "0.5,1",
-        "--responses-per-prompt",
-        "2",
-        "--top-p",
-        "0.9",
-        "--feature-cache",
-        "1.5MB",
-        "--measure-limit",
-        "3",
-        "--measure-temperature",
-        "1",
+        "--sampling",
+        "responses_per_prompt=2",
+        "--sampling",
+        "top_p=0.9",
+        "--training",
+        "feature_cache=1.5MB",
+        "--measuring",
+        "measure_limit=3",
+        "--measuring",
+        "measure_temperature=1",
         "--only-responses",
     ]
     assert run(arguments) == 0

@@ -12,6 +12,7 @@ from outrider.cli.app import VERBS, build_app, unknown_option
 from outrider.foreign import ABSENT, FOREIGN
 
 MAX_SHOWN = 20  # --help itself is one of them
+MAX_SLOTS = 280  # options of all verbs together
 Cli = Callable[..., Any]
 
 
@@ -32,6 +33,44 @@ def test_help_shows_few_options_and_says_how_to_see_the_others(cli: Cli) -> None
         assert len(options) - len(hidden) < MAX_SHOWN, name
         assert (command.epilog is not None) == bool(hidden), name
         assert not hidden or f"{len(hidden)} further options: --help=all" in command.epilog, name
+
+
+def test_there_are_few_options() -> None:
+    """Catches flags of studies that belong into the text of their group, see `verbs.gathered`."""
+    slots = {
+        name: sum(
+            one.param_type_name == "option" and one.name != "help_of" for one in command.params
+        )
+        for name, command in commands().items()
+    }
+    assert sum(slots.values()) <= MAX_SLOTS, slots
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top-p", "0.9"], "'--top-p' is written --sampling top_p=VALUE"),
+        (["--no-chat-template"], "'--no-chat-template' is written --reading chat_template=VALUE"),
+        (["--dtyp", "x"], "Did you mean '--model-options dtype=VALUE'?"),
+        (["--sampling", "top-k=40 top_q=1"], "--sampling has no 'top_q'. Did you mean 'top_p'?"),
+        (["--sampling", "top_k"], "--sampling takes NAME=VALUE with spaces between, got 'top_k'"),
+        (["--sampling", "top_k=few"], "--sampling: top_k=few: Input should be a valid integer"),
+        (["--sampling", "top_k=1", "--sampling", "top_k=2"], "two values for 'top_k'"),
+        (["--sampling", "top_k='1"], "--sampling: No closing quotation"),
+        (["--reading", "on_bad=ask"], "--reading: on_bad=ask: Input should be 'refuse' or 'skip'"),
+        (["--server", "api=chat"], "--server api means nothing without a server's URL"),
+    ],
+)
+def test_options_of_studies_share_texts(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli("bench", "demo", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+def test_texts_of_options_are_in_the_help_of_their_group(cli: Cli) -> None:
+    everything = " ".join(cli("bench", "--help=sampling").out.replace("│", " ").split())
+    assert "top_k: Keep the K likeliest tokens" in everything
+    assert "ignore_eos:" in everything
 
 
 def test_help_of_a_group(cli: Cli) -> None:

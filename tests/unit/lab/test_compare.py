@@ -13,7 +13,7 @@ from pydantic import Field
 from scipy.stats import norm
 
 from outrider.errors import ConfigError
-from outrider.lab.compare import Comparison, compare, difference, paired_ratio, ratio
+from outrider.lab.compare import Comparison, compare, difference, ratio
 from outrider.lab.result import Comparable, Interval, Record, Result, comparables
 from outrider.report.compare import document
 from outrider.report.document import Paragraph, Table
@@ -96,68 +96,6 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
         found = ratio(old, new)
         covered += found.low <= 1.2 / 1.5 <= found.high
     assert 0.935 < covered / 2000 < 0.965
-
-
-def parts_of(
-    rng: np.random.Generator, spread: np.ndarray, speed: float
-) -> dict[str, tuple[float, float]]:
-    """Tokens and seconds of each prompt: prompts differ by `spread`, runs by 2 %."""
-    tokens = 100.0
-    seconds = tokens / (50.0 * speed * spread) * np.exp(rng.normal(0, 0.02, len(spread)))
-    return {str(index): (tokens, float(one)) for index, one in enumerate(seconds)}
-
-
-def test_pairs_tell_small_changes_and_cover() -> None:
-    """Prompts that differ by 40 %, a version that is 4 % slower: 8 prompts find it, independent
-    intervals cannot."""
-    rng = np.random.default_rng(3)
-    covered = 0
-    found_slower = 0
-    for _ in range(1000):
-        spread = np.exp(rng.normal(0, 0.4, 8))
-        old = parts_of(rng, spread, 1.0)
-        new = parts_of(rng, spread, 0.96)
-        paired = paired_ratio(old, new)
-        assert paired is not None
-        interval, pairs = paired
-        assert pairs == 8
-        covered += interval.low <= 0.96 <= interval.high
-        found_slower += interval.high < 1
-    assert 0.93 < covered / 1000 < 0.97
-    assert found_slower > 900
-
-
-def test_pairs_are_used_where_both_results_have_them() -> None:
-    spread = np.exp(np.random.default_rng(0).normal(0, 0.4, 8))
-    rng = np.random.default_rng(1)
-    old_parts = parts_of(rng, spread, 1.0)
-    new_parts = parts_of(rng, spread, 0.9)
-    wide = within(50.0, 15.0)
-    old = Comparable("s", wide, True, parts=old_parts)
-    new = Comparable("s", wide, True, parts=new_parts)
-    assert verdicts(compare(sample(old), sample(new))) == {"s": "worse"}
-    change = compare(sample(old), sample(new)).changes[0]
-    assert change.num_pairs == 8
-    assert change.change.value == pytest.approx(0.9, rel=0.05)
-    few = Comparable("s", wide, True, parts=dict(list(new_parts.items())[:3]))
-    for other in (
-        Comparable("s", wide, True),
-        few,
-        Comparable("s", wide, True, parts={"else": (1.0, 1.0)}),
-    ):
-        alone = compare(sample(old), sample(other)).changes[0]
-        assert (alone.num_pairs, alone.verdict) == (0, "no evidence")
-
-
-def test_pairs_are_those_that_both_have() -> None:
-    """Other prompts, and their order, do not matter; the same run twice did not change at all."""
-    one = {"a": (1.0, 2.0), "b": (3.0, 1.0), "c": (2.0, 2.0), "d": (1.0, 1.0)}
-    more = {"x": (100.0, 1.0), **dict(reversed(one.items()))}
-    found = paired_ratio(one, more)
-    assert found is not None
-    assert (found[0].value, found[1]) == (1.0, 4)
-    assert found[0].low <= 1.0 <= found[0].high < 1 + 1e-9
-    assert paired_ratio(one, {name: (0.0, 1.0) for name in one}) is None
 
 
 def test_open_intervals_stay_open() -> None:

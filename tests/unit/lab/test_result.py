@@ -95,7 +95,7 @@ def test_what_is_wrong_is_named(
         read_result(path)
 
 
-def test_a_kind_whose_fields_changed_has_a_version_of_its_own(tmp_path: Path) -> None:
+def test_fields_that_changed_have_another_version(tmp_path: Path) -> None:
     """Catches a certificate of before the change that is called damaged."""
     path = tmp_path / "r.json"
     certificate().write(path)
@@ -107,7 +107,7 @@ def test_a_kind_whose_fields_changed_has_a_version_of_its_own(tmp_path: Path) ->
     )
     with pytest.raises(
         ConfigError,
-        match="schema version 2; this outrider reads version 3: render it with the outrider that",
+        match="schema version 2; this outrider reads version 4: render it with the outrider that",
     ):
         read_result(path)
 

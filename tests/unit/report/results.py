@@ -27,7 +27,6 @@ from outrider.lab.certify.certify_result import (
     DistributionTest,
     SameTexts,
     SampledDistribution,
-    TestPoint,
     TextDifference,
     TextRun,
 )
@@ -37,10 +36,11 @@ from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.explain_result import (
     Advice,
     CauseRow,
+    ExplainedText,
     ExplainResult,
     GroupRow,
     LevelRow,
-    TextColumns,
+    Place,
     Times,
 )
 from outrider.lab.predict import StepCosts
@@ -51,7 +51,6 @@ from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.tune_result import (
     FamilySummary,
     Recommendation,
-    Stage,
     Tried,
     TuneResult,
     Words,
@@ -121,7 +120,6 @@ def cell(*configurations: Measured, **changes: Any) -> Cell:
         "ended_by": "rounds",
         "seconds": 9.0,
         "configurations": list(configurations),
-        "runs": [],
     }
     return Cell(**{**values, **changes})
 
@@ -254,8 +252,8 @@ DIFFERENCE = TextDifference(
 
 def distribution_test(
     sampler: str,
-    part: str = "continuations",
-    view: str = "tokens",
+    part: str = "texts",
+    view: str = "by id",
     last: int = 1,
     *,
     rejected: bool = False,
@@ -305,22 +303,19 @@ def certificate(**changes: Any) -> CertifyResult:
         ),
         "sampled_distribution": SampledDistribution(
             status="passed",
-            why="1000 continuations",
+            why="4000 tokens in 4 texts",
             temperature=1.0,
             false_alarms=1e-3,
             power=0.9,
-            num_samples=1000,
-            num_tokens=3,
+            num_texts=4,
+            num_tokens=4000,
             origins={"accepted": 5, "bonus": 2},
-            places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
             tests=[
                 distribution_test("speculative"),
                 distribution_test("plain"),
-                distribution_test("speculative", "long texts", last=900),
-                distribution_test("speculative", "drafts", "by id", last=5),
+                distribution_test("speculative", "texts", "preference", last=900),
+                distribution_test("speculative", "drafts", last=5),
             ],
-            num_long_texts=2,
-            detectable_total_variation=0.0734,
         ),
         "invariance": SameTexts(
             status="not claimed", why="the distribution, not the text", runs=[], differences=[]
@@ -348,34 +343,48 @@ def failed_certificate() -> CertifyResult:
 SHARE = Interval(value=0.8, low=0.7, high=0.9)
 
 
-def explained_text(**changes: Any) -> TextColumns:
+def explained_text(**changes: Any) -> ExplainedText:
     """A step of four draft tokens: two kept, one rejected; then a bonus token after a draft kept
-    whole; then a plain one."""
-    size = 6
-    columns: dict[str, Any] = {
-        "id": "q1",
-        "task": "reasoning",
-        "prompt": "How many?",
-        "pieces": [" There", " are", " 12", " in", " all", "."],
-        "fate": "aacabp",
-        "kind": "wwdwwp",
-        "section": "ttttta",
-        "cause": "..d.l.",
-        "level": [0, 1, 2, 0, 1, 0],
-        "draft": ["", "", " 13", "", "", ""],
-        "siblings": [1, 1, 2, 1, 0, 0],
-        "p_token": [0.5] * size,
-        "q_token": [0.125] * size,
-        "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None],
-        "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
-        "p_entropy": [0.7] * size,
-        "q_entropy": [0.3] * size,
-        "disagreement": [0.1] * size,
-        "rank_draft": [1, 1, 3, 1, None, None],
-        "rank_token": [1, 1, 2, 1, 4, 1],
-        "lost": [0, 0, 1.5, 0, 0.9, 0],
+    whole; then a plain one. `changes`: of every place."""
+    numbers: dict[str, Any] = {
+        "p_token": 0.5,
+        "q_token": 0.125,
+        "p_entropy": 0.7,
+        "q_entropy": 0.3,
+        "disagreement": 0.1,
     }
-    return TextColumns(**{**columns, **changes})
+    kept = {"tested": [1], "is_kept": True, "p_draft": 0.5, "q_draft": 0.5, "rank_draft": 1}
+    untested: dict[str, Any] = {"tested": [], "is_kept": False}
+    rejection = {
+        "tested": [1, 2],
+        "is_kept": False,
+        "p_draft": 0.0625,
+        "q_draft": 0.75,
+        "rank_draft": 3,
+        "rejected": " 13",
+        "lost": {"draft": 1.5},
+    }
+    thinking = [
+        (" There", "accepted", "word", 0, 1, kept),
+        (" are", "accepted", "word", 1, 1, kept),
+        (" 12", "correction", "number", 2, 2, rejection),
+        (" in", "accepted", "word", 0, 1, kept),
+        (" all", "bonus", "word", 1, 4, {**untested, "lost": {"length": 0.9}}),
+        (".", "plain", "punctuation", 0, 1, untested),
+    ]
+    places = [
+        Place(
+            piece=piece,
+            fate=fate,
+            kind=kind,
+            section="answer" if piece == "." else "thinking",
+            level=level,
+            rank_token=rank,
+            **{**numbers, **facts, **changes},
+        )
+        for piece, fate, kind, level, rank, facts in thinking
+    ]
+    return ExplainedText(id="q1", task="reasoning", prompt="How many?", places=places)
 
 
 def explanation(**changes: Any) -> ExplainResult:
@@ -421,7 +430,6 @@ def explanation(**changes: Any) -> ExplainResult:
         "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE) for n in (1, 2, 3)],
         "by_kind": [group],
         "by_section": [group.model_copy(update={"name": "answer"})],
-        "near_misses": 10,
         "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good")],
         "texts": [explained_text()],
     }
@@ -431,12 +439,7 @@ def explanation(**changes: Any) -> ExplainResult:
 def greedy_lookup_explanation() -> ExplainResult:
     """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the
     answer."""
-    nothing = {
-        "q_token": [None] * 6,
-        "q_draft": [None] * 6,
-        "q_entropy": [None] * 6,
-        "disagreement": [None] * 6,
-    }
+    nothing = dict.fromkeys(("q_token", "q_draft", "q_entropy", "disagreement"))
     return explanation(
         is_greedy=True,
         has_draft_probs=False,
@@ -582,7 +585,6 @@ def tune_result() -> TuneResult:
                 tau=2.7,
                 identical=2,
                 texts=2,
-                seconds={"prompt 0": (2.0, 1.0), "prompt 1": (2.0, 1.0)},
             )
         ],
         recommendations=[
@@ -606,17 +608,12 @@ def tune_result() -> TuneResult:
         ],
         schedule=[step],
         by_load={"draft-model": [step]},
-        stages=[Stage(name="probe", seconds=12.0)],
-        exhaustive_s=900.0,
+        seconds=12.0,
         advice=[
             Words(engine="vLLM", text="vllm serve x", notes=["a hint"]),
             Words(engine="none", text=""),
         ],
-        num_members=3,
         notes=["a note"],
-        missed_forecasts=[
-            "suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."
-        ],
         next_command="outrider serve org/target --settings fast.json",
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.lab.bench.notes import RunNote, notes_of, pair
-from outrider.lab.bench.summary import accuracy, identity, measured, run_line
+from outrider.lab.bench.summary import accuracy, identity, measured
 from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
@@ -161,23 +160,3 @@ def test_later_rounds_are_not_graded_again() -> None:
 
 def test_nothing_to_grade() -> None:
     assert accuracy(*graded([None, None], [None, None])) is None
-
-
-def test_a_run_is_kept_as_a_line() -> None:
-    line = run_line(OWNS[1].model_copy(update={"other_cpu": 1 / 3, "attempts": 2}))
-    assert (
-        line.configuration,
-        line.prompt,
-        line.tokens,
-        line.steps,
-        line.attempts,
-        line.other_cpu,
-    ) == (
-        1,
-        1,
-        9,
-        3,
-        2,
-        0.3333,
-    )
-    assert math.isclose(line.decode_s, 0.024)

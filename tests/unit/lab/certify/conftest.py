@@ -93,4 +93,4 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shorter_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts of 200 tokens, more of them: fewer steps for as many draws."""
-    monkeypatch.setattr("outrider.lab.certify.long_texts.LATEST", 200)
+    monkeypatch.setattr("outrider.lab.certify.sampled.LATEST", 200)

@@ -23,7 +23,11 @@ PARAMS = SamplingParams(max_tokens=16)
 
 
 def section(subject: Subject, params: SamplingParams = PARAMS) -> SameTexts:
-    return greedy(subject, PROMPTS, params, Units())[0]
+    return greedy(subject, PROMPTS, params, Units())
+
+
+def plain_texts(subject: Subject, params: SamplingParams) -> list[list[int]]:
+    return subject.texts(subject.plain, PROMPTS, [params] * len(PROMPTS))
 
 
 @pytest.mark.parametrize(
@@ -46,24 +50,25 @@ def test_sound_decoding_passes(
 
 def test_penalties_and_stop_strings_take_part(open_subject: Open) -> None:
     """The user's own options, not bare greedy text."""
-    plain = greedy(open_subject(), PROMPTS, PARAMS, Units())[1]
+    subject = open_subject()
+    plain = plain_texts(subject, PARAMS)
     params = SamplingParams(max_tokens=16, repetition_penalty=1.8, stop=[f"w{plain[0][5]}"])
-    section_found, texts = greedy(open_subject(), PROMPTS, params, Units())
-    assert section_found.status == "passed"
-    assert texts != plain
+    assert section(subject, params).status == "passed"
+    assert plain_texts(subject, params) != plain
 
 
 def test_bans_take_part(open_subject: Open) -> None:
     """Catches a word that is only forbidden outside of certificates."""
-    plain = greedy(open_subject(), PROMPTS, PARAMS, Units())[1]
+    subject = open_subject()
+    plain = plain_texts(subject, PARAMS)
     params = SamplingParams(max_tokens=16, bad_words=[f"w{plain[0][5]}"], min_tokens=16)
-    found, texts = greedy(open_subject(), PROMPTS, params, Units())
-    assert found.status == "passed"
+    assert section(subject, params).status == "passed"
+    texts = plain_texts(subject, params)
     assert all(plain[0][5] not in text and len(text) == 16 for text in texts)
 
 
 def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
-    found, _ = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
+    found = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
     assert [run.name for run in found.runs] == [
         "speculative, alone",
         "speculative, beside a sampled row",
@@ -149,7 +154,7 @@ def test_a_near_tie_that_rounding_turns_is_neither_right_nor_wrong(open_subject:
 
     lm.run = noisy
     params = SamplingParams(max_tokens=1 + 6, logit_bias={int(top.indices[1]): bias})
-    found, _ = greedy(subject, [prompt], params, Units())
+    found = greedy(subject, [prompt], params, Units())
     assert found.status == "inconclusive"
     first = found.differences[0]
     assert (first.cause, first.position, first.expected, first.found) == (

@@ -1,21 +1,21 @@
-"""The whole of it on small pairs: results that add up, can be read again, go on after an
+"""The whole of it on small pairs: results that add up, can be read again, what is known after an
 interruption, and refusals by name."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.build import Options
 from outrider.configuration import Configuration
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.explain import explain as explain_module
-from outrider.lab.explain.explain import Question, RecordedPrompt, check, explain, record
-from outrider.lab.explain.explain_result import LETTERS, ExplainResult
+from outrider.lab.explain.explain import Question, check, explain
+from outrider.lab.explain.explain_result import ExplainResult
+from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.result import read_result
-from outrider.lab.runner import Runner
+from outrider.lab.runner import Contender, Runner, Trace
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.explain.pairs import PROMPTS, save_pair
 
@@ -33,14 +33,12 @@ def questions(runner: Runner) -> list[Question]:
 
 
 def explained(
-    pair: tuple[str, str], configuration: str, params: SamplingParams, folder: Path, **extra: object
+    pair: tuple[str, str], configuration: str, params: SamplingParams, **extra: Any
 ) -> ExplainResult:
     wanted = Configuration.parse(configuration)
     draft = pair[1] if wanted.parts().requirements.draft else None
     options = Options(pair[0], draft=draft, dtype="float32", threads=1)
-    result, journal = explain(options, wanted, questions, params, folder / "journal", **extra)  # type: ignore[arg-type]
-    journal.close()
-    return result
+    return explain(options, wanted, questions, params, **extra)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +58,11 @@ def explained(
 def test_results_add_up(
     pair: tuple[str, str], tmp_path: Path, configuration: str, params: SamplingParams
 ) -> None:
-    result = explained(pair, configuration, params, tmp_path)
+    result = explained(pair, configuration, params)
     assert sum(row.tokens for row in result.causes) == pytest.approx(
         result.ideal - result.emitted, abs=1e-6
     )
-    assert result.emitted == sum(len(text.pieces) for text in result.texts)
+    assert result.emitted == sum(len(text.places) for text in result.texts)
     assert result.tested == sum(row.tested for row in result.by_kind)
     assert (
         result.accepted
@@ -73,15 +71,9 @@ def test_results_add_up(
     )
     assert sum(row.tokens for row in result.by_kind) == result.emitted
     assert result.tau.value == pytest.approx(result.emitted / result.steps)
-    for text in result.texts:
-        for name, table in LETTERS.items():
-            letters = getattr(text, name)
-            assert len(letters) == len(text.pieces)
-            assert set(letters) <= {*table, "."}
-        assert len(text.lost) == len(text.p_token) == len(text.draft) == len(text.pieces)
+    places = [place for text in result.texts for place in text.places]
+    assert all(place.kind in KINDS and place.section in SECTIONS for place in places)
     assert result.has_draft_probs == ("draft-model" in configuration)
-    assert result.near_misses <= result.tested - result.accepted
-    assert not (tmp_path / "journal").exists()
     path = tmp_path / "result.json"
     result.write(path)
     assert read_result(path) == result.model_validate_json(result.model_dump_json())
@@ -90,85 +82,51 @@ def test_results_add_up(
 def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
     """700 bytes a token at most, so that 4000 tokens stay below 3 MB; and no more tokens are shown
     than asked for."""
-    result = explained(pair, "draft-model k=4", WARM, tmp_path)
+    result = explained(pair, "draft-model k=4", WARM)
     path = tmp_path / "result.json"
     result.write(path)
     bare = result.model_copy(update={"texts": []})
     assert (path.stat().st_size - len(bare.model_dump_json(indent=1))) / result.emitted < 700
-    few = explained(pair, "draft-model k=4", WARM, tmp_path, max_shown=31)
+    few = explained(pair, "draft-model k=4", WARM, max_shown=31)
     assert len(few.texts) == 1
     assert few.emitted == result.emitted
     assert any("the first 1 of 3" in note for note in few.notes)
 
 
-def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_path: Path) -> None:
+def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str]) -> None:
     same = [Question(PROMPTS[0], str(number)) for number in range(2)]
     texts = []
     for _ in range(2):
         options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
-        result, journal = explain(
-            options, Configuration.parse("draft-model k=4"), lambda _: same, WARM, tmp_path / "j"
-        )
-        journal.close()
-        texts.append([text.pieces for text in result.texts])
+        result = explain(options, Configuration.parse("draft-model k=4"), lambda _: same, WARM)
+        texts.append([[place.piece for place in text.places] for text in result.texts])
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
 
 
-def test_an_interrupted_run_goes_on(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_run_explains_what_was_finished(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was decoded is not decoded again, and the result is that of a run in one piece."""
-    whole = explained(pair, "draft-model k=4", WARM, tmp_path)
-    decoded: list[str] = []
+    whole = explained(pair, "draft-model k=4", WARM)
+    run = Contender.run
+    decoded: list[object] = []
 
-    def counted(contender: object, question: Question, params: SamplingParams) -> RecordedPrompt:
+    def counted(contender: Contender, *arguments: Any) -> list[Trace]:
         if len(decoded) == 2:
             raise KeyboardInterrupt
-        decoded.append(question.id)
-        return record(contender, question, params)  # type: ignore[arg-type]
+        decoded.append(arguments)
+        return run(contender, *arguments)
 
-    monkeypatch.setattr(explain_module, "record", counted)
-    options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
-    known, _ = explain(
-        options, Configuration.parse("draft-model k=4"), questions, WARM, tmp_path / "journal"
-    )
-    assert decoded == ["q0", "q1"]
+    monkeypatch.setattr(Contender, "run", counted)
+    known = explained(pair, "draft-model k=4", WARM)
     assert known.interrupted
     assert known.texts == whole.texts[:2], "what was finished before Ctrl-C is explained"
     assert "the run was stopped: 2 of 3 prompts were explained" in known.notes
-    monkeypatch.setattr(explain_module, "record", lambda *a: decoded.append(a[1].id) or record(*a))
-    with pytest.raises(ConfigError, match="another plan"):
-        explained(pair, "draft-model k=3", WARM, tmp_path, resume=True)
-    result = explained(pair, "draft-model k=4", WARM, tmp_path, resume=True)
-    assert decoded == ["q0", "q1", "q2"]
-    assert result.texts == whole.texts
-    assert [row.tokens for row in result.causes] == [row.tokens for row in whole.causes]
-
-
-def test_ctrl_c_in_the_first_prompt_is_passed_on(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*arguments: object) -> RecordedPrompt:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(explain_module, "record", stopped)
     with pytest.raises(KeyboardInterrupt):
-        explained(pair, "draft-model k=4", WARM, tmp_path)
+        explained(pair, "draft-model k=4", WARM)
 
 
-def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
-    from tests.unit.lab.explain.pairs import contender_of
-
-    contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
-    recording = record(contender, Question(PROMPTS[0]), replace(WARM, seed=1))
-    assert RecordedPrompt.from_json(asdict(recording)) == recording
-    assert any(step.replacement for step in recording.steps)
-    assert all(0 < step.draft_s < step.seconds for step in recording.steps[1:])
-    assert sum(step.taken for step in recording.steps) == len(recording.output)
-
-
-def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
+def test_refusals(pair: tuple[str, str]) -> None:
     """By name, and those that need no model before any is read."""
     for text, params, error, words in [
         ("none", GREEDY, ConfigError, "nothing to explain"),
@@ -178,10 +136,10 @@ def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
             check(Configuration.parse(text), params, lossy="typical" in text)
     options = Options(pair[0], dtype="float32", threads=1)
     with pytest.raises(ConfigError, match="no prompt"):
-        explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY, tmp_path / "journal")
+        explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY)
 
 
-def test_the_demo(tmp_path: Path) -> None:
+def test_the_demo() -> None:
     """The embedded pair, as `outrider explain demo` runs it."""
 
     def asked(runner: Runner) -> list[Question]:
@@ -190,11 +148,12 @@ def test_the_demo(tmp_path: Path) -> None:
 
     options = Options("demo", threads=1)
     params = SamplingParams(max_tokens=60)
-    result, journal = explain(
-        options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal"
-    )
-    journal.close()
+    result = explain(options, Configuration.parse("draft-model k=5"), asked, params)
     assert result.ideal > result.emitted
     assert {row.name for row in result.by_kind} >= {"number", "word", "punctuation"}
-    assert "".join(result.texts[0].pieces).strip().startswith("The cakes cost")
+    assert (
+        "".join(place.piece for place in result.texts[0].places)
+        .strip()
+        .startswith("The cakes cost")
+    )
     assert result.advice

@@ -60,9 +60,7 @@ def result(
         plain_step_s=0.01,
         overall_speedup=speedups,
         confirmed=[],
-        stages=[],
-        exhaustive_s=1.0,
-        num_members=3,
+        seconds=1.0,
         forecasts=[
             Forecast(
                 family=re.sub(r" k=\d+", "", label),

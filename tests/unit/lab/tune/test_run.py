@@ -58,8 +58,7 @@ def tuned(
     request = TuneRequest(
         drafters=frozenset(drafters), drafts=tuple(str(root / name) for name in names), **wishes
     )
-    result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
-    journal.close()
+    result = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
     return result
 
 
@@ -182,9 +181,9 @@ def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
         drafters=frozenset({"ngram"}),
         most_share=1.0,
     )
-    result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
+    result = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
     assert result.interrupted
     assert result.forecasts
     assert bool(result.confirmed) == bool(groups)
     assert "this is what was known" in to_markdown(render(result))
-    assert journal.path.exists()
+    assert (tmp_path / "journal").exists()
