@@ -203,7 +203,7 @@ def test_streams_want_to_be_opened_and_askers_are_bounded(
         call = stub.Draft(metadata=((INSTANCE, "a"),))
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         await answer(call)
-        with pytest.raises(aio.AioRpcError, match="--max-instances") as raised:
+        with pytest.raises(aio.AioRpcError, match="--limits max_instances") as raised:
             await stub.Open(hello(hosted, "b"))
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
