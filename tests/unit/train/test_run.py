@@ -451,7 +451,7 @@ def test_answers_that_the_context_cannot_hold_are_measured_shorter(tmp_path: Pat
     result = finished(spec)
     assert "after" in {one.label for one in result.measured}
     assert all(one.emitted > 0 for one in result.measured)
-    [note] = [note for note in result.notes if "--measure-tokens" in note]
+    [note] = [note for note in result.notes if "measure_tokens" in note]
     assert "half of the context, not 100000" in note
     short = finished(
         spec_for(

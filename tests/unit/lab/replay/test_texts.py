@@ -74,7 +74,7 @@ def test_requests_without_answers() -> None:
     asked = WorkloadRequest("asked", prompt="w1")
     answered = WorkloadRequest("answered", prompt="w1", answer="w2")
     with pytest.raises(
-        ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--on-bad skip"
+        ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--reading on_bad=skip"
     ):
         read_log(workload(asked, answered), word_tokenizer(20))
     log = read_log(workload(asked, answered), word_tokenizer(20), on_bad="skip")

@@ -369,7 +369,7 @@ def test_what_does_not_matter(fault: str) -> None:
 def test_the_key_is_sent_and_cut_out_of_errors() -> None:
     with Fake(key="sk-right", faults={0: "echo"}) as fake:
         assert model_of(fake.url, api_key="sk-right") == MODEL
-        with pytest.raises(ServerError, match=r"401.*--api-key-env NAME") as error:
+        with pytest.raises(ServerError, match=r"401.*--server api_key_env=NAME") as error:
             model_of(fake.url, api_key="sk-wrong")
         (failure,) = ask(fake.url, key="sk-secret")
     assert "sk-wrong" not in str(error.value)
@@ -382,7 +382,7 @@ def test_models_are_chosen_only_where_there_is_no_choice() -> None:
         with pytest.raises(ConfigError, match="2 models"):
             model_of(fake.url)
         assert model_of(fake.url, model="base-lora") == "base-lora"
-    with Fake(models=()) as fake, pytest.raises(ConfigError, match="--server-model"):
+    with Fake(models=()) as fake, pytest.raises(ConfigError, match="--server server_model"):
         model_of(fake.url)
 
 

@@ -73,7 +73,7 @@ def test_refusal_names_the_first_five_and_the_count(tmp_path: Path) -> None:
     assert "7 bad lines and 2 good ones" in text
     assert [f"line {n}:" in text for n in range(1, 10)] == [False, *[True] * 5, False, False, False]
     assert "and 2 more.\nCorrect them, or" in text, "printed on one line, these are sentences"
-    assert "--on-bad skip" in text
+    assert "--reading on_bad=skip" in text
 
 
 def test_skipping_keeps_all_of_them(tmp_path: Path) -> None:

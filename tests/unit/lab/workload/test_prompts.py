@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
     requests = [WorkloadRequest(f"r{n}", "x" * n) for n in (5, 50, 96, 97, 200)]
     with pytest.raises(
         ConfigError,
-        match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--on-bad skip",
+        match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--reading on_bad=skip",
     ):
         prepare(workload(*requests), PLAIN, context=100, max_tokens=4)
     prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=4, on_bad="skip")

@@ -177,7 +177,7 @@ def test_askers_are_bounded(hosted: HostedDrafter, tmp_path: Path) -> None:
         call = stub.Draft()
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         await answer(call)
-        with pytest.raises(aio.AioRpcError, match="--max-instances") as raised:
+        with pytest.raises(aio.AioRpcError, match="--limits max_instances") as raised:
             await stub.Draft().read()
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 

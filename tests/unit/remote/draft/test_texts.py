@@ -213,7 +213,7 @@ def test_askers_are_bounded() -> None:
     desk = Desk(max_instances=2)
     gone = desk.reader("a")
     _ = desk.reader("b")
-    with pytest.raises(ConfigError, match="--max-instances"):
+    with pytest.raises(ConfigError, match="--limits max_instances"):
         desk.reader("c")
     assert desk.tell(gone, 1, TEXT, sampling=GREEDY) is None
     desk.table.disconnect(gone)
