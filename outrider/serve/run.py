@@ -30,7 +30,8 @@ from outrider.errors import ConfigError
 from outrider.serve.app import make_app
 from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.monitoring import Monitoring
-from outrider.serve.served import ServerState, Serves
+from outrider.serve.served import ServerState
+from outrider.serve.serves import Serves
 from outrider.serve.settings import ListenSettings, ServedModel, ServerSettings
 
 log = logging.getLogger("outrider.serve")

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from outrider.admission import detokenizer_for
-from outrider.engine.observer import EngineSnapshot
-from outrider.engine.request import Listener, Request
+from outrider.engine.request import Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
-from outrider.models.loading.generation_config import SamplingDefaults
-from outrider.sampling.params import SamplingParams
 from outrider.serve.api.reasoning import Reasoning
 from outrider.serve.api.reasoning_formats import AUTO
 from outrider.serve.api.response_store import ResponseStore
@@ -21,53 +17,9 @@ from outrider.serve.headers import IgnoredLog
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.selftest import SelfTest
 from outrider.serve.rules import Rule
+from outrider.serve.serves import Serves
 from outrider.serve.settings import ServerSettings
 from outrider.text import Detokenizer
-
-
-class Serves(Protocol):
-    """The part of `Engine` that the HTTP side uses."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tokenizer(self) -> Any: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def drafters(self) -> list[str]: ...
-
-    @property
-    def config(self) -> dict[str, Any]: ...
-
-    @property
-    def lossless(self) -> bool: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults: ...
-
-    def check_room(self, count: int) -> None: ...
-
-    def prepare(self, params: SamplingParams) -> None: ...
-
-    def submit(self, request: Request, listener: Listener) -> None: ...
-
-    def cancel(self, request_id: str) -> None: ...
-
-    def snapshot(self) -> EngineSnapshot: ...
-
-    def drain(self, timeout_s: float) -> bool: ...
-
-    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from outrider.serve.routing import Route
 from outrider.serve.schema.base import cut_short
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
-from outrider.serve.served import Served, Serves
+from outrider.serve.served import Served
+from outrider.serve.serves import Serves
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.serve")

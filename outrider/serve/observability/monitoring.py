@@ -26,7 +26,7 @@ from outrider.serve.observability.selftest import SelfTest, self_test
 from outrider.serve.observability.telemetry import Telemetry, Traced
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
-from outrider.serve.served import Serves
+from outrider.serve.serves import Serves
 
 TEST_VERSION = 3  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first

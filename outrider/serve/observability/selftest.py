@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from outrider.serve.served import Serves
+    from outrider.serve.serves import Serves
 
 log = logging.getLogger("outrider.serve")
 

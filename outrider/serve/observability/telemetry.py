@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.engine.request import Listener, Request, Update
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import LoggedExchange, TrafficLog
-from outrider.serve.served import Serves
+from outrider.serve.serves import Serves
 
 log = logging.getLogger("outrider.serve")
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
