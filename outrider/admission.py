@@ -129,10 +129,10 @@ def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> 
 def constraint_for(
     built: Built, params: SamplingParams, grammar: Constraint | None = None
 ) -> Constraint | None:
-    """What the answer of a request may not say, before its first token: its bans, around its
-    grammar, which waits for thoughts to end. `grammar`: in place of one from `params`. Raises
-    ConfigError for bad words that this vocabulary cannot write, or that leave none of the allowed
-    tokens, and what a wrong grammar raises."""
+    """The bans of a request's answer before its first token, around its grammar, which waits for
+    thoughts to end. `grammar`: in place of one from `params`. Raises ConfigError for bad words that
+    this vocabulary cannot write, or that leave none of the allowed tokens, and the errors of a
+    wrong grammar."""
     vocab_size = built.target.lm.shape.vocab_size
     thinking = params.thinking
     if params.structured_outputs is not None:

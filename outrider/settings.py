@@ -219,7 +219,7 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {"int": _whole, "float": _real}
 def _fill(
     instance: Any, kind: type, values: tuple[Any, ...], named: dict[str, Any], prefix: str
 ) -> None:
-    """What the class's own `__init__` would do, checked."""
+    """The class's own `__init__`, with checks."""
     given = pydantic_core.ArgsKwargs(values, named)
     try:
         _validator(kind).validate_python(given, self_instance=instance)

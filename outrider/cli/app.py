@@ -28,8 +28,8 @@ from outrider.version import __version__
 def unknown_option(
     given: str, known: Iterable[str], gathered: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """What to say about an option that a verb does not have, among the options and arguments
-    `known` that it has. `gathered`: how those are written that share a text."""
+    """The error about an option that a verb does not have, among the options and arguments `known`
+    that it has. `gathered`: how those are written that share a text."""
     forms = {_bare(name): _form(name) for name in known}
     forms |= {_bare(name): form for name, form in gathered.items()}
     asked = _bare(given)
@@ -194,7 +194,7 @@ def _missing_value(error: typer.TyperException) -> str | None:
 
 
 def _too_many(error: typer.TyperException, context: Any) -> str | None:
-    """Words behind the last argument: a prompt without quotes, as a rule."""
+    """Words after the last argument: a prompt without quotes, as a rule."""
     _, found, words = error.format_message().partition("Got unexpected extra argument(s) (")
     if not found:
         return None
@@ -202,7 +202,7 @@ def _too_many(error: typer.TyperException, context: Any) -> str | None:
         parameter.name == "prompt" for parameter in context.command.params
     )
     hint = ": a prompt of several words needs quotes around it" if takes_prompt else ""
-    return f"nothing is expected behind the last argument, got '{words.rstrip(')')}'{hint}"
+    return f"nothing is expected after the last argument, got '{words.rstrip(')')}'{hint}"
 
 
 def _wrong_value(error: typer.TyperException) -> str | None:

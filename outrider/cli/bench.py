@@ -52,7 +52,7 @@ class BenchOptions:
     context_lengths: str | None = option(
         None,
         COMPARED,
-        "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
+        "Fill prompts up, or cut them, to this many tokens: a curve at the first batch size.",
         metavar="N,...",
         show_default="prompts as they are",
         common=True,
@@ -66,7 +66,7 @@ class BenchOptions:
     def plan(
         self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions
     ) -> Plan:
-        """What the options ask to be measured. Raises ConfigError."""
+        """The bench plan that the options ask for. Raises ConfigError."""
         from outrider.configuration import parse_configurations
         from outrider.lab.bench.plan import Plan, default_configurations
 

@@ -65,7 +65,7 @@ class EvidenceOptions(PromptOptions):
     )
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
-        """What the options ask to be certified.
+        """The certificate that the options ask for.
 
         Raises ConfigError for sampling options out of range, and as `structured_outputs`.
         """

@@ -1,7 +1,7 @@
 """`outrider chat TARGET`: a conversation through the model's own chat template.
 
 Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed,
-and an error ends the program; at a terminal an error is shown and the conversation goes on without
+and an error ends the program; at a terminal an error is shown and the conversation continues without
 that message. There a message of several lines is pasted, or typed with a backslash at each line's
 end; typed and piped, lines from one that begins with \"\"\" to one that ends with it are one
 message. Ctrl-C stops an answer, not the program.
@@ -91,7 +91,7 @@ def edit_lines() -> None:
 
 
 class Message(NamedTuple):
-    """What was typed, pasted or piped."""
+    """The next message: typed, pasted or piped."""
 
     text: str
     is_command: bool = False  # of one line, which begins with a slash and is not between quotes

@@ -76,7 +76,7 @@ def _runtime_in_words(found: Mapping[str, Any]) -> str:
 
 
 def _why_no_pair() -> str | None:
-    """What keeps the embedded pair from being loaded; None where nothing does."""
+    """The reason why the embedded pair cannot be loaded; None where there is none."""
     from outrider.demo import demo_paths
 
     try:

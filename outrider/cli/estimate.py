@@ -91,7 +91,7 @@ class EstimateOptions:
         return acceptance, costs_of(self.c, passes), f"c {self.c:g} and {widths}"
 
     def memory(self) -> list[ModelSize]:
-        """What the models named take. Raises CheckpointError, CapabilityError."""
+        """The memory of the models named. Raises CheckpointError, CapabilityError."""
         from outrider.lab.estimate.estimate import model_size
 
         sizes = [] if self.target is None else [model_size("target", self.target)]

@@ -161,7 +161,7 @@ def full_context(completion: Completion, params: SamplingParams) -> list[str]:
     ):
         return []
     return [
-        f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens behind "
+        f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens after "
         f"{num_prompt} of the prompt"
     ]
 

@@ -1,4 +1,4 @@
-"""What the lab's verbs share: a progress bar with the time left, and where a result goes.
+"""Helpers that the lab's verbs share: a progress bar with the time left, and where a result goes.
 
 --out FILE.json  the result             --out FILE.html  the report, one page that needs no network
 --out FILE.md    the report, as text    --json           the result on standard output, and nothing else there
@@ -173,7 +173,7 @@ def measure(
 def _interrupted(journal: Path | None) -> int:
     """After Ctrl-C: says what is kept; the exit code."""
     kept = (
-        f"; what is finished is in {journal}: the same command with --resume goes on"
+        f"; what is finished is in {journal}: the same command with --resume continues"
         if journal is not None and journal.exists()
         else ""
     )
@@ -182,8 +182,8 @@ def _interrupted(journal: Path | None) -> int:
 
 
 def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
-    """What an interrupted run leaves: by the name of the result, else of the first report, else in
-    the current folder.
+    """The file that an interrupted run leaves: by the name of the result, else of the first report,
+    else in the current folder.
 
     A run that is resumed may have had fewer files: it is looked for under all of these names.
     """
@@ -194,7 +194,7 @@ def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
 
 
 def command_line() -> str:
-    """What was typed, for the result."""
+    """The command line as typed, for the result."""
     return " ".join(["outrider", *sys.argv[1:]])
 
 

@@ -115,7 +115,7 @@ def replay(
 
 
 def _chosen(options: ReplayOptions) -> tuple[list[Configuration], list[str]]:
-    """What is replayed, and a line about each drafter that is left out because it cannot be used."""
+    """The drafters to replay, and a line about each that is left out because it cannot be used."""
     from outrider.configuration import parse_configurations
     from outrider.lab.replay.replay import default_configurations
 

@@ -112,7 +112,7 @@ class DoorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions(DoorOptions):
-    """What the server admits beyond that, and how it is watched."""
+    """Options for what the server admits besides requests, and how it is watched."""
 
     strict: bool | None = option(
         None,
@@ -127,7 +127,7 @@ class ListenOptions(DoorOptions):
         show_default="false",
     )
     max_stored_responses: int | None = option(
-        None, SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000"
+        None, SERVER, "Responses that later ones may continue from; 0: none.", show_default="1000"
     )
     hang_timeout: float | None = option(
         None,

@@ -88,7 +88,7 @@ class ListeningOptions:
     )
 
     def settings(self) -> ServiceSettings:
-        """What the gRPC server takes. Raises ConfigError for impossible values."""
+        """Settings of the gRPC server. Raises ConfigError for impossible values."""
         from outrider.remote.security import ServerSecurity
         from outrider.remote.serving import ServiceSettings
 
@@ -187,7 +187,7 @@ class HostedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What askers may use."""
+    """Permissions of callers."""
 
     max_draft_tokens: int = option(
         8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS", common=True
@@ -196,7 +196,7 @@ class LimitOptions:
         32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE", common=True
     )
     distribution_tokens: int = option(
-        64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens."
+        64, LIMITS, "A drawn token's distribution is cut to this many of its likeliest tokens."
     )
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
@@ -209,7 +209,7 @@ class LimitOptions:
     )
 
     def limits(self) -> DraftLimits:
-        """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
+        """Permissions of a draft service's callers. Raises ConfigError for impossible values."""
         from outrider.remote.draft.texts import DraftLimits
 
         return DraftLimits(

@@ -70,7 +70,7 @@ class MarkedText(Printer):
         self._last = "\n"
 
     def legend(self) -> Text:
-        """What the marks mean, in the marks themselves."""
+        """The legend of the marks, in the marks themselves."""
         return _accepted("drafted and accepted").append(
             "  everything else: written by the target itself", "dim"
         )

@@ -128,7 +128,7 @@ class TextOptions:
 
 
 def _generated(count: int, out: Path) -> Path:
-    """A file of problems beside the run. A run that is there already keeps its own."""
+    """A file of problems next to the run. A run that is there already keeps its own."""
     from outrider.demo.training import training_prompts
 
     path = out / "prompts.jsonl"
@@ -188,7 +188,7 @@ class ResponseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KindOptions:
-    """What is trained, from where on; how is in `TrainConfig`."""
+    """The model to train and where it begins; how is in `TrainConfig`."""
 
     init: Path | None = option(
         None,
@@ -203,7 +203,7 @@ class KindOptions:
 
     @property
     def start(self) -> Path | None:
-        """The drafter to go on from; 'demo' is the embedded pair's draft."""
+        """The drafter to continue from; 'demo' is the embedded pair's draft."""
         return None if self.init is None else Path(_draft(str(self.init)))
 
 
@@ -215,7 +215,7 @@ def _draft(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions:
-    """What is measured in the end."""
+    """The measurements after training."""
 
     measure_limit: int = option(16, MEASURING, "Held-out prompts of each task; 0: none.", min=0)
     measure_temperature: str = option(
@@ -302,7 +302,7 @@ def train(
             result = run_training(spec, progress, command_line())
     except KeyboardInterrupt:
         sys.stderr.write(
-            f"interrupted; what is finished is in {out}: the same command with --resume goes on\n"
+            f"interrupted; what is finished is in {out}: the same command with --resume continues\n"
         )
         return INTERRUPTED
     if result is not None:

@@ -63,7 +63,7 @@ class TunedModels(MachineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(AnswerOptions):
-    """What is tried, and for which load."""
+    """The configurations to try, and the load they are for."""
 
     drafters: str = option(
         "",
@@ -96,7 +96,7 @@ class TuneOptions(AnswerOptions):
     temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0, common=True)  # type: ignore[assignment]
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
-        """What the options ask to be tuned. Raises ConfigError for values out of range."""
+        """The tuning plan that the options ask for. Raises ConfigError for values out of range."""
         from outrider.lab.tune.run import TuneRequest
 
         loads = numbers("--batch-size", self.batch_size, int)

@@ -1,5 +1,5 @@
-"""What was typed, checked before anything is done: numbers with units as data sheets write them,
-prompts, files to be written."""
+"""Values from the command line, checked before anything is done: numbers with units as data sheets
+write them, prompts, files to be written."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
 
 
 def _group(panel: str | None) -> str:
-    """What a panel of the help is called after `--help=`: 'Model and machine' is `model`."""
+    """The name of a panel of the help after `--help=`: 'Model and machine' is `model`."""
     return (panel or "options").split()[0].lower()
 
 
@@ -228,7 +228,7 @@ def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
 
 
 def _info(annotation: Any) -> OptionInfo | None:
-    """What typer knows of an option; None for an argument."""
+    """Typer's record of an option; None for an argument."""
     if get_origin(annotation) is not Annotated:
         return None
     info = annotation.__metadata__[0]

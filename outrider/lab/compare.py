@@ -168,7 +168,7 @@ def _change(old: Comparable, new: Comparable) -> Change:
 
 
 def _asked(result: Result) -> dict[str, Any]:
-    """What was asked for: the settings, and the command."""
+    """The settings and the command of a result."""
     return {**getattr(result, "settings", {}), "command": result.command or None}
 
 

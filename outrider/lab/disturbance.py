@@ -1,7 +1,7 @@
 """Whether something else ran on the machine while we measured, and when a disturbed run is worth
 repeating.
 
-A speed taken beside a busy neighbour says little, so such a run is repeated and the calmest attempt
+A speed taken alongside a busy neighbour says little, so such a run is repeated and the calmest attempt
 counts. Repeating is bounded: a few attempts for each run, none after a deadline, and none where it
 has not helped several times in a row, because the neighbour stays. What remains disturbed is kept
 and called so.

@@ -1,5 +1,4 @@
-"""What a long run has finished so far, on disk, so that Ctrl-C and crashes cost one unit of work
-and no more.
+"""The journal of a long run on disk, so that Ctrl-C and crashes cost one unit of work and no more.
 
     journal = Journal.open(path, plan, resume=True)
     for key in work:
@@ -37,7 +36,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, plan: dict[str, Any], *, resume: bool) -> Journal:
-        """Start anew, or go on. Raises ConfigError when there is nothing to go on with, or when the
+        """Start anew, or continue. Raises ConfigError when there is nothing to continue with, or when the
         plan was another."""
         if resume:
             return cls(path, _read(path, plan))

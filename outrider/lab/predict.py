@@ -1,4 +1,4 @@
-"""What a draft length will bring: the one formula of a speedup, for everything that predicts one.
+"""Predicted speedup of a draft length: the one formula for everything that predicts one.
 
     speedup(k) = tau(k) / (v(k + 1) + k c)
 
@@ -117,7 +117,7 @@ class CostPoints(Record):
 
 
 class StepCosts(Record):
-    """What a step costs, for one number of rows. Whole steps that were timed are the points, with
+    """The cost of a step, for one number of rows. Whole steps that were timed are the points, with
     drafting in them."""
 
     target: CostPoints
@@ -152,7 +152,7 @@ class StepCosts(Record):
 
 
 class SpeedPrediction(Record):
-    """What steps of one draft length bring."""
+    """The predicted effect of steps of one draft length."""
 
     num_draft_tokens: int
     tau: float  # tokens per step

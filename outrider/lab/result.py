@@ -88,7 +88,7 @@ class Interval(Record):
 
 
 class Result(Record):
-    """What every result file says about itself."""
+    """The fields that every result file has."""
 
     schema_version: int = SCHEMA_VERSION
     kind: str

@@ -151,7 +151,7 @@ class Trace:
         return before.at_s - self.steps[0].at_s
 
     def decode_tokens(self) -> int:
-        """Tokens behind the first step's."""
+        """Tokens after the first step's."""
         return max(len(self.completion.token_ids) - self.steps[0].taken, 0)
 
     @property
@@ -275,14 +275,14 @@ class Runner:
         )
 
     def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:
-        """Draft nodes -> seconds of a step of so many rows, timed now by a server's sweep, and kept
+        """Draft nodes -> seconds of a step of this many rows, timed now by a server's sweep, and kept
         for its next start."""
         built = self.open(configuration, any_length=True).built
         parts = replace(self._parts(configuration), any_length=True)
         return step_seconds(built, built.decoder, parts, rows, anew=True)
 
     def _parts(self, configuration: Configuration) -> Parts:
-        """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own
+        """`lossy` allows lossy verifiers, alongside which the others stay lossless. The demo's own
         heads need not be named."""
         lossy = self._lossy and _is_lossy(configuration)
         if self._target != DEMO:

@@ -1,5 +1,5 @@
-"""What two processes must agree on before one drafts for the other: hashes that the handshake
-compares."""
+"""The facts that two processes must agree on before one drafts for the other: hashes that the
+handshake compares."""
 
 from __future__ import annotations
 

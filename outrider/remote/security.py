@@ -40,7 +40,7 @@ OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSecurity:
-    """What a service asks of those who call it."""
+    """The credentials that a service asks of its callers."""
 
     certificate: Path | None = None  # PEM; None: no TLS
     key: Path | None = None
@@ -66,8 +66,8 @@ class ServerSecurity:
             _check_token(token)
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """What grpc's server takes; None without TLS. Raises ConfigError for files that cannot be
-        read or do not fit."""
+        """The credentials of a grpc server; None without TLS. Raises ConfigError for files that
+        cannot be read or do not fit."""
         if self.certificate is None or self.key is None:
             return None
         pair = (_read(self.key), _read(self.certificate))
@@ -136,7 +136,7 @@ class ClientSecurity:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """The metadata of every call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
 

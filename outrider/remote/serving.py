@@ -111,7 +111,7 @@ class ServiceSettings:
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know about who can reach it, one line each."""
+        """Notes for an operator on who can reach it, one line each."""
         is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
         found = []
         if is_open and not self.security.tokens and self.security.client_ca is None:

@@ -62,7 +62,7 @@ def best(result: BenchResult, cell: Cell) -> Measured | None:
 
 
 def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
-    """What to do in a cell, in one sentence, and how it is meant."""
+    """Advice for a cell, in one sentence, and its tone."""
     first = best(result, cell)
     if first is None or first.speedup is None:
         return f"{cell.label}: nothing was compared with plain decoding", "caution"
@@ -221,7 +221,7 @@ def _subtitle(result: BenchResult) -> str:
 
 
 def _numbers(target: TargetInfo) -> str:
-    """What the target's weights are held in."""
+    """The format of the target's weights."""
     return (
         target.dtype
         if target.quantise is None

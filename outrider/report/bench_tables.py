@@ -59,7 +59,7 @@ def _milliseconds(found: Percentiles | None, *names: str) -> str:
 SPEED: tuple[Fact[Measured], ...] = (
     Fact(
         "speedup", lambda one: speed_text(one.speedup),
-        "plain seconds / own seconds of the decode phase, behind the first step, over the same "
+        "plain seconds / own seconds of the decode phase, after the first step, over the same "
         "tokens: sums over prompts, each the mean of its rounds; 95 % bootstrap over prompts",
     ),
     Fact(
@@ -68,7 +68,7 @@ SPEED: tuple[Fact[Measured], ...] = (
     ),
     Fact(
         "tokens/s", lambda one: number(one.tokens_per_s.value if one.tokens_per_s else None, 1),
-        "of one row's decode phase: tokens / seconds, both behind its first step",
+        "of one row's decode phase: tokens / seconds, both after its first step",
     ),
     Fact("τ", lambda one: number(one.tau), "tokens per target pass, correction or bonus token included: emitted / steps"),
     Fact("α", lambda one: number(one.alpha), "accepted / tested draft tokens"),
@@ -104,7 +104,7 @@ LATENCY: tuple[Fact[Measured], ...] = (
     ),
     Fact(
         "TPOT", lambda one: _milliseconds(one.tpot_s, "p50", "p99"),
-        "ms per output token behind the first step, per run; p50 / p99 over runs",
+        "ms per output token after the first step, per run; p50 / p99 over runs",
     ),
     Fact(
         "chunk", lambda one: _milliseconds(one.chunk_s, "p50", "p99"),
@@ -145,7 +145,8 @@ def tables(result: BenchResult) -> Iterator[Block]:
 
 
 def speeds(result: BenchResult) -> Table:
-    """What a bench is made for. The fastest of a cell stands out, where it is surely a gain."""
+    """The main table of a bench result. The fastest of a cell stands out, where it is surely a
+    gain."""
     every = [(one, cell) for cell in result.cells for one in cell.configurations]
     is_disturbed = any(one.num_disturbed for one, _ in every)
     marked = frozenset(index for index, (one, cell) in enumerate(every) if _is_best(one, cell))
@@ -172,7 +173,7 @@ def _memory(result: BenchResult) -> Iterator[Block]:
             Fact(
                 "weights",
                 lambda info: _amount(info.added_weights_bytes),
-                "beside the target's, one copy; -: the drafter does not say",
+                "alongside the target's, one copy; -: the drafter does not say",
             ),
             Fact(
                 "of the target's",
@@ -181,7 +182,7 @@ def _memory(result: BenchResult) -> Iterator[Block]:
             Fact(
                 "KV per token",
                 lambda info: _amount(info.added_kv_bytes_per_token),
-                "beside the target's; tables of model-free drafters are not counted",
+                "alongside the target's; tables of model-free drafters are not counted",
             ),
         ],
         "What drafting adds",

@@ -46,7 +46,7 @@ def _machines(comparison: Comparison) -> Iterator[Block]:
 
 
 def _verdict(comparison: Comparison) -> Iterator[Block]:
-    """Counts of verdicts; the counts expected by chance stand beside them."""
+    """Counts of verdicts; the counts expected by chance stand alongside them."""
     changes = comparison.changes
     count = {verdict: sum(change.verdict == verdict for change in changes) for verdict in WORDS}
     judged = [

@@ -1,4 +1,4 @@
-"""What a report says: blocks, each of which is Markdown (markdown.py).
+"""A report as blocks, each of which is Markdown (markdown.py).
 
 A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`). The
 terminal prints its Markdown through rich (console.py), and the page is made of it (html.py); plots

@@ -101,7 +101,7 @@ def plot_markdown(plot: Plot) -> str:
 
 
 def tokens_heading(block: MarkedTokens) -> str:
-    """What stands before an annotated text: its title, and what its marks mean."""
+    """The lines before an annotated text: its title, and the legend of its marks."""
     counts = fates(block.tokens).items()
     legend = "; ".join(f"{SAMPLES[fate]}: {MEANING[fate]} ({count})" for fate, count in counts)
     return "\n\n".join(filter(None, [_bold(_line(block.title)), legend]))

@@ -52,7 +52,7 @@ def to_keep_in_mind(result: Result) -> list[Block]:
 
 
 def disturbed(found: Mapping[str, OtherProcesses | None]) -> list[Block]:
-    """Runs that had other processes beside them, and how much of the processors those used."""
+    """Runs that had other processes besides them, and how much of the processors those used."""
     bullets = [
         f"{where}: {one.num_disturbed} of {one.num_runs} runs disturbed (others used more than {one.allowed:.0%} of the "
         f"processors); others used {one.mean:.0%} on average over all runs, at most {one.highest:.0%}"
@@ -67,7 +67,8 @@ def disturbed(found: Mapping[str, OtherProcesses | None]) -> list[Block]:
     if not bullets:
         return []
     text = (
-        "Disturbed: other processes ran beside the measurement. Both sides of a speedup were measured in the same minutes, but "
+        "Disturbed: other processes ran during the measurement. Both sides of a speedup were "
+        "measured in the same minutes, but "
         "speeds are too low, and speedups are uncertain beyond their intervals. Measure again on a machine that is idle."
     )
     return [Paragraph(text, "caution"), Bullets(bullets)]

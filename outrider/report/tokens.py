@@ -25,7 +25,7 @@ MEANING = {
     "plain": "written by the target without a draft",
 }
 
-MARKS = {  # what stands before and behind what has a fate
+MARKS = {  # what stands before and after what has a fate
     "prompt": ("", "▌"), "accepted": ("‹", "›"), "rejected": ("[-", "-]"), "correction": ("", ""), "bonus": ("", "⁺"),
     "plain": ("", ""),
 }  # fmt: skip

@@ -53,7 +53,7 @@ def _verdict(result: TrainResult) -> Paragraph:
 
 
 def _measured(result: TrainResult) -> Iterator[Block]:
-    """What was measured before training stands above what was measured after it."""
+    """Measurements before training stand above those after it."""
     if not result.measured:
         return
     facts: list[Fact[HeldOutResult]] = [

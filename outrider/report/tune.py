@@ -1,4 +1,4 @@
-"""What `outrider tune` found, as a report: the advice first, then what it rests on."""
+"""The report of `outrider tune`: the advice first, then its evidence."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _schedule(result: TuneResult) -> list[Block]:
 
 
 def _lengths(result: TuneResult) -> list[Block]:
-    """What a server does that loads the settings."""
+    """The behaviour of a server that loads the settings."""
     found = result.lengths_by_load()
     if not found:
         return []

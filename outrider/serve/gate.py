@@ -1,6 +1,5 @@
-"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the
-answer is counted, carries the request's id, names the fields that were ignored, and a refusal is
-logged.
+"""The frame of every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer
+is counted, carries the request's id and names ignored fields, and a refusal is logged.
 
 Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
 """

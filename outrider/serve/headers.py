@@ -54,7 +54,7 @@ def current_id() -> dict[str, str]:
 
 
 def fresh_id() -> str:
-    """What ids of answers to the current request end with: nobody else's."""
+    """The unique ending of ids of answers to the current request."""
     identity, is_given = _current.get(("", True))
     return uuid.uuid4().hex if is_given else identity
 

@@ -44,7 +44,7 @@ def information_routes(state: ServerState) -> APIRouter:
 
     @router.get("/v1/models", responses={401: ERRORS[401], 503: ERRORS[503]})
     async def models(request: Request) -> ModelList | AnthropicModels:
-        """What `model` may be. In Anthropic's form where the request has its header
+        """The names that `model` may have. In Anthropic's form where the request has its header
         `anthropic-version`."""
         check_open(state)
         cards = [_card(state, name) for name in state.names]

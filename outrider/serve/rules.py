@@ -79,7 +79,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What rules look at, before the prompt is read."""
+    """The facts that rules look at, before the prompt is read."""
 
     model: str
     endpoint: str

@@ -74,7 +74,7 @@ def run_server(settings: ServerSettings, status: Status = lambda line: None) -> 
 
 
 class Works(Protocol):
-    """What answers requests: an engine, or a coordinator."""
+    """The application that answers requests: an engine, or a coordinator."""
 
     @property
     def name(self) -> str: ...
@@ -148,7 +148,7 @@ class Process(uvicorn.Server, Generic[Worker]):
             raise self._failure
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts as uvicorn does; then the models are loaded beside it."""
+        """Starts as uvicorn does; then the models are loaded alongside it."""
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
         self._dropping = asyncio.ensure_future(self._drop_stalled())

@@ -1,4 +1,4 @@
-"""What is being served: engines with their texts, and the state the whole server is in."""
+"""The served models: engines with their texts, and the state of the whole server."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ServerState:
 
     @property
     def names(self) -> list[str]:
-        """What a client may ask for: models, and names that only routes know."""
+        """The names that a client may ask for: models, and names that only routes know."""
         own = list(self.models)
         return own + list(
             dict.fromkeys(

@@ -1,5 +1,5 @@
-"""What an operator decides about the server: where it listens, what it admits, which models it
-serves, who goes where."""
+"""An operator's settings of the server: where it listens, what it admits, which models it serves,
+who goes where."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "you stopped it: more was to come" in out
     assert json.loads((tmp_path / "r.json").read_text())["cells"][0]["ended_by"] == "interrupted"
-    assert "the same command with --resume goes on" in errors
+    assert "the same command with --resume continues" in errors
     assert "Traceback" not in errors
     done = journal.read_text().count("\n")
     again = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a bench run found: cells, and in each of them every configuration.
+"""The result of a bench run: cells, and in each of them every configuration.
 
 Counts are stored and ratios derived from them; docs/bench.md, "What the numbers are", has the
 formulas.
@@ -123,16 +123,16 @@ class Measured(Record):
     drafted: int
     tested: int
     accepted: int
-    num_disturbed: int  # runs beside busy neighbours, the repeats included
+    num_disturbed: int  # runs alongside busy neighbours, the repeats included
     # mean share of the processors that others used during its runs; None: not recorded
     other_cpu: float | None = None
     speedup: Interval | None = None  # decode phase; None: plain, or nothing to compare
     end_to_end: Interval | None = None  # prompt and queue included
-    # of one row's decode phase: tokens / seconds, behind its first step
+    # of one row's decode phase: tokens / seconds, after its first step
     tokens_per_s: Interval | None
     throughput_tokens_per_s: float  # all rows together, prompts included
     ttft_s: Percentiles | None = None
-    tpot_s: Percentiles | None = None  # per run: seconds behind the first step / tokens behind it
+    tpot_s: Percentiles | None = None  # per run: seconds after the first step / tokens after it
     # from one step of a row to its next: how long a reader waits for more
     chunk_s: Percentiles | None = None
     # by phase; the sum is the wall time of all runs
@@ -162,7 +162,7 @@ class Measured(Record):
 
 
 class OtherProcesses(Record):
-    """What other processes used of the processors, 0..1, during the runs that count."""
+    """The share of the processors that other processes used, 0..1, during the runs that count."""
 
     mean: float
     highest: float
@@ -219,7 +219,7 @@ class Cell(Record):
         return CellKey(self.task, self.temperature, self.batch_size, self.context).label
 
     def measured(self, configuration: int) -> Measured | None:
-        """What was measured for one configuration; None where it could not run."""
+        """The measurements of one configuration; None where it could not run."""
         return next(
             (one for one in self.configurations if one.configuration == configuration), None
         )
@@ -237,14 +237,14 @@ class ConfigurationInfo(Record):
     lossless: bool = True
     # greedy texts are the plain ones to the bit on this machine, else up to rounding
     exact: bool = True
-    added_weights_bytes: int | None = None  # beside the target; None: not known
+    added_weights_bytes: int | None = None  # alongside the target; None: not known
     added_kv_bytes_per_token: int | None = None
     notes: list[str] = Field(default_factory=list)
     failure: str | None = None  # why it could not be built
 
 
 class TargetInfo(Record):
-    """What plain decoding has to read."""
+    """The bytes that plain decoding has to read."""
 
     name: str  # as the user named it
     draft: str | None = None
@@ -275,7 +275,7 @@ class WorkloadInfo(Record):
 
 
 class SpeculationCounts(Record):
-    """What a server's counters say of its speculative steps. What it does not count is None."""
+    """A server's counters of its speculative steps. Those it does not have are None."""
 
     num_steps: int  # target passes that had a draft to verify
     num_tokens: int  # that these passes emitted, correction or bonus token included
@@ -355,7 +355,7 @@ class ServerMeasurement(Record):
 
 
 class BenchResult(Result):
-    """What `bench` measured. Measured here (`target`, `cells`) or at servers (`servers`)."""
+    """The result of `bench`, measured here (`target`, `cells`) or at servers (`servers`)."""
 
     kind: Literal["bench"] = "bench"
     workload: WorkloadInfo

@@ -1,5 +1,5 @@
-"""What decoding has to read and to hold: the roof that memory bandwidth sets, and what a
-configuration adds to the memory.
+"""The bytes that decoding reads and holds: the roof that memory bandwidth sets, and the memory that
+a configuration adds.
 
     bytes of a plain pass = weights without a separate input embedding + KV bytes per token x rows x mean context
     roof in tokens/s      = rows x bandwidth / bytes of a plain pass
@@ -28,7 +28,7 @@ COPIES = 10
 
 
 def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
-    """What is known without running anything; the bandwidth is measured, which takes a second."""
+    """The facts known without running anything; the bandwidth is measured, which takes a second."""
     memory = models.memory.target
     lm = models.target.lm
     quantise = models.options.quantise
@@ -54,7 +54,7 @@ def pass_bytes(
 ) -> int | None:
     """Bytes of weights that each pass reads; None for mixtures of experts and for unknown weights.
 
-    The input embedding counts only where the output layer shares it; beside an output layer that
+    The input embedding counts only where the output layer shares it; next to an output layer that
     loading has rounded it does not. Passes of a mixture read the experts that their tokens choose.
     """
     if not weights_bytes or card.has_experts:
@@ -80,7 +80,7 @@ def roof_tokens_per_s(target: TargetInfo, rows: int, mean_context: float) -> flo
 
 
 def added_memory(contender: Contender) -> tuple[int | None, int | None]:
-    """(weights, KV per token) in bytes beside the target's. None: the drafter does not say. Tables
+    """(weights, KV per token) in bytes alongside the target's. None: the drafter does not say. Tables
     of model-free drafters are not counted: a few bytes for each token they have seen.
 
     Early exit drafts with the target's own weights and writes into the target's own cache, so it

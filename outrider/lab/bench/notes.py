@@ -1,4 +1,4 @@
-"""What is kept of a run: from a trace, and from the plain trace that it is compared with.
+"""The record of a run: from a trace, and from the plain trace that it is compared with.
 
 *The same tokens*: the two sides of a pair are compared from the token that both had after their first step to the last token that
 both have. Steps that reach over an end count by the share of their tokens inside.
@@ -20,7 +20,7 @@ SHOWN = 8  # tokens of a text that parts
 class Pairing(Record):
     """Seconds of both sides over the same tokens."""
 
-    tokens: int  # decoded behind both first steps
+    tokens: int  # decoded after both first steps
     plain_s: float
     own_s: float
     plain_all_s: float  # prompt and queue included, to the last common token

@@ -1,5 +1,5 @@
-"""What is measured, and when it is enough; from a workload to what is decoded, in groups of a batch
-size.
+"""The plan of a bench run: the cells to measure, when there is enough, and the groups of a batch
+size that are decoded.
 
 *Filling up* to L tokens: before the prompt come the other prompts of its task, of which the end is kept (docs/bench.md, "Cells").
 """
@@ -97,7 +97,7 @@ class Plan:
         return asdict(self) | {"configurations": [one.label for one in self.all_configurations]}
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
+        """The facts that must be the same for a run to continue."""
         return {name: value for name, value in self.as_dict().items() if name not in GOES_ON_BY}
 
 
@@ -111,7 +111,7 @@ def baseline_of(configuration: Configuration) -> Configuration:
 
 
 def default_configurations(has_draft: bool) -> list[Configuration]:
-    """What takes part when nobody is named."""
+    """The drafters that take part when none is named."""
     of_draft = ["draft-model", "draft-model k=auto"] if has_draft else []
     return [Configuration.parse(text) for text in [*of_draft, "ngram k=auto", "suffix k=auto"]]
 
@@ -216,9 +216,9 @@ def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[
 def groups(
     prompts: Sequence[PreparedPrompt], batch_size: int, turn: int, seed: int
 ) -> list[list[PreparedPrompt]]:
-    """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by
-    lot anew in every round, so that no prompt always has the same neighbours; what is left over
-    takes part in another round."""
+    """The prompts decoded together in round `turn`: whole batches only. Batches of several are
+    drawn by lot anew in every round, so that no prompt always has the same neighbours; what is left
+    over takes part in the next round."""
     order = list(prompts)
     if batch_size > 1:
         random.Random(f"{seed} {turn}").shuffle(order)

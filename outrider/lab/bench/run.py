@@ -42,7 +42,7 @@ def run_bench(
     progress: Progress = QUIET,
 ) -> BenchResult:
     """`options`: of models and machine; what they say about drafting plays no part. After Ctrl-C
-    the result is what was known by then (`interrupted`): the journal stays, a resumed run goes on.
+    the result is what was known by then (`interrupted`): the journal stays, a resumed run continues.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
@@ -89,7 +89,7 @@ def run_bench(
 def plan_identity(
     options: Options, plan: Plan, workload: Workload, *, chat_template: bool
 ) -> dict[str, Any]:
-    """What an interrupted run must have in common with the one that goes on."""
+    """The facts that an interrupted run must share with the one that continues it."""
     return {
         "verb": "bench",
         **plan.identity(),
@@ -173,7 +173,7 @@ def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
 
 
 def _remarks(cells: list[Cell], plan: Plan, material: Material) -> Iterator[str]:
-    """What a reader must know before believing a number."""
+    """The warnings that a reader needs before believing a number."""
     if any(cell.temperature > 0 for cell in cells) and any(
         one.verifier != COUPLED for one in plan.all_configurations
     ):

@@ -2,8 +2,8 @@
 cell.
 
 docs/bench.md, "How it is measured", says what a group goes through, in which order, and how the
-budget is shared. Every finished group is in the journal. A resumed run reads those and goes on
-behind them; configurations that learn first go through the finished groups of the round again.
+budget is shared. Every finished group is in the journal. A resumed run reads those and continues
+after them; configurations that learn first go through the finished groups of the round again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.prompts import PreparedPrompt
 
-REPEATS = 3  # further attempts beside busy neighbours
+REPEATS = 3  # further attempts alongside busy neighbours
 WARMUP_TOKENS = 32  # so that every draft length has run once, nearly always
 
 
@@ -91,7 +91,7 @@ def one_line(error: OutriderError) -> str:
 
 @dataclass
 class CellState:
-    """What is known of a cell so far."""
+    """The measurements of a cell so far."""
 
     cell_key: CellKey
     prompts: list[PreparedPrompt]
@@ -205,7 +205,7 @@ class Rounds:
 
     @contextmanager
     def _counted(self, cell: CellState) -> Iterator[None]:
-        """What is no unit of its own takes time of the budget, too."""
+        """Time that belongs to no unit counts towards the budget, too."""
         start = time.perf_counter()
         yield
         cell.seconds += time.perf_counter() - start

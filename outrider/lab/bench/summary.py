@@ -122,7 +122,8 @@ def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accurac
 
 
 def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProcesses | None:
-    """What other processes used of the processors during these runs; None where there was none."""
+    """The share of the processors that other processes used during these runs; None where there was
+    none."""
     shares = [note.other_cpu for note in notes]
     if not shares:
         return None
@@ -201,7 +202,7 @@ class TimedPair:
 
 
 def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[TimedPair]:
-    """Samples of one configuration; pairs without common tokens behind their first steps say
+    """Samples of one configuration; pairs without common tokens after their first steps say
     nothing about decoding."""
     found = []
     for note in notes:

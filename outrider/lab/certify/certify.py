@@ -69,7 +69,7 @@ def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[l
 
 
 def identity(subject: Subject, prompts: Sequence[list[int]], plan: CertifyPlan) -> dict[str, Any]:
-    """What a resumed run must have in common with the interrupted one."""
+    """The facts that a resumed run must share with the interrupted one."""
     return {
         "settings": {name: str(value) for name, value in settings_of(subject).items()},
         "prompts": hashlib.sha256(repr(list(prompts)).encode()).hexdigest(),

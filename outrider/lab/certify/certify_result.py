@@ -1,4 +1,4 @@
-"""What a certificate says. Every section has a status, the reason for it in one line, and its
+"""The result of `certify`. Every section has a status, the reason for it in one line, and its
 numbers.
 
     passed          what the section claims was found to hold

@@ -52,7 +52,7 @@ ORIGINS = ("accepted", "correction", "bonus")
 
 @dataclass(frozen=True)
 class Tested:
-    """What a test is of: see `DistributionTest`."""
+    """The subject of a test: see `DistributionTest`."""
 
     part: Part
     sampler: Sampler

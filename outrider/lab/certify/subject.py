@@ -1,5 +1,5 @@
-"""What is certified: one decoder as it was configured, and plain decoding on the same loaded
-target, watched step by step.
+"""The subject of a certificate: one decoder as it was configured, and plain decoding on the same
+loaded target, watched step by step.
 
 Plain decoding never uses the configured verifier: it has an empty draft and a built-in rule, which
 then only draws from the target's distribution. The coupled (drafter-invariant) case is the
@@ -43,7 +43,7 @@ class UnsoundError(OutriderError):
 
 @dataclass
 class Seen:
-    """What a step looked like from inside, for all its rows."""
+    """A step seen from inside, for all its rows."""
 
     draft: Draft
     logits: Tensor  # (B, N+1, V)
@@ -145,7 +145,7 @@ class Subject:
 
     @property
     def is_lossless(self) -> bool:
-        """What verifier and drafter say of themselves."""
+        """The claims of verifier and drafter about themselves."""
         return self.speculative.verifier.lossless and self.speculative.drafter.lossless
 
     @property

@@ -144,7 +144,7 @@ def greedy(
     if together > 1:
         ways.append(Way("plain, several at once", subject.plain, together))
         ways.append(Way("speculative, several at once", subject.speculative, together))
-    name = "speculative, beside a sampled row"
+    name = "speculative, alongside a sampled row"
     ways.append(Way(name, subject.speculative, together, with_sampled=True))
     return Texts(subject, prompts, chosen, units, "greedy").section("greedy text", ways)
 

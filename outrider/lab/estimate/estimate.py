@@ -34,7 +34,7 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the plot
 
 @dataclass(frozen=True)
 class MeasuredChain:
-    """What a result says about one chain of drafts."""
+    """The result for one chain of drafts."""
 
     costs: StepCosts
     acceptance: list[float]  # P(token i kept | the ones before it kept)
@@ -109,7 +109,7 @@ def read_bench(path: Path) -> MeasuredChain:
 
 
 def model_size(role: Literal["target", "draft"], name: str) -> ModelSize:
-    """What a model takes, from its files' headers. Raises CheckpointError, CapabilityError."""
+    """The memory of a model, from its files' headers. Raises CheckpointError, CapabilityError."""
     source = model_source(name, role)
     config = load_config(source)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16

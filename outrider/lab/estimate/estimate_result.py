@@ -1,4 +1,4 @@
-"""What `outrider estimate` answers."""
+"""The result of `outrider estimate`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from outrider.lab.result import Record, Result
 
 
 class LengthEstimate(SpeedPrediction):
-    """What one draft length brings, and what it needs."""
+    """The speedup of one draft length, and its requirements."""
 
     break_even_alpha: float | None  # equal at all positions; None: no alpha pays
 
 
 class ModelSize(Record):
-    """What one model takes of the memory."""
+    """The memory that one model takes."""
 
     role: Literal["target", "draft"]
     name: str  # as the user named it
@@ -24,7 +24,7 @@ class ModelSize(Record):
 
 
 class EstimateResult(Result):
-    """What the formula says of all draft lengths."""
+    """The formula's answer for all draft lengths."""
 
     kind: Literal["estimate"] = "estimate"
     source: str  # where the costs come from

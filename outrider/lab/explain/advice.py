@@ -1,4 +1,4 @@
-"""What to do about it: rules with thresholds, each with its evidence in numbers."""
+"""Advice from the causes: rules with thresholds, each with its evidence in numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISTURBED = 0.1  # share of the processors
 PLURALS = {"tool call": "tool calls", "number": "numbers", "name": "names", "word": "words"}
 
 
-# cause -> title, what to say about so many tokens, tone. `stopped` depends on the drafter
+# cause -> title, what to say about this many tokens, tone. `stopped` depends on the drafter
 BY_CAUSE: dict[str, tuple[str, str, Tone]] = {
     "vocabulary": (
         "The draft's vocabulary lacks words that this traffic needs",

@@ -263,8 +263,8 @@ class _Maker:
         return in_force, in_force if self._open is None else rows(self._open)
 
     def _context(self, first: int, count: int) -> tuple[History | None, Draft]:
-        """What penalties count: the text before the chunk, and the chunk's own tokens as a draft's
-        path."""
+        """The history that penalties count: the text before the chunk, and the chunk's own tokens
+        as a draft's path."""
         output = self._text.output
         fed = [list(output[first : first + count - 1])]
         tokens = torch.tensor(fed, dtype=torch.int64, device=self._device).view(1, count - 1)

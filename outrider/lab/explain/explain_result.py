@@ -1,4 +1,4 @@
-"""What `outrider explain` found."""
+"""The result of `outrider explain`."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ExplainResult(Result):
     texts: list[ExplainedText] = Field(default_factory=list)
 
     def comparable(self) -> Iterator[Comparable]:
-        """What two explanations of one configuration can be compared in."""
+        """The figures by which two explanations of one configuration can be compared."""
         label = self.configuration
         yield Comparable(f"{label}: tokens per step", self.tau, higher_is_better=True)
         if self.alpha is not None:

@@ -1,4 +1,4 @@
-"""What kind of text a token is, and in which part of the answer it stands: by rules on characters,
+"""The kind of text of each token, and the part of the answer it stands in: by rules on characters,
 no model.
 
 docs/explain.md, "Kinds of text", has the rules.

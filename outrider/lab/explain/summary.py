@@ -148,7 +148,7 @@ def _shown(texts: Sequence[ReadText], max_shown: int) -> Iterator[ReadText]:
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
-    """What differs from greedy decoding without filters, and the number of tokens."""
+    """Settings that differ from greedy decoding without filters, and the number of tokens."""
     plain = asdict(SamplingParams())
     always = ("temperature", "max_tokens")
     return {

@@ -40,7 +40,7 @@ ROWS_TOGETHER = 16
 
 @dataclass(frozen=True)
 class ReplayedText:
-    """What one configuration did on one text."""
+    """The result of one configuration on one text."""
 
     stats: DecodeStats  # of time, only `time_s["draft"]`: seconds in the drafter
     widths: Counter[int]  # draft tokens -> steps with that number of them
@@ -109,8 +109,8 @@ def replay(
 
 
 def replayable_parts(configuration: Configuration) -> Parts:
-    """What it means. Raises ConfigError for unknown names and values, CapabilityError for what
-    cannot be replayed."""
+    """The configuration that the text means. Raises ConfigError for unknown names and values,
+    CapabilityError for one that cannot be replayed."""
     verifier = configuration.verifier
     if verifier != "auto" and not VERIFIERS.load(verifier).lossless:
         raise CapabilityError(
@@ -236,7 +236,8 @@ def acceptance(
 
 
 def plain_steps(text: ReplayedText, costs: StepCosts) -> float:
-    """What its steps cost, in plain steps, each by its own draft. Plain decoding pays one a token."""
+    """The cost of its steps in plain steps, each by its own draft. Plain decoding pays one a
+    token."""
     return sum(count * costs.relative(width) for width, count in text.widths.items())
 
 
@@ -305,7 +306,7 @@ def run_replay(
 
 
 def _notes(replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
-    """What a reader should know about these numbers."""
+    """Notes for a reader of these numbers."""
     yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
     if any(one.learns for one in replayed):
         yield (

@@ -1,4 +1,4 @@
-"""What a replay says."""
+"""The result of a replay."""
 
 from __future__ import annotations
 

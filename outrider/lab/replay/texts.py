@@ -1,5 +1,5 @@
-"""What is replayed: prompts and their recorded answers as token ids, and how a log of text becomes
-that.
+"""The texts of a replay: prompts and their recorded answers as token ids, and how a log of text
+becomes that.
 
 The tokens of a log are the tokenizer's for its text. They can differ from those that the model
 emitted, which may write a word in pieces that a tokenizer would not cut it into; that is rare. Nor

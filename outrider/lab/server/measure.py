@@ -1,7 +1,7 @@
 """The prompts through one server, or through a plain and a speculating one in turn, and what a
 client sees.
 
-One closed loop: so many requests in flight, a new one as soon as one ends. Two servers take turns
+One closed loop: this many requests in flight, a new one as soon as one ends. Two servers take turns
 on the same prompts, and only one of them works at any time, so that two on one machine do not
 disturb each other. With one request in flight a turn is a prompt, with more it is TURN times as
 many. Who begins changes from turn to turn. Requests that fail are kept as failures; a server that

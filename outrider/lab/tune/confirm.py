@@ -18,11 +18,11 @@ from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.lab.workload.types import WorkloadRequest
 
 ALL = "all"
-MAX_OTHER_CPU = 0.15  # share of the processors; a run beside busier neighbours is repeated
+MAX_OTHER_CPU = 0.15  # share of the processors; a run alongside busier neighbours is repeated
 
 
 class Confirmed(Record):
-    """What a finalist really did."""
+    """The measurements of a finalist."""
 
     configuration: str
     # plain seconds / own seconds over the same tokens, decode phase; prompts resampled

@@ -1,5 +1,5 @@
-"""What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained
-for this target.
+"""The drafts that `--draft` names to `tune`, once or several times: a draft model, and heads
+trained for this target.
 
 They are distinguished by their files, weights by their headers alone. Heads that come with the
 target (the demo's, the MTP head of a checkpoint) take part without being named.
@@ -28,7 +28,7 @@ NO_NAME = " \t\n,+;"
 
 @dataclass(frozen=True)
 class Drafts:
-    """All that may draft beside what needs nothing."""
+    """All that may draft alongside what needs nothing."""
 
     model: str | None  # the draft model; None: none, or the one that comes with the target
     heads: tuple[TrainedHead, ...] = ()

@@ -3,7 +3,7 @@
     draft model     chains, with and without a stop rule, trained rules that were named too; trees; with look-up in one tree
     heads           EAGLE, MTP: chains and EAGLE-2's trees; Medusa: chains up to its heads, its planned tree; block: chains up to
                     its block, which all cost one pass, ended by its own confidence if it has that,
-                    trees behind its Markov head
+                    trees after its Markov head
     model-free      ngram, suffix, ngram-cache, recycling, lookahead, retrieval with a corpus
     own weights     exits after a quarter, half and three quarters of the layers; 8 and 4 bits
 
@@ -67,7 +67,7 @@ def default_space(options: SpaceOptions) -> list[Family]:
 
 
 def exit_layers(num_layers: int) -> list[int]:
-    """Layers that drafts stop after, of a target with so many."""
+    """Layers that drafts stop after, of a target with this many."""
     found = {max(1, round(share * num_layers)) for share in EXITS}
     return sorted(layer for layer in found if layer < num_layers)
 
@@ -139,7 +139,7 @@ def _planned_tree(drafter: str, options: SpaceOptions, **own: Any) -> Iterator[F
 
 
 def _composite(options: SpaceOptions) -> Iterator[Family]:
-    """Look-up beside the one that drafts from laws: the draft model, else the first head."""
+    """Look-up alongside the one that drafts from laws: the draft model, else the first head."""
     heads = [head for head in options.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)]
     sizes = _tree_sizes(options)
     if not options.trees:
@@ -198,5 +198,5 @@ def _tree_sizes(options: SpaceOptions) -> tuple[int, ...]:
 
 
 def up_to(max_tokens: int) -> list[int]:
-    """Lengths of chains of at most so many tokens."""
+    """Lengths of chains of at most this many tokens."""
     return [*(size for size in (*HEAD_SIZES, *LONG_SIZES) if size < max_tokens), max_tokens]

@@ -20,7 +20,7 @@ from outrider.lab.tune.space import Family
 
 
 class Forecast(Record):
-    """What one member of a family is expected to do on one task."""
+    """The expected result of one member of a family on one task."""
 
     family: str
     configuration: str  # its label

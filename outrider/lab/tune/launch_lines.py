@@ -81,19 +81,19 @@ class Choice:
 
     @property
     def model(self) -> str:
-        """What drafts, by its name."""
+        """The method that drafts, by its name."""
         if self.drafter != "draft-model":
             return EXPORTED
         return self.result.tried.draft or DRAFT_MODEL
 
     @property
     def plugged(self) -> dict[str, Any]:
-        """What our own look-ups read there."""
+        """The settings of our own look-ups there."""
         options = {name: value for name, value in self.options.items() if name != "mode"}
         return {"drafter": self.drafter, "drafter_options": options}
 
     def schedule(self) -> list[tuple[int, int]]:
-        """(From so many rows on, draft tokens), the first at 1 row, never more than at fewer; one
+        """(From this many rows on, draft tokens), the first at 1 row, never more than at fewer; one
         entry: no schedule. Of other families' loads only where these want plain decoding."""
         family_of = {one.configuration: one.family for one in self.result.forecasts}
         family = family_of.get(self.configuration.label)
@@ -225,9 +225,9 @@ def _vllm_text(choice: Choice) -> str:
 
 def _vllm_notes(choice: Choice) -> Iterator[str]:
     if choice.drafter in PLUGGED:
-        yield "Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here."
+        yield "Needs outrider alongside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here."
     if choice.drafter == "suffix":
-        yield "Needs arctic-inference==0.1.1 beside vLLM."
+        yield "Needs arctic-inference==0.1.1 alongside vLLM."
     if choice.drafter in VLLM_OPTIONS:
         ours = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": choice.size}
         yield (
@@ -289,7 +289,7 @@ def _sglang_drafting(choice: Choice) -> list[list[str]]:
 
 def _sglang_notes(choice: Choice) -> Iterator[str]:
     if choice.drafter in BROUGHT:
-        yield "Needs outrider beside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU."
+        yield "Needs outrider alongside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU."
     if choice.drafter == "ngram":
         yield "Its n-gram drafter builds trees and needs CUDA."
     if choice.is_sampled and choice.is_tree:

@@ -22,7 +22,7 @@ PRIOR_TRIES = 0.5
 
 
 class StepNote(Record):
-    """What a probe keeps of one step of one row."""
+    """The record of one step of one row in a probe."""
 
     asked: int
     drafted: int

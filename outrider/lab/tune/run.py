@@ -30,7 +30,7 @@ from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
-PROBE_SHARE = 8  # one prompt in so many is for the probes
+PROBE_SHARE = 8  # one prompt in this many is for the probes
 # prompts of a task that are probed
 MIN_PROBED = 2
 MAX_PROBED = 8
@@ -38,7 +38,7 @@ MAX_PROBED = 8
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What the user asks for. Raises ConfigError for what makes no sense."""
+    """The user's request. Raises ConfigError for one that makes no sense."""
 
     sampling: SamplingParams
     prompts: int = 24  # most of each task
@@ -51,7 +51,7 @@ class TuneRequest:
     own_weights: bool = True
     corpus: str | None = None
     most_share: float = 0.075  # of the cost of running everything on all prompts
-    # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
+    # next to `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
     drafts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ def _plain_options(options: Options) -> dict[str, Any]:
 def _identity(
     options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool
 ) -> dict[str, Any]:
-    """What an interrupted run must have in common with the one that goes on."""
+    """The facts that an interrupted run must share with the one that continues it."""
     return {
         "verb": "tune",
         **asdict(request),
@@ -268,8 +268,8 @@ def summarise_tuning(
 
 
 def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
-    """What to know of advice that rests on not half as many prompts as there should have been time
-    for."""
+    """A warning about advice that rests on less than half of the prompts there should have been
+    time for."""
     run = max((one.texts for one in found.confirmed), default=0)
     wanted = min(MIN_PROMPTS, len(plan.confirm))
     if found.interrupted or not 0 < 2 * run < wanted:

@@ -1,6 +1,5 @@
-"""What could be tried. A *family* is a drafter with its options and a verifier; its members differ
-in draft size alone, so that one run that sweeps over sizes tells about all of them. Which families
-there are: `families.py`.
+"""The space of configurations. A *family* is a drafter with its options and a verifier; its members
+differ in draft size alone, so that one run that sweeps over sizes tells about all of them.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ PLAIN_FAMILY = Family(Configuration(PLAIN), (1,), nested=True)
 
 @dataclass(frozen=True)
 class SpaceOptions:
-    """What there is, and what the user allows."""
+    """The available drafts and the user's limits."""
 
     has_draft: bool  # a draft model is there
     heads: tuple[TrainedHead, ...] = ()  # trained for this target

@@ -42,7 +42,7 @@ MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the bud
 
 @dataclass(frozen=True)
 class TunePlan:
-    """What is run."""
+    """The runs to make."""
 
     probe: Sequence[Sample]
     confirm: Sequence[Sample]
@@ -65,7 +65,7 @@ class Findings:
     finalists: list[Configuration] = field(default_factory=list)
     family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
     confirmed: list[Confirmed] = field(default_factory=list)
-    others: OtherProcesses | None = None  # beside the confirming runs
+    others: OtherProcesses | None = None  # alongside the confirming runs
     # the best of the families that were timed, at each load
     schedule: list[LoadStep] = field(default_factory=list)
     # family -> its best size, at each load
@@ -110,7 +110,7 @@ class Tuner:
         self._progress = progress
 
     def run(self) -> Findings:
-        """All stages; after Ctrl-C behind the forecasts what is known by then.
+        """All stages; after Ctrl-C after the forecasts what is known by then.
 
         Raises OutriderError only where plain decoding itself fails.
         """
@@ -191,7 +191,7 @@ class Tuner:
             self._judge(found, rounds)
 
     def _judge(self, found: Findings, rounds: Rounds) -> None:
-        """What all runs say, or those before Ctrl-C."""
+        """Notes of all runs, or of those before Ctrl-C."""
         found.confirmed = summarise(rounds)
         (cell,) = rounds.cells
         found.others = others_during(cell.notes, MAX_OTHER_CPU)

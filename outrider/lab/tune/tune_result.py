@@ -1,4 +1,4 @@
-"""What `outrider tune` found."""
+"""The result of `outrider tune`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TuneResult(Result):
     forecasts: list[Forecast]  # of every size of every family, by task
     overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
     confirmed: list[Confirmed]
-    others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
+    others: OtherProcesses | None = None  # alongside the confirming runs; None: there were none
     # first of all traffic, then of tasks that want another one
     recommendations: list[Recommendation]
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
@@ -82,9 +82,9 @@ class TuneResult(Result):
     seconds: float  # everything that was run
 
     def settings_file(self) -> SettingsFile:
-        """What `generate`, `chat` and `serve` load with --settings. The recommended configuration
-        has its length by load, where that was measured; `for_batch_sizes` says which configuration
-        is the best one there, whatever drafts."""
+        """The settings that `generate`, `chat` and `serve` load with --settings. The recommended
+        configuration has its length by load, where that was measured; `for_batch_sizes` says which
+        configuration is the best for each."""
         first, *others = self.recommendations
         options = dict(first.options)
         table = self.lengths_by_load()
@@ -100,7 +100,7 @@ class TuneResult(Result):
         )
 
     def lengths_by_load(self) -> list[tuple[int, int]]:
-        """(Rows, nodes from so many rows on) of what is recommended, 0: none, the first at 1 row,
+        """(Rows, nodes from this many rows on) of what is recommended, 0: none, the first at 1 row,
         never more than at fewer rows. Empty where nothing, or no fixed length, is recommended."""
         first = self.recommendations[0]
         size = first.options.get("num_draft_tokens")

@@ -1,2 +1,1 @@
-"""What is asked of a model: prompts from files, from named collections, from logs, one form for all
-of them."""
+"""Prompts from files, from named collections and from logs, in one form."""

@@ -90,7 +90,7 @@ def _question(text: str) -> str:
 
 
 def _after_mark(solution: Any) -> str | None:
-    """What follows the last #### of a worked solution."""
+    """The text after the last #### of a worked solution."""
     _, mark, answer = str(solution).rpartition(MARK)
     return answer.strip() or None if mark else None
 

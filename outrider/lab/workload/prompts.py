@@ -30,7 +30,7 @@ class PreparedPrompt:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made of a workload."""
+    """The prompts that `prepare` made of a workload."""
 
     prompts: tuple[PreparedPrompt, ...]
     skipped: tuple[str, ...] = ()  # "id: reason" of requests that cannot run on this model

@@ -50,7 +50,8 @@ def run_coordinator(settings: CoordinatorSettings, status: Status = lambda line:
 
 
 class Coordinator:
-    """What `Process` runs: an application, and requests that are under way when it drains."""
+    """The interface that `Process` runs: an application, and requests that are under way when it
+    drains."""
 
     name = "coordinator"
 
@@ -63,7 +64,7 @@ class Coordinator:
 
     @property
     def names(self) -> list[str]:
-        """What it serves, for the log."""
+        """A line for the log about what it serves."""
         return [target.name for target in self.fleet.targets]
 
     def serve(self, engines: Sequence[object], created: int) -> None:

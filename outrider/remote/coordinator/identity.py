@@ -1,4 +1,4 @@
-"""What decides a target's texts, as its answers to a few fixed requests show it.
+"""The identity of a target's texts, as its answers to a few fixed requests show it.
 
 Targets continue one another's answers, so they must have one tokenizer, one chat template, the same
 weights and arithmetic (the log-probabilities of some tokens, to the last bit) and the same sampling
@@ -52,7 +52,7 @@ async def facts_of(card: Mapping[str, Any], ask: Ask) -> Facts:
 
 
 def difference(theirs: Facts, ours: Facts) -> str | None:
-    """What differs, in words; None: nothing."""
+    """The difference in words; None: there is none."""
     names = [name for name in ours if theirs.get(name) != ours[name]]
     return ", ".join(f"{name} {theirs.get(name)} instead of {ours[name]}" for name in names) or None
 

@@ -1,4 +1,4 @@
-"""What an operator decides about a coordinator: its targets, how they are called, and how much is
+"""An operator's settings for a coordinator: its targets, how they are called, and how much is
 tried."""
 
 from __future__ import annotations

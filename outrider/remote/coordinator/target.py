@@ -37,7 +37,7 @@ DRAINING = "shutting_down"  # the code of `outrider serve` that drains
 
 
 class RefusedError(Exception):
-    """A target must not answer beside the others."""
+    """A target must not answer alongside the others."""
 
 
 class AwayError(Exception):
@@ -92,8 +92,8 @@ class Target:
         return self.standing == "ready"
 
     def facts_of(self, model: str | None) -> Any:
-        """What decides its answers to requests for `model`; None, and a name of its routes: for any
-        of its models."""
+        """The identity of its answers to requests for `model`; None, and a name of its routes: for
+        any of its models."""
         return self.models.get(model or "", self.models)
 
     def report(self) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""What the drafters of a process share: the thread of their connections, and things that are closed
-after their last user.
+"""The thread of all connections of a process, and objects that are closed after their last user.
 
 The thread, with its event loop, lasts as long as the process: gRPC's own threads know it, and a
 child that ends with the thread that started it must not end before.

@@ -6,8 +6,8 @@
     chain.advance(tokens, nodes)      # the step is over: what does not agree with the text is dropped
 
 Three rules make it lossless. A node stays the only one at its position: a second draw there is
-dropped with all behind it, so arrival alone decides which draw is proposed, never its value. Nodes
-behind the committed text are fresh draws for that text, whichever base they were sent for. A drawn
+dropped with all after it, so arrival alone decides which draw is proposed, never its value. Nodes
+after the committed text are fresh draws for that text, whichever base they were sent for. A drawn
 node that a verifier has seen is never proposed again. This could happen after a correction that
 equals the token it corrects; its value is then no longer distributed as its distribution claims.
 """
@@ -43,14 +43,14 @@ class ReceivedNode:
 
 
 class DraftChain:
-    """What one row has received and walks along. Used by one thread."""
+    """The tokens that one row has received and walks along. Used by one thread."""
 
     def __init__(self, length: int) -> None:
         """`length`: committed tokens of the text."""
         self.length = length
         self._start = length
         self._committed: list[int] = []  # from `_start` on
-        self._nodes: list[ReceivedNode] = []  # behind the text
+        self._nodes: list[ReceivedNode] = []  # after the text
         self.wasted = 0  # nodes dropped without having been proposed
 
     def drop(self) -> None:
@@ -59,8 +59,8 @@ class DraftChain:
         self._nodes.clear()
 
     def add(self, base: int, nodes: Sequence[ReceivedNode]) -> None:
-        """A chain behind the first `base` tokens: as far as it agrees with the text and with what
-        arrived before, what is behind that is new."""
+        """A chain after the first `base` tokens: as far as it agrees with the text and with what
+        arrived before, what is after that is new."""
         if base < self._start:
             return  # nobody asked
         known = [*self._committed[base - self._start :], *(node.token for node in self._nodes)]
@@ -75,7 +75,7 @@ class DraftChain:
             self.wasted += len(nodes) - agree
 
     def first(self, max_nodes: int) -> list[ReceivedNode]:
-        """The nodes to propose, at most so many."""
+        """The nodes to propose, at most this many."""
         proposed: list[ReceivedNode] = []
         for node in self._nodes[:max_nodes]:
             if node.distribution is not None and node.is_used:
@@ -84,7 +84,7 @@ class DraftChain:
         return proposed
 
     def advance(self, tokens: Sequence[int], proposed: Sequence[ReceivedNode] = ()) -> None:
-        """`tokens` were committed behind the text, after `proposed` was submitted to the target."""
+        """`tokens` were committed after the text, after `proposed` was submitted to the target."""
         for node in proposed:
             node.is_used = True
         for token in tokens:

@@ -72,7 +72,7 @@ REASONS = {
 
 
 class TroubleError(Exception):
-    """The stream cannot go on; `reason` is its short name."""
+    """The stream cannot continue; `reason` is its short name."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -375,7 +375,7 @@ class Connection:
             self.counts.trouble(trouble.reason)
         if trouble.reason != self._logged:
             log.warning(
-                "draft service %s: %s (%s); decoding goes on without it",
+                "draft service %s: %s (%s); decoding continues without it",
                 self.endpoint,
                 trouble.reason,
                 trouble,
@@ -397,8 +397,7 @@ class Connection:
 
 
 def _read_as(kind: type[Message], received: Any) -> Message:
-    """What was received, which gRPC gives as None where its bytes are no such message. Raises
-    TroubleError."""
+    """The received message; gRPC gives None for bytes that are none. Raises TroubleError."""
     if not isinstance(received, kind):
         raise TroubleError("malformed", f"bytes that are no {kind.__name__}")
     return received

@@ -1,5 +1,4 @@
-"""What became of remote drafts, as numbers that only grow: for /metrics, and for a line after an
-answer."""
+"""Counters of remote drafts that only grow: for /metrics, and for a line after an answer."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class RemoteDrafter(Drafter):
         return self._settings.probs == "auto"
 
     def _max_nodes(self, row: Row) -> int:
-        """Nodes that the service may be asked for behind this text."""
+        """Nodes that the service may be asked for after this text."""
         terms = self.connection.terms
         if terms is None or (terms.max_context and len(row.tokens) >= terms.max_context):
             return 0
@@ -288,14 +288,14 @@ class RemoteDrafter(Drafter):
                     self.connection.report(str(error))
 
     def _take(self, text: RemoteText, reply: DraftReply) -> None:
-        """What one reply brings. Raises InvalidReplyError."""
+        """The drafts of one reply. Raises InvalidReplyError."""
         reply_row = reply.row
         if reply_row.trouble != messages.TROUBLE_NONE:
             self._mend(text, reply_row)
             return
         if reply_row.base_length > text.chain.length:
             raise InvalidReplyError(
-                f"nodes behind token {reply_row.base_length} of a text of {text.chain.length}"
+                f"nodes after token {reply_row.base_length} of a text of {text.chain.length}"
             )
         if (sent_s := text.answered(reply_row.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)

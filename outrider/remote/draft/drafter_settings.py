@@ -78,7 +78,7 @@ class RemoteSettings:
         )
 
     def security(self) -> ClientSecurity:
-        """What is shown to the service. Raises ConfigError for half a certificate."""
+        """The credentials shown to the service. Raises ConfigError for half a certificate."""
         paths = {"ca": self.ca, "certificate": self.cert, "key": self.key}
         return ClientSecurity(
             **{

@@ -79,7 +79,7 @@ def row_of(text: HostedText, tokens: list[int]) -> Row:
 
 @dataclass(frozen=True)
 class _Proposal:
-    """The latest one for a row, until its text goes on."""
+    """The latest one for a row, until its text continues."""
 
     length: int  # of the text that it hangs on
     nodes: list[tuple[int, int]]  # (parent, token)
@@ -108,7 +108,7 @@ class GeneralHost:
     def __init__(
         self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None
     ) -> None:
-        """`model`: the one that it drafts with, beside look-ups or behind another tokenizer."""
+        """`model`: the one that it drafts with, alongside look-ups or after another tokenizer."""
         self.drafter = drafter
         self._rows = Rows(vocab_size, device)
         self._uids = PerRow[int]()
@@ -169,7 +169,7 @@ class GeneralHost:
         self._uids.append(uid)
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
-        """Whether so many bytes suffice for texts of these lengths."""
+        """Whether this many bytes suffice for texts of these lengths."""
         return self.least_bytes(lengths) <= budget
 
     def least_bytes(self, lengths: Sequence[int]) -> int:

@@ -172,7 +172,7 @@ def load_drafter(
         raise CapabilityError(
             f"'{loaded.name}' keeps running states, not only keys and values of each token, and a "
             "draft service shares out rows "
-            "of those. Draft with it beside the target (--draft), or give the service another model"
+            "of those. Draft with it alongside the target (--draft), or give the service another model"
         )
     target, vocab_size, context = _target(options, loaded, device)
     setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings)
@@ -199,7 +199,7 @@ def load_drafter(
 def _load_draft(
     options: HostedDrafterOptions, parts: Parts, device: torch.device, status: Callable[[str], None]
 ) -> tuple[LoadedModel, list[str]]:
-    """The draft model as it is loaded beside a target: weighed, probed, on the runtime that was
+    """The draft model as it is loaded alongside a target: weighed, probed, on the runtime that was
     asked for."""
     assert options.draft is not None
     name = str(demo_paths().draft) if options.draft == DEMO else options.draft

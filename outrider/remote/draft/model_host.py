@@ -102,7 +102,7 @@ class ModelHost:
         self._vocab_size = vocab_size
         self._rows: dict[int, Row] = {}  # by uid
         self._slots = PerRow[int]()  # uids, in the cache's order
-        # by uid: what was drafted behind the text, in the cache but for its last token
+        # by uid: what was drafted after the text, in the cache but for its last token
         self._chains: dict[int, list[int]] = {}
         self._batches: OrderedDict[tuple[int, ...], Rows] = OrderedDict()
 
@@ -158,7 +158,7 @@ class ModelHost:
         kv.truncate(index, max(0, min(same, len(row.tokens) - 1)))
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
-        """Whether so many bytes suffice for texts of these lengths. Gives memory back where it is
+        """Whether this many bytes suffice for texts of these lengths. Gives memory back where it is
         needed for that."""
         if self.least_bytes(lengths) > budget:
             return False

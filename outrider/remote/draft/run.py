@@ -90,7 +90,7 @@ class RunningDraftService:
         await self.server.set_serving(True)
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Answer what waits, for at most so many seconds, and leave."""
+        """Answer what waits, for at most this many seconds, and leave."""
         await self._refuse(drain_s, "the service is shutting down")
         await self.server.stop(LAST_WORDS_S)
         if self.worker is not None:

@@ -250,7 +250,7 @@ class RemoteText:
         return sent_s
 
     def want(self, wanted: int) -> None:
-        """The present step wants so many nodes."""
+        """The present step wants this many nodes."""
         self.wanted = wanted
         self.rested = 0 if wanted else self.rested + 1
         self.latest_wanted = wanted or self.latest_wanted

@@ -232,7 +232,7 @@ class HostedTexts:
     # ---------------------------------------------------------------- the computing thread's side
 
     def take(self, max_jobs: int) -> list[Job]:
-        """At most so many drafts to be made: a row of each asker in turn, until there are no more."""
+        """At most this many drafts to be made: a row of each asker in turn, until there are no more."""
         with self._news:
             jobs: list[Job] = []
             turn = [stream for stream in self._turn if self._askers[stream].waiting]
@@ -261,7 +261,7 @@ class HostedTexts:
                 self._askers[text.stream].waiting.setdefault(text.uid, text)
 
     def fits(self, job: Job, base: int) -> bool:
-        """Whether a draft behind the row's first `base` tokens is still of use, although newer
+        """Whether a draft after the row's first `base` tokens is still of use, although newer
         requests may have come: its asker listens, and those tokens are what they were when the job
         was taken."""
         with self._news:
@@ -273,7 +273,7 @@ class HostedTexts:
         return asker is not None and asker.rows.get(text.number) is text
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a draft is wanted, or after so many seconds."""
+        """Return when a draft is wanted, or after this many seconds."""
         with self._news:
             if not any(asker.waiting for asker in self._askers.values()) and not self._gone:
                 self._news.wait(timeout_s)

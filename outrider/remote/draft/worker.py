@@ -37,7 +37,7 @@ class Worker:
         span: Span = lambda name, jobs: nullcontext(),
         died: Callable[[], object] = lambda: None,
     ) -> None:
-        """`died` is called in the thread when it cannot go on."""
+        """`died` is called in the thread when it cannot continue."""
         self._host = host
         self._texts = texts
         self._limits = limits
@@ -157,7 +157,7 @@ class Worker:
             kind = messages.TROUBLE_BUSY if alone else messages.TROUBLE_REFUSED
             self._refuse(
                 job,
-                f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)",
+                f"no room for {length} tokens{' alongside the others' if alone else ''} (--memory)",
                 kind,
             )
             return False

@@ -1,4 +1,4 @@
-"""The messages of remote.proto. `make proto` generates the modules beside this file; a test
+"""The messages of remote.proto. `make proto` generates the modules next to this file; a test
 compares them with the source."""
 
 from collections.abc import Iterator, Sequence

@@ -113,7 +113,7 @@ class ChatChoiceWriter:
         return found
 
     def _about(self, update: Update) -> dict[str, Any]:
-        """What was asked for beside the text."""
+        """The extras that were asked for besides the text."""
         body = self._body
         count = self._body.num_logprobs
         about: dict[str, Any] = {"logprobs": None}

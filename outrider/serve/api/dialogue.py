@@ -35,7 +35,7 @@ from outrider.serve.tools.use import ToolUse, tool_use
 
 @dataclass(frozen=True)
 class Interface:
-    """What differs by the interface that a conversation came by."""
+    """The differences between the interfaces that a conversation may come by."""
 
     kind: str  # begins the ids of its answers
     # the path of thoughts in its bodies, where it is not that of chat completions
@@ -139,7 +139,7 @@ class Dialogue:
 
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
             raise RequestError(
-                "allowed_token_ids beside enforced tools may leave no token to emit: give one of "
+                "allowed_token_ids alongside enforced tools may leave no token to emit: give one of "
                 "them"
             )
         exchange = await make_exchange(
@@ -316,9 +316,8 @@ def thinking_in(
 def _for_engine(
     thinking: ThinkingMarks | None, sampling: SamplingParams, form: Spec | None
 ) -> ThinkingMarks | None:
-    """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or
-    the draft length does, which follows marks that are tokens. A form that cannot wait for marks in
-    a text holds from the beginning, so that there are no thoughts."""
+    """The thinking rules for the engine: where stop strings, a form or a budget look at thoughts,
+    or the draft length does, which follows marks that are tokens."""
     if thinking is None or (form is not None and not thinking.closing_ids):
         return None
     return thinking if sampling.stop or thinking.closing_ids else None

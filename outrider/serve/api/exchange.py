@@ -1,5 +1,5 @@
-"""What both generating endpoints do with a request once its prompts are made: engine requests,
-answers, cost."""
+"""The part that both generating endpoints share, once prompts are made: engine requests, answers,
+cost."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _system(body: CountBody) -> list[dict[str, Any]]:
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
-    """The messages of one turn: results of tools, and the user's text beside them."""
+    """The messages of one turn: results of tools, and the user's text alongside them."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
     elif turn.role == "assistant":

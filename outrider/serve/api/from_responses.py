@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses as bodies of chat completions, with the responses that they go on from."""
+"""Bodies of /v1/responses as bodies of chat completions, with the responses that they continue from."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def chat_of(body: ResponsesBody, items: Iterable[InputItem]) -> ChatBody:
 
 
 def items_of(body: ResponsesBody, store: ResponseStore) -> list[InputItem]:
-    """What the body adds to a conversation. Raises ApiError where it refers to an item that is not
-    kept."""
+    """The turns that the body adds to a conversation. Raises ApiError where it refers to an item
+    that is not kept."""
     if isinstance(body.input, str):
         return [InputItem(type="message", role="user", content=body.input)]
     return [

@@ -81,7 +81,7 @@ def generating_routes(state: ServerState) -> APIRouter:
 
     @router.post("/v1/responses", responses={200: {"content": STREAM}}, response_model=None)
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        """Answer a text or a conversation, which may go on from an earlier response. With `stream`,
+        """Answer a text or a conversation, which may continue from an earlier response. With `stream`,
         server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         asked = await Responses.prepared(state, body, ignored)

@@ -47,7 +47,7 @@ class LogprobLists:
         self._name = name
         self._count = count
         self._text = text
-        self._begin = 0  # of the answer, behind an echoed prompt
+        self._begin = 0  # of the answer, after an echoed prompt
 
     def prompt(
         self,
@@ -80,7 +80,7 @@ class LogprobLists:
         all_logprobs: Sequence[Logprobs | None],
         end: int | None = None,
     ) -> dict[str, Any]:
-        """Lists for new tokens. `end`: length of the whole text, where it is known: tokens behind a
+        """Lists for new tokens. `end`: length of the whole text, where it is known: tokens after a
         stop string stand there."""
         found = self._empty()
         for token, logprobs in zip(token_ids, all_logprobs, strict=True):

@@ -78,7 +78,7 @@ class Reasoning:
         )
 
     def _is_open(self, texts: SharedTokenizer, prompt: list[int], begun: str | None) -> bool | None:
-        """Whether the prompt ends inside thoughts; None: behind them."""
+        """Whether the prompt ends inside thoughts; None: after them."""
         form = self.format
         if begun and begun.strip():
             return (

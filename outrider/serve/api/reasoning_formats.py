@@ -31,7 +31,7 @@ class ReasoningFormat:
     name: str
     opening: tuple[str, ...]
     closing: tuple[str, ...]  # of harmony: how the answer itself begins
-    label: str = ""  # a word behind the opening mark that is no thought
+    label: str = ""  # a word after the opening mark that is no thought
     signs: tuple[str, ...] = ()  # what a template that uses it holds; empty: its closing mark
     needs_tokens: bool = True  # its marks are tokens, which text does not show
     is_harmony: bool = False  # messages in channels, instead of one pair of marks

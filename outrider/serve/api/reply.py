@@ -173,7 +173,7 @@ class AllContent:
 
 
 class ThoughtsFirst:
-    """Thoughts, and behind them content, which `reader` reads. White space around the marks belongs
+    """Thoughts, and after them content, which `reader` reads. White space around the marks belongs
     to them: templates that show earlier thoughts write it."""
 
     def __init__(self, thinking: ThinkingMarks, reader: Reader, label: str = "") -> None:
@@ -183,7 +183,7 @@ class ThoughtsFirst:
         self._label = label
         self._has_begun = False  # a thought was emitted
         self._blank = ""  # white space that is emitted only if more of the same comes
-        self._trims = thinking.is_open  # content begins behind a mark
+        self._trims = thinking.is_open  # content begins after a mark
 
     @property
     def finish_reason(self) -> str | None:

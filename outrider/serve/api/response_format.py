@@ -1,4 +1,4 @@
-"""What form an answer must have, in OpenAI's and vLLM's words, as one grammar `Spec`.
+"""The form of an answer, in OpenAI's and vLLM's words, as one grammar `Spec`.
 
     spec = wanted_form(response_format={"type": "json_object"})          # None: any text
     grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids)    # once per engine, outrider/grammar
@@ -41,7 +41,7 @@ def wanted_form(
     allowed_token_ids: list[int] | None = None,
 ) -> Spec | None:
     """The one form that is asked for. Raises RequestError or ConfigError for two, for an unknown
-    one, and beside `allowed_token_ids`."""
+    one, and alongside `allowed_token_ids`."""
     found = {
         "response_format": None if response_format is None else _response_format(response_format),
         "structured_outputs": None
@@ -59,7 +59,7 @@ def wanted_form(
         raise RequestError(f"{' and '.join(asked)} each ask for a form of the answer: give one")
     if asked and allowed_token_ids is not None:
         raise RequestError(
-            f"allowed_token_ids beside {next(iter(asked))}: together they may leave no token. "
+            f"allowed_token_ids alongside {next(iter(asked))}: together they may leave no token. "
             "Give one"
         )
     return next(iter(asked.values()), None)

@@ -124,7 +124,7 @@ def numbered() -> Callable[[Event], Event]:
 
 
 def _no_logprobs(kind: str) -> dict[str, Any]:
-    """What events about text must have."""
+    """The fields that events about text share."""
     return {"logprobs": []} if kind == "message" else {}
 
 

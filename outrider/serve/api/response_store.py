@@ -1,4 +1,4 @@
-"""Responses that later ones may go on from: in memory, the latest of them, gone with the process."""
+"""Responses that later ones may continue from: in memory, the latest of them, gone with the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What one response added to its conversation, behind what it went on from."""
+    """The turns that one response added to its conversation, after the one it continued."""
 
     own_input: tuple[Item, ...]  # its own input
     own_output: tuple[Item, ...]  # its output, as far as later responses see it
@@ -61,7 +61,7 @@ class ResponseStore:
                     param="response_id",
                 )
             raise ApiError(
-                f"there is no response '{name[:60]}' to go on from: this server keeps {kept} "
+                f"there is no response '{name[:60]}' to continue from: this server keeps {kept} "
                 "(max_stored_responses), unless "
                 "'store' is false, until it ends. Send the conversation in 'input'",
                 param="previous_response_id",

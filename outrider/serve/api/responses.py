@@ -53,7 +53,7 @@ async def count_tokens(state: ServerState, body: InputTokensBody) -> int:
 
 
 def before_of(state: ServerState, body: ResponsesBody) -> Stored | None:
-    """The response that a body goes on from. Raises ApiError for one that is not here."""
+    """The response that a body continues from. Raises ApiError for one that is not here."""
     return (
         None
         if body.previous_response_id is None
@@ -90,7 +90,7 @@ class Responses(Answering):
     async def prepared(
         cls, state: ServerState, body: ResponsesBody, ignored: IgnoredFields
     ) -> Responses:
-        """Find what it goes on from, route it, render the conversation, check everything. Raises
+        """Find what it continues from, route it, render the conversation, check everything. Raises
         ApiError or ConfigError."""
         before = before_of(state, body)
         asked = items_of(body, state.responses)

@@ -58,7 +58,7 @@ class Framing:
     """How an interface frames its events."""
 
     has_names: bool  # each is named by its `type`
-    end: str | None  # what stands behind the last one
+    end: str | None  # what stands after the last one
     error: Callable[[ApiError], dict[str, Any]]
 
 

@@ -52,7 +52,7 @@ class SharedTokenizer:
             raise CapabilityError(
                 "the server reads vocabularies of the tokenizers library, but this model's "
                 f"{type(tokenizer).__name__} is Python "
-                "code of its own: put a tokenizer.json beside the weights (transformers' "
+                "code of its own: put a tokenizer.json next to the weights (transformers' "
                 "convert_slow_tokenizer makes many)"
             )
         self.bytes = known
@@ -86,8 +86,8 @@ class SharedTokenizer:
         return await self._alone(work, len(text))
 
     async def _alone(self, work: Callable[[], list[int]], size: int) -> list[int]:
-        """What `work` makes with the tokenizer: at once where that is quick and nobody else reads,
-        for the loop must not wait."""
+        """The result of `work` with the tokenizer: at once where that is quick and nobody else
+        reads, for the loop must not wait."""
         if size < LONG and self._lock.acquire(blocking=False):
             try:
                 return work()

@@ -1,4 +1,4 @@
-"""What an answer cost: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in
+"""The cost of an answer: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in
 `metrics`.
 
 vLLM's mean acceptance length is our tau over the steps that drafted; its draft acceptance rate is

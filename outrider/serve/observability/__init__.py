@@ -1,1 +1,1 @@
-"""What a server tells its operators: metrics, traces, logs, recorded traffic and the self-test."""
+"""Observability: metrics, traces, logs, recorded traffic and the self-test."""

@@ -1,4 +1,4 @@
-"""`/metrics`: Prometheus' view of the server, under vLLM's names behind `outrider:`
+"""`/metrics`: Prometheus' view of the server, under vLLM's names after `outrider:`
 (`metrics_families.py` lists them).
 
     metrics = ServerMetrics()
@@ -42,7 +42,7 @@ SHOWN_CONFIG = ("drafter", "num_draft_tokens", "verifier", "dtype", "device", "r
 
 
 class Watched(Protocol):
-    """What is asked of an engine."""
+    """The calls made to an engine."""
 
     @property
     def name(self) -> str: ...
@@ -74,7 +74,7 @@ class ServerMetrics(Collector):
         GCCollector(registry=self.registry)
 
     def observer(self, model_name: str) -> ModelTotals:
-        """What the engine of this model reports to; the same one for the same name."""
+        """The observer of this model's engine; the same one for the same name."""
         with self._lock:
             return self._totals.setdefault(model_name, ModelTotals())
 

@@ -2,8 +2,8 @@
 own.
 
 vLLM (0.32, vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py) labels by model_name; ours
-have the drafter beside it where that matters: summed over drafters they are vLLM's. Counters appear
-on the page with `_total` behind their name.
+have the drafter alongside it where that matters: summed over drafters they are vLLM's. Counters appear
+on the page with `_total` after their name.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ SNAPSHOT_COUNTERS = {
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "preemptions": ("num_preemptions", "Requests that had to leave the batch for a while."),
 }
-# of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one behind a
+# of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one after a
 # slash
 OF_DRAFTERS = {
     "remote_draft_hits": "Drafts of a draft service that were at hand when a step began, per request and step.",
@@ -130,7 +130,7 @@ OF_DRAFTERS = {
     "remote_draft_wait_seconds": "Seconds that steps waited for a draft service.",
 }
 OF_DRAFTERS_BY_REASON = {
-    "remote_draft_troubles": "What went wrong with a draft service, by reason; decoding goes on without its drafts.",
+    "remote_draft_troubles": "What went wrong with a draft service, by reason; decoding continues without its drafts.",
 }
 # of `Goodput.summary()`, per number of running requests
 CONTROL = {

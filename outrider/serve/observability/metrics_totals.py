@@ -1,5 +1,5 @@
-"""What one engine has done since it started, as plain numbers: `ModelTotals` is the `Observer`
-behind /metrics.
+"""Totals of one engine since it started, as plain numbers: `ModelTotals` is the `Observer` after
+/metrics.
 
 It runs in the engine's thread between two steps, so it only adds integers: a step costs one lock
 and a few additions per row, whatever the number of series. A scrape takes the same lock, so it sees

@@ -1,4 +1,4 @@
-"""Everything that watches a server, behind four calls, so that what starts the server need not know
+"""Everything that watches a server, after four calls, so that what starts the server need not know
 what is switched on.
 
     monitoring = Monitoring(state.metrics, otlp_endpoint=..., log_requests=...)        before anything is loaded: it may refuse
@@ -50,7 +50,7 @@ class Monitoring:
         self._observers: dict[str, Observers] = {}
 
     def observer(self, name: str) -> Observers:
-        """What the engine of this model reports to."""
+        """The observer of this model's engine."""
         watching: list[Observer] = [self.metrics.observer(name), RequestLog(name)]
         if self._tracing is not None:
             watching.append(self._tracing.observer(name))

@@ -22,7 +22,7 @@ def operation_of(request: Request) -> str:
 
 
 def of_request(request: Request, model_name: str) -> Attributes:
-    """What was asked for. Options that are off are left out."""
+    """Attributes of the request. Options that are off are left out."""
     params = request.params
     speculation = request.speculation
     found: Attributes = {
@@ -54,7 +54,7 @@ def of_request(request: Request, model_name: str) -> Attributes:
 
 
 def of_finish(finish: Finish) -> Attributes:
-    """What it cost and how drafting went."""
+    """Attributes of its cost and of how drafting went."""
     stats = finish.stats
     found: Attributes = {
         "gen_ai.response.finish_reasons": [finish.reason],

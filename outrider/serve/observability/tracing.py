@@ -76,7 +76,7 @@ class Tracing:
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
 
     def observer(self, model_name: str) -> RequestTraces:
-        """What the engine of this model reports to."""
+        """The observer of this model's engine."""
         return RequestTraces(self, model_name)
 
     @contextmanager

@@ -100,7 +100,7 @@ class Metrics(Answer):
 
 
 class Choice(Answer):
-    """What choices of both endpoints share."""
+    """The fields that choices of both endpoints share."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None

@@ -154,7 +154,7 @@ class AnthropicToolChoice(Body):
 
 
 class Metadata(Body):
-    """What the request is about, for the log."""
+    """The labels of the request, for the log."""
 
     user_id: str | None = None
 

@@ -1,4 +1,4 @@
-"""What all request bodies share: nothing converted, refusals that name the field, and unknown
+"""The base of all request bodies: nothing converted, refusals that name the field, and unknown
 fields kept apart.
 
 An unknown field is collected by `take_unknown`, so that it can be named or, by a strict server,
@@ -229,7 +229,7 @@ MAX_LABEL = 64  # characters, OpenAI's too
 
 
 def _check(metadata: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's values are texts; what other clients send beside them is taken, and cut short in the
+    """OpenAI's values are texts; what other clients send alongside them is taken, and cut short in the
     log."""
     if len(metadata) > MAX_PAIRS:
         raise ValueError(f"must have at most {MAX_PAIRS} pairs, not {len(metadata)}")

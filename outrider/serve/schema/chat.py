@@ -12,7 +12,7 @@ from outrider.serve.schema.sampling import MAX_LOGPROBS, GenerationFields
 
 
 class Function(Body):
-    """What a tool does, for the model to read."""
+    """The description of a tool, for the model to read."""
 
     name: str
     description: str | None = None
@@ -44,7 +44,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer must look like."""
+    """The required form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None

@@ -78,7 +78,7 @@ class Message(Body):
 
     @property
     def thoughts(self) -> str | None:
-        """What the assistant thought, under either name; some clients keep objects there, which no
+        """The assistant's thoughts, under either name; some clients keep objects there, which no
         template reads."""
         return next(
             (
@@ -109,7 +109,7 @@ class TemplateFields(Body):
         None, description="Default true: the template opens the answer."
     )
     continue_final_message: bool | None = Field(
-        None, description="The answer goes on with the last message."
+        None, description="The answer continues with the last message."
     )
     chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
         None, description="Handed to the model's chat template."

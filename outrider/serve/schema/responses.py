@@ -198,10 +198,10 @@ class InputTokensBody(Body):
 
 
 class ResponsesBody(InputTokensBody):
-    """Answer a text or a conversation, which may go on from an earlier response."""
+    """Answer a text or a conversation, which may continue from an earlier response."""
 
     store: bool | None = Field(
-        None, description="Default true: a later response may go on from this one."
+        None, description="Default true: a later response may continue from this one."
     )
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None

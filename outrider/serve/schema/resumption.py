@@ -74,7 +74,7 @@ class Mark(Body):
         )
 
     def update(self) -> Update:
-        """What the mark stands for, without log-probabilities."""
+        """The meaning of the mark, without log-probabilities."""
         return Update(
             text="".join(self.pieces) + self.rest,
             token_ids=self.token_ids,

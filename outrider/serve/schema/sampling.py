@@ -22,7 +22,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's limits
 
 
 class StreamOptions(Body):
-    """What a stream tells beside the text."""
+    """The extras that a stream reports besides the text."""
 
     include_usage: bool | None = Field(
         None, description="A last chunk with usage, speculation counts and timing."

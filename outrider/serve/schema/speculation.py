@@ -55,7 +55,7 @@ class PredictedText(Body):
 
 
 class Prediction(Body):
-    """What the answer is expected to be, for instance the file that is to be edited."""
+    """The expected answer, for instance the file that is to be edited."""
 
     type: Literal["content"]
     content: str | list[PredictedText] = Field(description="A text, or pieces of one.")

@@ -1,4 +1,4 @@
-"""Calls written as JSON: behind a mark (Hermes, DeepSeek, Mistral), or in place of an answer (Llama
+"""Calls written as JSON: after a mark (Hermes, DeepSeek, Mistral), or in place of an answer (Llama
 3)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SPACES = " \t\r\n"
 
 
 class _JsonCalls(Pieces):
-    """What both have in common: at most one call being read."""
+    """The base of both: at most one call being read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _JsonCalls(Pieces):
         return self._scanner is None
 
     def end(self) -> list[Event]:
-        """What was held back, where it is content."""
+        """The text that was held back, where it is content."""
         unread = "" if self._scanner is None or self._is_named else self._scanner.raw
         if not self._is_named:
             self._scanner = None
@@ -94,7 +94,7 @@ class MarkedCalls(_JsonCalls):
             and not self._skipped
             and any(mark.startswith(rest) for mark in (self._form.closing, *self._form.around))
         ):
-            self._buffer = ""  # half of a mark behind a call
+            self._buffer = ""  # half of a mark after a call
         return super().end()
 
     def _give_up(self, events: list[Event], raw: str = "") -> None:
@@ -102,7 +102,7 @@ class MarkedCalls(_JsonCalls):
         super()._give_up(events, raw)
 
     def _next_call(self, events: list[Event]) -> bool:
-        """Between a mark and a call, or behind a call."""
+        """Between a mark and a call, or after a call."""
         self._pass(len(self._buffer) - len(self._buffer.lstrip(self._between)))
         if not self._buffer:
             return False
@@ -127,7 +127,7 @@ class MarkedCalls(_JsonCalls):
         return True
 
     def _take(self, mark: str, events: list[Event]) -> None:
-        """Go behind a mark."""
+        """Go after a mark."""
         self._pass(len(mark))
         if mark == self._form.opening:
             self._skipped = self._skipped or mark

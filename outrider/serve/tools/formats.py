@@ -47,7 +47,7 @@ class Tags:
     """A call whose arguments stand between tags, one by one: texts as they are, everything else as
     JSON."""
 
-    name: tuple[str, str]  # before and behind the function's name
+    name: tuple[str, str]  # before and after the function's name
     key: tuple[str, str]
     value: tuple[str, str]
     end: str  # of the call
@@ -58,7 +58,7 @@ class Tags:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What ends a value."""
+        """The end of a value."""
         return (self.value[1], *self.also_end)
 
 

@@ -1,7 +1,7 @@
 """Grammars of answers that are tool calls, or may be, in llguidance's Lark: one per way of writing
 calls.
 
-Every way is one rule `body`: what stands behind the opening mark. An enforced call is the mark and
+Every way is one rule `body`: what stands after the opening mark. An enforced call is the mark and
 the body. Where the model is free, text runs until the mark is complete (a lazy terminal, or the
 mark's own token), and only the body is held.
 """
@@ -61,7 +61,7 @@ def calls_or_answer(
             content = choice([json.dumps(option) for option in json.loads(answer.text)])
         case _:
             raise RequestError(
-                f"{answer.name} beside tools: a grammar and calls cannot be put together; use "
+                f"{answer.name} together with tools: a grammar and calls cannot be put together; use "
                 "tool_choice 'none'"
             )
     calls = calls_grammar(form, functions, marks, single=single, free=False)
@@ -159,11 +159,11 @@ def _tagged(
 
 def _deepseek(form: ToolFormat, functions: Functions, marks: Marks, single: bool) -> list[str]:
     """All calls between one pair of marks."""
-    before, then, behind = (
+    before, then, after = (
         ("function" + SEP, "\n```json\n", "\n```") if form.is_fenced else ("", SEP, "")
     )
     calls = [
-        f"{written(CALL + before + f['name'] + then, marks)} {json_of(arguments(f))} {written(behind + CALL_END, marks)}"
+        f"{written(CALL + before + f['name'] + then, marks)} {json_of(arguments(f))} {written(after + CALL_END, marks)}"
         for f in functions
     ]
     between = '"\\n" ' if form.is_fenced else ""

@@ -29,7 +29,7 @@ class CallScanner:
         return "".join(self._consumed)
 
     def push(self, text: str) -> str:
-        """Read on; returns what stands behind the call."""
+        """Read on; returns what stands after the call."""
         at = 0
         while at < len(text) and not (self.done or self.broken):
             at = getattr(self, "_" + self._state)(text, at)
@@ -106,7 +106,7 @@ class CallScanner:
         return self._next(text, end) if is_scalar else end
 
     def _closing(self, text: str, at: int) -> int | None:
-        """The place behind the letter that closes the key or value."""
+        """The place after the letter that closes the key or value."""
         return next((n + 1 for n in range(at, len(text)) if self._brackets.closes(text[n])), None)
 
     def _end_value(self) -> None:

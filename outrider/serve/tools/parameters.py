@@ -136,7 +136,7 @@ def _words(parameters: Sequence[Parameter] | None) -> str:
 
 
 def _word(parameter: Parameter) -> str:
-    """name=value, the value as JSON: what the reader takes beside Python's own words."""
+    """name=value, the value as JSON: what the reader takes alongside Python's own words."""
     if not parameter.name.isidentifier() or keyword.iskeyword(parameter.name):
         raise parameter.refusal(
             "cannot be an argument in Python, as which this model writes its calls: rename it"
@@ -175,7 +175,7 @@ def functions_in_tags(
 
 
 def _lead(tags: Tags) -> str:
-    """What stands between the name of a parameter and its value."""
+    """The text between the name of a parameter and its value."""
     return (
         tags.key[1]
         + (tags.gap + tags.value[0] if tags.value[0] else "")
@@ -192,7 +192,7 @@ def _given(number: str, parameter: Parameter, tags: Tags, marks: Mapping[str, in
     ):
         raise parameter.refusal("cannot stand in a tag, in which this model writes it: rename it")
     lead = f"{written(tags.gap + tags.key[0], marks)} {json.dumps(parameter.name)} {written(_lead(tags), marks)}"
-    behind = ("\n" if tags.lined else "") + tags.value[1]
+    after = ("\n" if tags.lined else "") + tags.value[1]
     types = types_of(parameter.schema, parameter.root)
     parts = alternatives(parameter.schema, parameter.root)
     if parameter.function.get("strict") and (
@@ -203,7 +203,7 @@ def _given(number: str, parameter: Parameter, tags: Tags, marks: Mapping[str, in
             "does not know"
         )
     if "string" not in types:
-        return [f"given_{number}: {lead} {parameter.json} {written(behind, marks)}"]
+        return [f"given_{number}: {lead} {parameter.json} {written(after, marks)}"]
     options = [option for part in parts for option in _options(part)]
     if all(_options(part) for part in parts):
         texts = [option if isinstance(option, str) else as_json(option) for option in options]
@@ -212,14 +212,14 @@ def _given(number: str, parameter: Parameter, tags: Tags, marks: Mapping[str, in
                 f"has the option {wrong[0]!r}, which would end its own tag: rename it"
             )
         return [
-            f"given_{number}: {lead} ({choice([json.dumps(text) for text in texts])}) {written(behind, marks)}"
+            f"given_{number}: {lead} ({choice([json.dumps(text) for text in texts])}) {written(after, marks)}"
         ]
     bounds = _bounds(parameter, parts, types)
     if not bounds:
         return [f"given_{number}: {lead} text"]
     # without any "<": counting letters and looking out for tags at once is more than llguidance's
     # lexer has fuel for
-    rules = _text(f"text_{number}", f"BOUNDED_{number}", f"/[^<]{bounds}/", (), behind, marks)
+    rules = _text(f"text_{number}", f"BOUNDED_{number}", f"/[^<]{bounds}/", (), after, marks)
     return [f"given_{number}: {lead} text_{number}", *rules]
 
 

@@ -28,7 +28,7 @@ class PythonicCalls(Pieces):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = frozenset(names)
-        self._state = "undecided"  # then "calls" and "behind", then "content"
+        self._state = "undecided"  # then "calls" and "after", then "content"
         self._begin()
 
     def _begin(self) -> None:
@@ -41,8 +41,8 @@ class PythonicCalls(Pieces):
         return self._state != "calls"
 
     def end(self) -> list[Event]:
-        """What was held back, where it is content. A call that breaks off was not reported, and is
-        no content either."""
+        """The text that was held back, where it is content. A call that breaks off was not
+        reported, and is no content either."""
         return [] if self._state == "calls" and self._num_calls else self._rest()
 
     def _advance(self, events: list[Event]) -> bool:
@@ -50,7 +50,7 @@ class PythonicCalls(Pieces):
             return self._decide()
         if self._state == "calls":
             return self._next(events)
-        if self._state == "behind" and not self._buffer.strip():
+        if self._state == "after" and not self._buffer.strip():
             return False
         self._state = "content"
         events.append(("content", self._buffer))
@@ -72,7 +72,7 @@ class PythonicCalls(Pieces):
         self._pass(len(self._buffer) - len(self._buffer.lstrip(SPACES + ",")))
         if self._buffer.startswith("]"):
             self._buffer = self._buffer[1:]
-            self._state = "behind"
+            self._state = "after"
             return True
         ends = (
             at + 1

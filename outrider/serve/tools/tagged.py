@@ -30,14 +30,14 @@ class TaggedCalls(Pieces):
         self._form = form
         self._tags = tags
         self._schemas = schemas
-        before, behind = tags.name
+        before, after = tags.name
         # some models leave the first away
         self._marks = tuple(mark for mark in (form.opening, before) if mark)
         self._name = re.compile(
-            rf"\s*({WORD}+)\s*{re.escape(behind)}\s*(?={re.escape(tags.key[0])}|{re.escape(tags.end)})"
+            rf"\s*({WORD}+)\s*{re.escape(after)}\s*(?={re.escape(tags.key[0])}|{re.escape(tags.end)})"
         )
         then = f"{half(tags.key[0])}|{half(tags.end)}"
-        self._half_name = re.compile(rf"\s*{WORD}*\s*(?:{re.escape(behind)}\s*(?:{then}))?")
+        self._half_name = re.compile(rf"\s*{WORD}*\s*(?:{re.escape(after)}\s*(?:{then}))?")
         self._step: Callable[[list[Event]], bool] = self._content
         self._call = ""  # being read
         self._keys: set[str] = set()
@@ -51,7 +51,7 @@ class TaggedCalls(Pieces):
         return not self._call
 
     def end(self) -> list[Event]:
-        """What was held back, where it is content or belongs to a text that breaks off."""
+        """The text that was held back, where it is content or belongs to a text that breaks off."""
         if self._step == self._behind and self._form.closing.startswith(self._buffer.strip()):
             self._buffer = ""  # half of the closing mark
         if not self._call:
@@ -76,7 +76,7 @@ class TaggedCalls(Pieces):
         return bool(mark)
 
     def _opened(self, events: list[Event]) -> bool:
-        """Behind the mark, before the tag with the name."""
+        """After the mark, before the tag with the name."""
         tag = self._tags.name[0]
         rest = self._buffer.lstrip()
         if rest.startswith(tag):
@@ -89,7 +89,7 @@ class TaggedCalls(Pieces):
         return True
 
     def _named(self, events: list[Event]) -> bool:
-        """The name, with a tag behind it: else it is none."""
+        """The name, with a tag after it: else it is none."""
         found = self._name.match(self._buffer)
         if found is None:
             if self._half_name.fullmatch(self._buffer):
@@ -110,7 +110,7 @@ class TaggedCalls(Pieces):
         return True
 
     def _between(self, events: list[Event]) -> bool:
-        """Behind the name or a value."""
+        """After the name or a value."""
         key = self._tags.key[0]
         end = self._tags.end
         start, mark = first(self._buffer, (key, end, self._form.closing, self._form.opening))

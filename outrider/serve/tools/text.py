@@ -22,7 +22,7 @@ class Pieces:
         self._num_calls = 0
 
     def push(self, text: str) -> list[Event]:
-        """What the text adds."""
+        """The pieces that the text adds."""
         self._buffer += text
         events: list[Event] = []
         while self._buffer and self._advance(events):
@@ -34,7 +34,7 @@ class Pieces:
         raise NotImplementedError
 
     def _pass(self, length: int) -> None:
-        """Go on by so many letters, which are content if no call comes."""
+        """Go on by this many letters, which are content if no call comes."""
         if self._skipped:
             self._skipped += self._buffer[:length]
         self._buffer = self._buffer[length:]
@@ -47,7 +47,7 @@ class Pieces:
             events.append(("content", text))
 
     def _up_to(self, marks: Sequence[str], events: list[Event]) -> str:
-        """Tell content up to the first mark, and go behind it; "" while there is none."""
+        """Tell content up to the first mark, and go after it; "" while there is none."""
         position, mark = first(self._buffer, marks)
         before = (
             self._buffer[:position].rstrip()
@@ -62,7 +62,8 @@ class Pieces:
         return mark
 
     def _rest(self, unread: str = "") -> list[Event]:
-        """What was held back, at the end of the answer. White space behind a call is not content."""
+        """The text that was held back, at the end of the answer. White space after a call is not
+        content."""
         text = self._skipped + unread + self._buffer
         self._buffer = self._skipped = ""
         return [("content", text)] if text.strip() or (text and not self._num_calls) else []

@@ -1,7 +1,7 @@
 """The types that a parameter's schema allows for a value without quotes, and so the meaning of the
 value.
 
-Qwen's own parser is the model for it (qwen3coder_tool_parser.py beside Qwen3-Coder's weights): a
+Qwen's own parser is the model for it (qwen3coder_tool_parser.py alongside Qwen3-Coder's weights): a
 text stays as it is, other types are read, and what cannot be read stays the text that was written.
 It looks at `type` alone; here references and alternatives count as well. Three things differ,
 because the schema demands it: "null" stays a text where only a text is allowed, what is neither
@@ -21,7 +21,7 @@ from outrider.wellformed import is_text, parsed_json
 
 TEXT = frozenset(["string"])
 LARGEST_EXACT = 2**53  # of the whole numbers that a float may stand for
-MAX_REFERENCES = 20  # one behind the other; more is a circle
+MAX_REFERENCES = 20  # one after the other; more is a circle
 # what json and ast raise for odd texts
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 BEGINNINGS = (  # types as tools in the wild call them
@@ -46,7 +46,7 @@ def parameter(schema: Mapping[str, Any], name: str) -> Any:
 
 
 def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Schemas of which one holds, behind references into `root`. A schema that allows everything,
+    """Schemas of which one holds, after references into `root`. A schema that allows everything,
     or is none, is {}."""
     found: list[Mapping[str, Any]] = []
     seen: set[int] = set()  # schemas may contain themselves
@@ -65,7 +65,7 @@ def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference stands for, and the one part of `allOf`."""
+    """The schema that a reference stands for, and the one part of `allOf`."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             break
@@ -146,7 +146,7 @@ def _known(name: str) -> str:
 
 
 def _at(reference: str, root: Mapping[str, Any]) -> Any:
-    """What `#/$defs/name` points to; None where nothing is there."""
+    """The target of `#/$defs/name`; None where nothing is there."""
     if not reference.startswith("#"):
         return None
     found: Any = root

@@ -210,7 +210,7 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr(run, "run_bench", interrupted)
     found = cli("bench", "demo", "--out", "r.json")
     assert found.code == 130
-    assert "r.unfinished.jsonl: the same command with --resume goes on" in found.err
+    assert "r.unfinished.jsonl: the same command with --resume continues" in found.err
     assert (tmp_path / "r.unfinished.jsonl").exists()
 
 
@@ -372,7 +372,7 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
     assert "1.90x [1.80, 2.00]" in found.out
     assert "you stopped it" in found.out
     assert (
-        "interrupted; what is finished is in r.unfinished.jsonl: the same command with --resume goes on"
+        "interrupted; what is finished is in r.unfinished.jsonl: the same command with --resume continues"
         in found.err
     )
     assert Path("r.unfinished.jsonl").exists()

@@ -144,7 +144,7 @@ def test_vllm_takes_look_ups_that_it_does_not_have_from_us(
     }
     drafter = label.partition(" ")[0]
     assert json.loads(additional) == {"outrider": {"drafter": drafter, "drafter_options": options}}
-    assert any("outrider beside vLLM" in note for note in words(made)["vLLM"].notes)
+    assert any("outrider alongside vLLM" in note for note in words(made)["vLLM"].notes)
 
 
 def test_vllm_takes_no_composite_with_a_model() -> None:

@@ -313,7 +313,7 @@ def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> No
     assert bench.turns(reader, 0).trouble == messages.TROUBLE_NONE
     reply = bench.turns(reader, 1)
     assert reply.trouble == messages.TROUBLE_BUSY
-    assert reply.reason == "no room for 901 tokens beside the others (--memory)"
+    assert reply.reason == "no room for 901 tokens alongside the others (--memory)"
     assert (
         trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2))
         == messages.TROUBLE_UNKNOWN_ROW

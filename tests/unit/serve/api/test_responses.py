@@ -240,7 +240,7 @@ def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: F
     ):
         with pytest.raises(openai.NotFoundError, match="there is no response 'resp"):
             gone()
-    with pytest.raises(openai.BadRequestError, match="to go on from"):
+    with pytest.raises(openai.BadRequestError, match="to continue from"):
         client.responses.create(input="Hi", previous_response_id=first.id)
     client.responses.create(input="Now?", previous_response_id=second.id)
     assert prompts(thinker)[-1].startswith("<user>Hi")
