@@ -71,7 +71,7 @@ def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
     found = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
     assert [run.name for run in found.runs] == [
         "speculative, alone",
-        "speculative, beside a sampled row",
+        "speculative, alongside a sampled row",
     ]
 
 
