@@ -70,7 +70,7 @@ def test_with_the_users_own_sampling_options() -> None:
     assert run(CertifyPlan(320, params), drafter="draft-model").verdict == "lossless"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # its like by day: tests/unit/lab/certify/test_certify.py
 def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
