@@ -14,7 +14,7 @@ from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --runtime eager"
+COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --model-options runtime=eager"
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
@@ -40,7 +40,7 @@ def test_from_prompts_to_a_settings_file(
     assert all(one.identical == one.texts for one in result.confirmed), (
         "greedy texts are plain decoding's"
     )
-    assert len(result.overall_speedup) == result.num_members, "everything was forecast"
+    assert len(result.overall_speedup) > 3 * len(result.families), "every length was forecast"
     assert [one.batch_size for one in result.schedule] == [2]
     assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
     assert "Tuning demo" in capsys.readouterr().out
