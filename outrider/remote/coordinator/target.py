@@ -295,6 +295,12 @@ def in_words(error: httpx2.HTTPError) -> str:
         return "it wants a certificate of an authority that it trusts (mutual TLS): --tls-cert and --tls-key"
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return "no TLS is spoken there: write http://"
+    if isinstance(error, httpx2.RemoteProtocolError) and "without sending a response" in text:
+        # TLS 1.3 tells of a refused certificate after the handshake: its alert may be lost
+        return (
+            "it closed the line without an answer: it was stopped, or wants TLS (https://), or a "
+            "certificate of an authority that it trusts (--tls-cert)"
+        )
     if isinstance(error, httpx2.TimeoutException):
         return "it does not answer"
     if isinstance(error, httpx2.ConnectError):

@@ -8,9 +8,11 @@ import threading
 import time
 from typing import Any
 
+import httpx2
 import pytest
 
 from outrider.cli.app import run
+from outrider.remote.coordinator.target import in_words
 from tests.unit.remote.coordinated import Setting, coordinated
 from tests.unit.serve.fake_engine import FakeEngine
 
@@ -478,3 +480,9 @@ def test_a_server_reads_the_variables_of_a_deployment(
         str(second.options.num_draft_tokens),
     ) == ("other", 5, "4")
     assert "DRAFT_ENDPOINT is set, but not used" in capsys.readouterr().err
+
+
+def test_a_certificate_refused_after_the_handshake_is_thought_of() -> None:
+    """TLS 1.3 tells a caller of it with an alert that may be lost: all it sees is a closed line."""
+    closed = httpx2.RemoteProtocolError("Server disconnected without sending a response.")
+    assert "certificate" in in_words(closed)
