@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.build import choose, with_endpoint
-from outrider.cli.bench import BenchOptions, _with_endpoint
 from outrider.cli.options import ModelOptions
-from outrider.configuration import Configuration
 from outrider.errors import ConfigError
 from outrider.options import Options
 
@@ -79,16 +77,3 @@ def test_contradictions(options: dict[str, object], message: str) -> None:
     """Before anything is loaded."""
     with pytest.raises(ConfigError, match=message):
         choose(Options("demo", **options))  # type: ignore[arg-type]
-
-
-def test_bench_gives_it_to_configurations_that_ask() -> None:
-    """Beside others, which it does not concern; without a list one is added."""
-    assert BenchOptions().draft_endpoint is None
-    both = [Configuration("ngram"), Configuration("remote", 5)]
-    labels = [one.label for one in _with_endpoint(both, "grpc://a:1", is_named=True)]
-    assert labels == ["ngram", "remote k=5 endpoint=grpc://a:1"]
-    assert [
-        one.drafter for one in _with_endpoint([Configuration("ngram")], "a:1", is_named=False)
-    ] == ["ngram", "remote"]
-    with pytest.raises(ConfigError, match="not among --drafters"):
-        _with_endpoint([Configuration("ngram")], "a:1", is_named=True)
