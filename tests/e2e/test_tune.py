@@ -14,7 +14,10 @@ from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --model-options runtime=eager"
+COMMAND = (
+    "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 "
+    "--threads 1 --model-options runtime=eager"
+)
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
