@@ -27,6 +27,7 @@ def source(otherwise: str) -> Any:
         "A prompts file, a built-in name (docs/workloads.md), several with + between.",
         metavar="FILE_OR_NAME",
         show_default=f"demo for the demo target, else {otherwise}",
+        common=True,
     )
 
 
