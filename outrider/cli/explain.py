@@ -144,6 +144,6 @@ def _questions(
         chat_template=prompts.chat_template,
     )
     return [
-        Question(one.tokens, one.request.id, one.request.task, one.max_tokens)
-        for one in prepared.prompts
+        Question(prompt.tokens, prompt.request.id, prompt.request.task, prompt.max_tokens)
+        for prompt in prepared.prompts
     ]

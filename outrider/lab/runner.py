@@ -233,10 +233,10 @@ class Runner:
     ) -> None:
         self._lossy = options.lossy
         self._target = options.target
-        needs = Needs.of_all([self._parts(one) for one in configurations])
+        needs = Needs.of_all([self._parts(configuration) for configuration in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(
-                one.drafter for one in configurations if self._parts(one).requirements.draft
+                configuration.drafter for configuration in configurations if self._parts(configuration).requirements.draft
             )
             raise ConfigError(
                 f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or "
@@ -247,7 +247,7 @@ class Runner:
                 f"none of these configurations uses a draft model, but draft='{options.draft}' "
                 "was given"
             )
-        if options.lossy and not any(_is_lossy(one) for one in configurations):
+        if options.lossy and not any(_is_lossy(configuration) for configuration in configurations):
             raise ConfigError(
                 "lossy was asked for, but the verifiers of all configurations are lossless"
             )

@@ -54,9 +54,9 @@ def brief(result: BenchResult) -> Document:
 def best(result: BenchResult, cell: Cell) -> Measured | None:
     """The lossless configuration with the largest speedup; None where none was measured."""
     able = [
-        one
-        for one in cell.configurations
-        if one.speedup and result.configurations[one.configuration].lossless
+        configuration
+        for configuration in cell.configurations
+        if configuration.speedup and result.configurations[configuration.configuration].lossless
     ]
     return max(able, key=lambda one: one.speedup.value if one.speedup else 0.0, default=None)
 
@@ -103,7 +103,7 @@ def _disturbed(result: BenchResult) -> list[Block]:
 def _lost(result: BenchResult, cell: Cell) -> str:
     """The configurations that are surely slower than plain decoding in a cell."""
     slow = [
-        one.configuration for one in cell.configurations if one.speedup and one.speedup.high < 1
+        configuration.configuration for configuration in cell.configurations if configuration.speedup and configuration.speedup.high < 1
     ]
     losers = [result.configurations[number].label for number in slow]
     return f" (slower than plain: {', '.join(losers)})" if losers else ""
@@ -112,10 +112,10 @@ def _lost(result: BenchResult, cell: Cell) -> str:
 def _identity(result: BenchResult) -> Iterator[Block]:
     """Whether greedy texts are the plain ones."""
     checked = [
-        (cell, one, one.identity)
+        (cell, configuration, configuration.identity)
         for cell in result.cells
-        for one in cell.configurations
-        if one.identity
+        for configuration in cell.configurations
+        if configuration.identity
     ]
     parted = [
         (cell, one, found)
@@ -183,7 +183,7 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
     yield f"workload {result.workload.name}{skipped}"
     yield from result.workload.notes
     for cell in result.cells:
-        num_runs = max((one.num_runs for one in cell.configurations), default=0)
+        num_runs = max((configuration.num_runs for configuration in cell.configurations), default=0)
         yield (
             f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, "
             f"{counted(cell.rounds, 'round')}, {counted(num_runs, 'run')} each; ended by: "

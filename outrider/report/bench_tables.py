@@ -147,7 +147,7 @@ def tables(result: BenchResult) -> Iterator[Block]:
 def speeds(result: BenchResult) -> Table:
     """The main table of a bench result. The fastest of a cell stands out, where it is surely a
     gain."""
-    every = [(one, cell) for cell in result.cells for one in cell.configurations]
+    every = [(configuration, cell) for cell in result.cells for configuration in cell.configurations]
     is_disturbed = any(one.num_disturbed for one, _ in every)
     marked = frozenset(index for index, (one, cell) in enumerate(every) if _is_best(one, cell))
     return replace(
@@ -294,8 +294,8 @@ def _speedups(result: BenchResult, cells: Mapping[int, Cell], title: str, x_labe
         found = [cells[at].measured(index) for at in x]
         speedups = [one.speedup if one else None for one in found]
         if any(speedups):
-            known = [one if one and one.is_known else None for one in speedups]
-            values = [one.value if one else None for one in speedups]
+            known = [speedup if speedup and speedup.is_known else None for speedup in speedups]
+            values = [speedup.value if speedup else None for speedup in speedups]
             lows = [one.low if one else None for one in known]
             highs = [one.high if one else None for one in known]
             series.append(Series(info.label, values, lows, highs))
@@ -306,13 +306,13 @@ def _survival(result: BenchResult) -> Iterator[Plot]:
     """How far drafts are kept, over the positions that enough steps reached."""
     for cell in main_cells(result)[:MAX_CELLS]:
         lines = {}
-        for one in cell.configurations:
-            if one.acceptance is None:
+        for configuration in cell.configurations:
+            if configuration.acceptance is None:
                 continue
-            count = sum(steps >= ENOUGH for steps in one.acceptance.reached)
+            count = sum(steps >= ENOUGH for steps in configuration.acceptance.reached)
             if count:
-                lines[result.configurations[one.configuration].label] = dict(
-                    enumerate(one.acceptance.survival[:count], 1)
+                lines[result.configurations[configuration.configuration].label] = dict(
+                    enumerate(configuration.acceptance.survival[:count], 1)
                 )
         if lines:
             yield curves(

@@ -82,8 +82,8 @@ def _table(changes: Sequence[Change]) -> Table:
         Column("new"),
     ]
     rows = [
-        [_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)]
-        for one in changes
+        [_label(change), WORDS[change.verdict], _written(change), _number(change.old), _number(change.new)]
+        for change in changes
     ]
     marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
     return Table(columns, rows, "All numbers", marked)
@@ -123,4 +123,4 @@ def _differences(differences: Sequence[Difference]) -> Table:
         Column("old", align="left"),
         Column("new", align="left"),
     ]
-    return Table(columns, [[one.what, one.old, one.new] for one in differences])
+    return Table(columns, [[difference.what, difference.old, difference.new] for difference in differences])

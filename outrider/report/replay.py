@@ -100,7 +100,7 @@ def verdict(result: ReplayResult) -> tuple[str, Tone]:
 def _best(result: ReplayResult) -> ReplayedConfiguration | None:
     """By predicted speedup, otherwise by tau; of equals the one that drafts less. None where
     nothing drafts."""
-    drafting = [one for one in result.configurations if one.drafter != PLAIN]
+    drafting = [configuration for configuration in result.configurations if configuration.drafter != PLAIN]
     return max(
         drafting,
         key=lambda one: (_objective(one.overall).value, -one.overall.drafted),
@@ -114,7 +114,7 @@ def _objective(counts: AcceptanceCounts) -> Interval:
 
 def _tasks(result: ReplayResult) -> list[Block]:
     counts = {
-        task: cell.num_texts for one in result.configurations for task, cell in one.by_task.items()
+        task: cell.num_texts for configuration in result.configurations for task, cell in configuration.by_task.items()
     }
     if len(counts) < 2:
         return []
@@ -123,8 +123,8 @@ def _tasks(result: ReplayResult) -> list[Block]:
         *(Column(f"{task} ({counts[task]})") for task in sorted(counts)),
     ]
     rows = [
-        [one.configuration, *(_cell(one.by_task[task]) for task in sorted(counts))]
-        for one in result.configurations
+        [configuration.configuration, *(_cell(configuration.by_task[task]) for task in sorted(counts))]
+        for configuration in result.configurations
     ]
     return [
         Table(
@@ -141,12 +141,12 @@ def _cell(counts: AcceptanceCounts) -> str:
 
 def _positions(result: ReplayResult) -> list[Block]:
     lines = {
-        one.configuration: {
-            position: count / one.overall.steps
-            for position, count in enumerate(one.overall.accepted_per_position, 1)
+        configuration.configuration: {
+            position: count / configuration.overall.steps
+            for position, count in enumerate(configuration.overall.accepted_per_position, 1)
         }
-        for one in result.configurations
-        if one.overall.accepted
+        for configuration in result.configurations
+        if configuration.overall.accepted
     }
     if not lines:
         return []

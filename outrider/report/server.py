@@ -64,8 +64,8 @@ def blocks(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 
 def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    for one in servers:
-        found = one.comparison
+    for server in servers:
+        found = server.comparison
         if found is None or found.speedup is None:
             continue
         tone: Tone = (
@@ -73,7 +73,7 @@ def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         )
         speedup = interval(found.speedup, "x")
         yield Paragraph(
-            f"{one.label}: {speedup} tokens/s of {found.baseline}, over {found.num_pairs} prompts",
+            f"{server.label}: {speedup} tokens/s of {found.baseline}, over {found.num_pairs} prompts",
             tone,
         )
         if found.differing:
@@ -91,7 +91,7 @@ def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 
 def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    counted = [(one.label, one.speculation) for one in servers if one.speculation is not None]
+    counted = [(server.label, server.speculation) for server in servers if server.speculation is not None]
     if not counted:
         yield Paragraph("No server shows speculation counters, so τ and acceptance are unknown.")
         return
@@ -129,16 +129,16 @@ def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 
 def _troubles(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    for one in servers:
-        missing = one.num_requests - len(one.answers)
+    for server in servers:
+        missing = server.num_requests - len(server.answers)
         if missing:
             yield Paragraph(
-                f"{one.label}: {missing} requests without an answer, {len(one.failures)} of them "
+                f"{server.label}: {missing} requests without an answer, {len(server.failures)} of them "
                 "failed. All numbers are of the answers that came to their end.",
                 "caution",
             )
-            yield Bullets(one.failures[:SHOWN])
-    notes = [f"{one.label}: {note}" for one in servers for note in one.notes]
+            yield Bullets(server.failures[:SHOWN])
+    notes = [f"{server.label}: {note}" for server in servers for note in server.notes]
     if notes:
         yield Heading("To keep in mind")
         yield Bullets(notes)

@@ -95,25 +95,25 @@ def _curves(result: TrainResult) -> Iterator[Block]:
             "Expected tau",
             steps,
             "tokens per target pass",
-            {"held out": {one.step: one.tau for one in points}},
+            {"held out": {point.step: point.tau for point in points}},
         )
         survival = {
-            f"first {j + 1}": {one.step: one.survival[j] for one in points if j < len(one.survival)}
-            for j in range(max(len(one.survival) for one in points))
+            f"first {j + 1}": {point.step: point.survival[j] for point in points if j < len(point.survival)}
+            for j in range(max(len(point.survival) for point in points))
         }
         yield curves(
             "Chance that the first draft tokens are all accepted", steps, "chance", survival
         )
         loss = str(result.settings.get("loss", "loss"))
         yield curves(
-            "Held-out loss", steps, loss, {"held out": {one.step: one.loss for one in points}}
+            "Held-out loss", steps, loss, {"held out": {point.step: point.loss for point in points}}
         )
     if len(result.losses) > 1:
         yield curves(
             "Training loss",
             steps,
             "loss",
-            {"training": {one.step: one.loss for one in result.losses}},
+            {"training": {loss.step: loss.loss for loss in result.losses}},
         )
 
 

@@ -104,9 +104,9 @@ def _forecasts(result: TuneResult) -> list[Block]:
     if not ranking:
         return []
     by_label: dict[str, list[float]] = {}
-    for one in result.forecasts:
-        by_label.setdefault(one.configuration, []).append(one.tau)
-    tasks = list(dict.fromkeys(one.task for one in result.forecasts))
+    for forecast in result.forecasts:
+        by_label.setdefault(forecast.configuration, []).append(forecast.tau)
+    tasks = list(dict.fromkeys(forecast.task for forecast in result.forecasts))
     facts: list[Fact[str]] = [
         Fact("configuration", lambda label: label, align="left"),
         Fact(
@@ -132,10 +132,10 @@ def _forecasts(result: TuneResult) -> list[Block]:
 def _length_plot(result: TuneResult) -> list[Block]:
     """Speedup over length, for the families that have lengths."""
     sizes_of: dict[str, dict[int, float]] = {}
-    for one in result.forecasts:
-        if one.configuration in result.overall_speedup:
-            sizes_of.setdefault(one.family, {})[one.size] = result.overall_speedup[
-                one.configuration
+    for forecast in result.forecasts:
+        if forecast.configuration in result.overall_speedup:
+            sizes_of.setdefault(forecast.family, {})[forecast.size] = result.overall_speedup[
+                forecast.configuration
             ]
     ranking = sorted(
         (f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values())
@@ -157,7 +157,7 @@ def _length_plot(result: TuneResult) -> list[Block]:
 def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
     alpha = next(
-        (one.break_even_alpha for one in result.forecasts if one.configuration == best), None
+        (forecast.break_even_alpha for forecast in result.forecasts if forecast.configuration == best), None
     )
     if alpha is None:
         return []
@@ -188,7 +188,7 @@ def _acceptance(result: TuneResult) -> list[Block]:
             Heading("Acceptance"),
             curves("How far drafts survive", "position in the draft", "P(kept)", shown),
         ]
-    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
+    failed = [f"{family.family}: {family.failure}" for family in result.families if family.failure]
     return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
 
 

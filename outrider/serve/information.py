@@ -132,7 +132,7 @@ def _check_alive(state: ServerState) -> None:
 def _card(state: ServerState, name: str) -> ModelCard:
     served = state.models.get(name)
     if served is None:  # a name that routes lead on
-        return ModelCard(id=name, created=min(one.created for one in state.models.values()))
+        return ModelCard(id=name, created=min(model.created for model in state.models.values()))
     engine = served.engine
     return ModelCard(
         id=name,

@@ -124,4 +124,4 @@ def _check_room(possible: Iterable[Served], num_requests: int) -> None:
         else:
             return
     if refusals:
-        raise next((one for one in refusals if isinstance(one, QueueFullError)), refusals[0])
+        raise next((refusal for refusal in refusals if isinstance(refusal, QueueFullError)), refusals[0])

@@ -372,9 +372,9 @@ class BenchResult(Result):
         return [
             found
             for cell in self.cells
-            for one in cell.configurations
+            for configuration in cell.configurations
             for found in _comparables(
-                f"{cell.label}: {self.configurations[one.configuration].label}", one
+                f"{cell.label}: {self.configurations[configuration.configuration].label}", configuration
             )
         ] + [
             Comparable(

@@ -62,7 +62,7 @@ class Plan:
     @property
     def all_configurations(self) -> list[Configuration]:
         """All configurations, baselines first."""
-        wanted = [one for one in self.configurations if not one.is_plain]
+        wanted = [configuration for configuration in self.configurations if not configuration.is_plain]
         baselines = [baseline_of(one) for one in wanted] or [Configuration()]
         everyone = [*sorted(baselines, key=lambda one: one.label), *wanted]
         return [one for number, one in enumerate(everyone) if one not in everyone[:number]]
@@ -94,7 +94,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, configurations by their labels."""
-        return asdict(self) | {"configurations": [one.label for one in self.all_configurations]}
+        return asdict(self) | {"configurations": [configuration.label for configuration in self.all_configurations]}
 
     def identity(self) -> dict[str, Any]:
         """The facts that must be the same for a run to continue."""
@@ -172,8 +172,8 @@ def gather(
         per_task=plan.prompts,
     )
     by_task: dict[str, list[PreparedPrompt]] = {}
-    for one in prepared.prompts:
-        by_task.setdefault(one.request.task, []).append(one)
+    for prompt in prepared.prompts:
+        by_task.setdefault(prompt.request.task, []).append(prompt)
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(prepared.notes))
 
 
@@ -183,7 +183,7 @@ def filled(
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
     own = prompts[number]
     head = own.tokens[:1] if own.tokens[0] == first_token else []
-    bodies = [one.tokens[1:] if one.tokens[0] == first_token else one.tokens for one in prompts]
+    bodies = [prompt.tokens[1:] if prompt.tokens[0] == first_token else prompt.tokens for prompt in prompts]
     body = bodies[number]
     room = length - len(head)
     others = [
@@ -230,5 +230,5 @@ def groups(
 
 def digest(workload: Workload) -> str:
     """Name and prompts, for knowing a workload again."""
-    asked = "\n".join(f"{one.id} {one.prompt} {one.messages}" for one in workload.requests)
+    asked = "\n".join(f"{request.id} {request.prompt} {request.messages}" for request in workload.requests)
     return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

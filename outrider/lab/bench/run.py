@@ -102,9 +102,9 @@ def plan_identity(
 
 def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
     key = state.cell_key
-    labels = [one.label for one in rounds.configurations]
+    labels = [configuration.label for configuration in rounds.configurations]
     found: list[Measured] = []
-    ids = [one.request.id for one in state.prompts]
+    ids = [prompt.request.id for prompt in state.prompts]
     for number, configuration in enumerate(rounds.configurations):
         if not (own := state.of(number)):
             continue
@@ -128,7 +128,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         batch_size=key.batch_size,
         context=key.context,
         prompt_ids=ids,
-        mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids),
+        mean_prompt_tokens=sum(len(prompt.tokens) for prompt in state.prompts) / len(ids),
         max_new_tokens=plan.sampling.required_max_tokens,
         rounds=state.rounds,
         ended_by=state.ended_by,
@@ -175,7 +175,7 @@ def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
 def _remarks(cells: list[Cell], plan: Plan, material: Material) -> Iterator[str]:
     """The warnings that a reader needs before believing a number."""
     if any(cell.temperature > 0 for cell in cells) and any(
-        one.verifier != COUPLED for one in plan.all_configurations
+        configuration.verifier != COUPLED for configuration in plan.all_configurations
     ):
         yield (
             "T above 0: sampled texts differ between configurations by design (not with verifier=gumbel); both sides draw with "

@@ -287,7 +287,7 @@ class Rounds:
                     self._run(cell, group, turn, who)()
 
     def _short_run(self, number: int, cell: CellState) -> None:
-        prompts = [one.tokens for one in cell.prompts[: cell.cell_key.batch_size]]
+        prompts = [prompt.tokens for prompt in cell.prompts[: cell.cell_key.batch_size]]
         params = self._plan.params(cell.cell_key.temperature, 0, 0, WARMUP_TOKENS)
         try:
             self._field.spare(number).run(prompts, params, cell.cell_key.batch_size)

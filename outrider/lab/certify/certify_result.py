@@ -103,15 +103,15 @@ class SampledDistribution(Section):
 
     def finds(self, part: Part) -> float | None:
         """The smallest total variation that every speculative test of this part finds."""
-        tests = [one for one in self.tests if (one.sampler, one.part) == ("speculative", part)]
-        known = [one.detectable_total_variation for one in tests]
+        tests = [test for test in self.tests if (test.sampler, test.part) == ("speculative", part)]
+        known = [test.detectable_total_variation for test in tests]
         return max((one for one in known if one is not None), default=None)
 
     @property
     def tested_range(self) -> tuple[int, int] | None:
         """The first and the last position that texts tested; None: none was long enough."""
-        tests = [one for one in self.tests if one.part == "texts"]
-        return (min(one.first for one in tests), max(one.last for one in tests)) if tests else None
+        tests = [test for test in self.tests if test.part == "texts"]
+        return (min(test.first for test in tests), max(test.last for test in tests)) if tests else None
 
 
 class CertifyResult(Result):

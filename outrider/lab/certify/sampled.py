@@ -293,7 +293,7 @@ def _statistics(
 
 def judged(statistics: Statistics) -> list[DistributionTest]:
     """The tests of one certificate, corrected for their number."""
-    rejected = holm([one.p_value for one in statistics.values()], FALSE_ALARMS)
+    rejected = holm([statistic.p_value for statistic in statistics.values()], FALSE_ALARMS)
     level = FALSE_ALARMS / max(1, len(statistics))
     return [
         DistributionTest(
@@ -308,7 +308,7 @@ def judged(statistics: Statistics) -> list[DistributionTest]:
 
 def _judgement(found: SampledDistribution) -> tuple[Status, str]:
     what = f"{found.num_tokens} tokens in {counted(found.num_texts, 'text')}"
-    rejected = [one for one in found.tests if one.rejected]
+    rejected = [test for test in found.tests if test.rejected]
     if plain := [one for one in rejected if one.sampler == "plain"]:
         return "inconclusive", (
             f"the plain sampler itself deviates at {_where(plain[0])} (p = {plain[0].p_value:.1e})"

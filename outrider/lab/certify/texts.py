@@ -159,7 +159,7 @@ def invariance(
         why = f"'{verifier.name}' keeps the distribution, not the text: seeded texts may depend on the drafter"
         return SameTexts(status="not claimed", why=why)
     seeds = np.random.SeedSequence([seed, 1]).generate_state(len(prompts)).tolist()
-    seeded = [replace(params, seed=one) for one in seeds]
+    seeded = [replace(params, seed=seed) for seed in seeds]
     texts = Texts(subject, prompts, seeded, units, "invariance")
     ways = _ways(subject, min(TOGETHER, len(prompts)))
     return texts.section("independence of the drafter", ways)

@@ -57,10 +57,10 @@ class ReplayResult(Result):
 
     def comparable(self) -> Iterator[Comparable]:
         """tau and predicted speedup of every configuration, over all texts and for each task."""
-        for one in self.configurations:
-            by_task = one.by_task if len(one.by_task) > 1 else {}
-            for task, counts in {"": one.overall, **by_task}.items():
-                label = f"{one.configuration} ({task})" if task else one.configuration
+        for configuration in self.configurations:
+            by_task = configuration.by_task if len(configuration.by_task) > 1 else {}
+            for task, counts in {"": configuration.overall, **by_task}.items():
+                label = f"{configuration.configuration} ({task})" if task else configuration.configuration
                 yield Comparable(f"{label}: tau", counts.tau, True)
                 if counts.speedup is not None:
                     yield Comparable(f"{label}: predicted speedup", counts.speedup, True, "x")

@@ -158,7 +158,7 @@ class _Server:
             self.notes.append(str(error))
         asking = (self.client.ask(one, *short.body(one, self.model)) for one in asked)
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
-        answers = [one for one in outcomes if isinstance(one, MeasuredAnswer)]
+        answers = [outcome for outcome in outcomes if isinstance(outcome, MeasuredAnswer)]
         if not answers and isinstance(outcomes[0], BaseException):
             raise outcomes[0]
         if cold is not None:

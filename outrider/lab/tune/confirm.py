@@ -83,7 +83,7 @@ def summarise(rounds: Rounds) -> list[Confirmed]:
     """Every finalist over plain decoding, without those whose first steps ended the text: nothing
     of them was timed."""
     (cell,) = rounds.cells
-    tasks = {one.number: one.request.task for one in cell.prompts}
+    tasks = {prompt.number: prompt.request.task for prompt in cell.prompts}
     confirmed = [
         _confirmed(one, cell.of(number), tasks) for number, one in enumerate(rounds.configurations)
     ]
@@ -99,7 +99,7 @@ def _confirmed(
         return None
     parted = [note.pairing.parting is not None for note in notes if note.pairing is not None]
     by_task = {
-        task: speedup([one for one in pairs if tasks[one.prompt] == task])
+        task: speedup([pair for pair in pairs if tasks[pair.prompt] == task])
         for task in dict.fromkeys(tasks.values())
     }
     return Confirmed(

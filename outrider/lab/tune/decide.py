@@ -25,7 +25,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """First for all traffic, then for each task that wants something else. `configurations`: all
     that were confirmed."""
-    known = {one.label: one for one in configurations}
+    known = {configuration.label: configuration for configuration in configurations}
     first = _recommend(ALL, found, known, draft)
     others = []
     for task in found.shares if len(found.shares) > 1 else ():
@@ -66,7 +66,7 @@ def _recommend(
     if not speedups:
         forecasts = {
             **found.overall,
-            **{one.configuration: one.speedup for one in found.forecasts if one.task == task},
+            **{forecast.configuration: forecast.speedup for forecast in found.forecasts if forecast.task == task},
         }
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
         reason = "nothing could be confirmed by measurement"

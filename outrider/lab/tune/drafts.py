@@ -56,7 +56,7 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     sizes = TargetSizes.of(target_config(options))
     heads = [_head(kind, folder, "", sizes) for kind, folder in embedded.items()]
     heads += [_head(kinds[folder], folder, folder, sizes) for folder in folders]
-    lonely = next((one.folder for one in heads if one.kind == ACCEPTANCE), None)
+    lonely = next((head.folder for head in heads if head.kind == ACCEPTANCE), None)
     if lonely is not None and not models and options.target != DEMO:
         raise ConfigError(
             f"'{lonely}' ends the drafts of a draft model: name that, too, with another --draft"

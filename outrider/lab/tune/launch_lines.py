@@ -95,7 +95,7 @@ class Choice:
     def schedule(self) -> list[tuple[int, int]]:
         """(From this many rows on, draft tokens), the first at 1 row, never more than at fewer; one
         entry: no schedule. Of other families' loads only where these want plain decoding."""
-        family_of = {one.configuration: one.family for one in self.result.forecasts}
+        family_of = {forecast.configuration: forecast.family for forecast in self.result.forecasts}
         family = family_of.get(self.configuration.label)
         steps = [(1, self.length)]
         loads = self.result.by_load.get(family or "", self.result.schedule)

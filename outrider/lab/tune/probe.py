@@ -77,7 +77,7 @@ def run_probe(
 def _run(contender: Contender, probe: Probe, samples: Sequence[Sample], batch_size: int) -> None:
     """Decode some samples, and add what they show to the probe."""
     traces = contender.run(
-        [one.tokens for one in samples], [one.params for one in samples], batch_size
+        [sample.tokens for sample in samples], [sample.params for sample in samples], batch_size
     )
     for trace, sample in zip(traces, samples, strict=True):
         probe.steps.setdefault(sample.task, []).extend(

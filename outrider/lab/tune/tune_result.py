@@ -94,7 +94,7 @@ class TuneResult(Result):
         return SettingsFile(
             self.tried.target,
             options,
-            {one.task: one.options for one in others},
+            {other.task: other.options for other in others},
             by_size,
             f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
         )

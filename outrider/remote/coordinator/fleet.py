@@ -54,8 +54,8 @@ class Fleet:
     def reasons(self) -> str:
         """Why nobody answers, in a line."""
         return "; ".join(
-            f"{one.name} is {one.standing}{f' ({one.reason})' if one.reason else ''}"
-            for one in self.targets
+            f"{target.name} is {target.standing}{f' ({target.reason})' if target.reason else ''}"
+            for target in self.targets
         )
 
     async def choose(

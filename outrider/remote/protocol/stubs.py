@@ -44,7 +44,7 @@ def _methods(service: str) -> Iterator[tuple[Any, str, Any, Any]]:
     method."""
     for method in messages.DESCRIPTOR.services_by_name[service].methods:
         streams = (method.client_streaming, method.server_streaming)
-        form = "_".join("stream" if one else "unary" for one in streams)
+        form = "_".join("stream" if stream else "unary" for stream in streams)
         yield (
             method,
             form,

@@ -155,8 +155,8 @@ def _findings(tests: Mapping[str, SelfTest]) -> Iterator[dict[str, str]]:
     found wanting alike."""
     names = ("model_name", "finding", "severity", "drafter")
     found = (
-        (model, one.code, one.severity, one.drafter or "")
+        (model, finding.code, finding.severity, finding.drafter or "")
         for model, test in tests.items()
-        for one in test.findings
+        for finding in test.findings
     )
     return (dict(zip(names, labels, strict=True)) for labels in dict.fromkeys(found))

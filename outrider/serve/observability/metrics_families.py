@@ -239,7 +239,7 @@ def of_snapshots(snapshots: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
         *gauges.values(),
         *counters.values(),
         *control.values(),
-        *(one for one in drafters.values() if one.samples),
+        *(drafter for drafter in drafters.values() if drafter.samples),
     ]
 
 
