@@ -195,8 +195,8 @@ def _missing_value(error: typer.TyperException) -> str | None:
 
 def _too_many(error: typer.TyperException, context: Any) -> str | None:
     """Words after the last argument: a prompt without quotes, as a rule."""
-    _, found, words = error.format_message().partition("Got unexpected extra argument(s) (")
-    if not found:
+    _, usage, words = error.format_message().partition("Got unexpected extra argument(s) (")
+    if not usage:
         return None
     takes_prompt = context is not None and any(
         parameter.name == "prompt" for parameter in context.command.params

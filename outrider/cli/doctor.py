@@ -66,13 +66,13 @@ def _runtime() -> dict[str, Any]:
     }
 
 
-def _runtime_in_words(found: Mapping[str, Any]) -> str:
-    if found["name"] == "native":
-        tiles = ", with matrix tiles (AMX)" if found["matrix_tiles"] else ""
-        return f"native, by {found['instructions'].upper()} instructions{tiles}: a pass is one call of our own library"
-    if found["name"] == "graphs":
+def _runtime_in_words(runtime: Mapping[str, Any]) -> str:
+    if runtime["name"] == "native":
+        tiles = ", with matrix tiles (AMX)" if runtime["matrix_tiles"] else ""
+        return f"native, by {runtime['instructions'].upper()} instructions{tiles}: a pass is one call of our own library"
+    if runtime["name"] == "graphs":
         return "graphs: passes are recorded and replayed as CUDA graphs"
-    return f"eager, which is slower: PyTorch's own modules, since the native runtime is missing ({found['why_not_native']})"
+    return f"eager, which is slower: PyTorch's own modules, since the native runtime is missing ({runtime['why_not_native']})"
 
 
 def _why_no_pair() -> str | None:
@@ -110,6 +110,8 @@ def _show(findings: Mapping[str, Any]) -> None:
         "C++ compiler": findings["compiler"] or "none",
         "cache": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}",
     }
-    unavailable = {one["what"]: f"{one['why']}; {one['remedy']}" for one in findings["unavailable"]}
-    found = {"versions": findings["versions"], "machine": facts, "unavailable": unavailable}
-    print_blocks([facts_table(title, values) for title, values in found.items() if values])
+    unavailable = {
+        item["what"]: f"{item['why']}; {item['remedy']}" for item in findings["unavailable"]
+    }
+    tables = {"versions": findings["versions"], "machine": facts, "unavailable": unavailable}
+    print_blocks([facts_table(title, values) for title, values in tables.items() if values])

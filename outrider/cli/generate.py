@@ -178,7 +178,7 @@ def as_object(
 ) -> dict[str, Any]:
     """The object `--json` prints. `logprobs` and `origins` (one per token) only where they were
     asked for."""
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
@@ -197,10 +197,10 @@ def as_object(
         "notes": [*llm.notes, *full_context(completion, params)],
     }
     if completion.logprobs is not None:
-        found["logprobs"] = completion.logprobs
+        answer["logprobs"] = completion.logprobs
     if with_origins:
-        found["origins"] = list(completion.origins)
-    return found
+        answer["origins"] = list(completion.origins)
+    return answer
 
 
 def _printer(silent: bool, show_drafts: bool) -> Printer:

@@ -172,12 +172,12 @@ def measure(
 
 def _interrupted(journal: Path | None) -> int:
     """After Ctrl-C: says what is kept; the exit code."""
-    kept = (
+    saved = (
         f"; what is finished is in {journal}: the same command with --resume continues"
         if journal is not None and journal.exists()
         else ""
     )
-    sys.stderr.write(f"interrupted{kept}\n")
+    sys.stderr.write(f"interrupted{saved}\n")
     return INTERRUPTED
 
 

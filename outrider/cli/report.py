@@ -31,6 +31,6 @@ def report(result: ResultFile, other: OtherFile = None, out: Reports = None) -> 
     output = OutputOptions(out=out)
     output.check(*REPORTS)
     old = read_result(result)
-    found = render(old) if other is None else document(compare(old, read_result(other)))
-    show(found, output)
+    rendered = render(old) if other is None else document(compare(old, read_result(other)))
+    show(rendered, output)
     return 0

@@ -115,7 +115,7 @@ def check_folder(path: Path) -> None:
     """Raises ConfigError where no folder can be made or filled: a file of that name or above it, no
     permission."""
     # "/" is always there
-    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not os.path.isdir(nearest):
         raise ConfigError(f"{nearest} is a file; a folder is needed there. Give another --out")
     if not os.access(nearest, os.W_OK | os.X_OK):

@@ -99,7 +99,7 @@ def _command(
         for text, several in inside.items():
             named = _read_text(text, values.pop(text), several)
             given |= {name: f"{written(text)} {name}" for name in named}
-            values |= {name: one.default for name, one in several.items()} | named
+            values |= {name: part.default for name, part in several.items()} | named
         _GIVEN.set(given)
         for name, group in groups.items():
             values[name] = group(
@@ -119,7 +119,7 @@ def _command(
 
 def _text_parameter(text: str, several: Mapping[str, inspect.Parameter]) -> inspect.Parameter:
     """The option that holds these; its help has the line of each."""
-    infos = {name: _info(one.annotation) for name, one in several.items()}
+    infos = {name: _info(part.annotation) for name, part in several.items()}
     lines = [f"{name}: {info.help}" for name, info in infos.items() if info is not None]
     panel = next(info.rich_help_panel for info in infos.values() if info is not None)
     info = listed(
@@ -157,7 +157,7 @@ def _read_text(
 def _value(text: str, name: str, values: Sequence[str], option: inspect.Parameter) -> Any:
     kind = get_args(option.annotation)[0]
     info = _info(option.annotation)
-    takes_several = any(get_origin(one) is list for one in (kind, *get_args(kind)))
+    takes_several = any(get_origin(part) is list for part in (kind, *get_args(kind)))
     if len(values) > 1 and not takes_several:
         raise ConfigError(f"{written(text)} has two values for '{name}': leave one out")
     least = None if info is None else info.min
@@ -193,9 +193,9 @@ def _show(context: typer.Context, wanted: str | None) -> None:
     if wanted is None:
         return
     options = [
-        one
-        for one in context.command.params
-        if isinstance(one, TyperOption) and HELP_OF not in one.opts
+        parameter
+        for parameter in context.command.params
+        if isinstance(parameter, TyperOption) and HELP_OF not in parameter.opts
     ]
     groups = list(dict.fromkeys(_group(option.rich_help_panel) for option in options))
     asked = wanted.lower()
@@ -219,12 +219,17 @@ def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
     about it."""
     hints = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
-        found = field.metadata.get("option")
-        if found is None and (text := field.metadata.get("description")) is not None:
-            found = listed(
+        typer_option = field.metadata.get("option")
+        if typer_option is None and (text := field.metadata.get("description")) is not None:
+            typer_option = listed(
                 "Training", f"{text[:1].upper()}{text[1:]}.", common=field.metadata["common"]
             )
-        yield field, hints[field.name] if found is None else Annotated[hints[field.name], found]
+        yield (
+            field,
+            hints[field.name]
+            if typer_option is None
+            else Annotated[hints[field.name], typer_option],
+        )
 
 
 def _info(annotation: Any) -> OptionInfo | None:

@@ -94,7 +94,9 @@ def compare(old: Result, new: Result) -> Comparison:
         old=old,
         new=new,
         machines=tuple(
-            one for one in _differences(old.machine, new.machine) if not _is_same_memory(one)
+            difference
+            for difference in _differences(old.machine, new.machine)
+            if not _is_same_memory(difference)
         ),
         others=(*_differences(old.versions, new.versions), *_differences(_asked(old), _asked(new))),
         changes=tuple(_change(before[label], after[label]) for label in shared),
@@ -106,8 +108,8 @@ def compare(old: Result, new: Result) -> Comparison:
 def ratio(old: float | Interval, new: float | Interval) -> Interval:
     """new / old of positive numbers; a limit at or below 0 leaves its side open."""
     logs = [
-        tuple(math.log(number) if number > 0 else -math.inf for number in _limits(one))
-        for one in (old, new)
+        tuple(math.log(number) if number > 0 else -math.inf for number in _limits(result))
+        for result in (old, new)
     ]
     limits = [math.exp(number) if number < 700 else math.inf for number in _mover(*logs)]
     return Interval(value=limits[0], low=limits[1], high=limits[2], level=_level(old, new))
@@ -138,7 +140,9 @@ def _mover(old: tuple[float, ...], new: tuple[float, ...]) -> tuple[float, float
 
 def _level(old: float | Interval, new: float | Interval) -> float:
     """The lower level of both: the ends of a wider interval hold at it, too."""
-    return min((one.level for one in (old, new) if isinstance(one, Interval)), default=0.95)
+    return min(
+        (result.level for result in (old, new) if isinstance(result, Interval)), default=0.95
+    )
 
 
 def _change(old: Comparable, new: Comparable) -> Change:
@@ -172,9 +176,11 @@ def _asked(result: Result) -> dict[str, Any]:
     return {**getattr(result, "settings", {}), "command": result.command or None}
 
 
-def _is_same_memory(one: Difference) -> bool:
-    is_memory = one.what == "memory_bytes" and one.old.isdigit() and one.new.isdigit()
-    return is_memory and abs(int(one.old) / max(int(one.new), 1) - 1) < SAME_MEMORY
+def _is_same_memory(difference: Difference) -> bool:
+    is_memory = (
+        difference.what == "memory_bytes" and difference.old.isdigit() and difference.new.isdigit()
+    )
+    return is_memory and abs(int(difference.old) / max(int(difference.new), 1) - 1) < SAME_MEMORY
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -42,12 +42,12 @@ class Disturbance:
 
     def _seconds(self) -> float:
         total = psutil.cpu_times()
-        own = self._process.cpu_times()
+        times = self._process.cpu_times()
         busy = sum(
             getattr(total, name, 0.0)
             for name in ("user", "nice", "system", "irq", "softirq", "steal")
         )
-        return busy - own.user - own.system
+        return busy - times.user - times.system
 
 
 @dataclass

@@ -16,8 +16,8 @@ AT_ONCE = 1 << 21  # prompts of all resamples in memory at a time
 
 def proportion(count: int, total: int) -> Interval:
     """count / total with Wilson's interval, as if trials were independent."""
-    found = scipy.stats.binomtest(count, total).proportion_ci(method="wilson")
-    return Interval(value=count / total, low=float(found.low), high=float(found.high))
+    bounds = scipy.stats.binomtest(count, total).proportion_ci(method="wilson")
+    return Interval(value=count / total, low=float(bounds.low), high=float(bounds.high))
 
 
 def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
@@ -53,7 +53,7 @@ def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) 
     value = float(statistic(*arrays))
     if len(arrays[0]) == 1:
         return Interval.unknown(value)
-    found = scipy.stats.bootstrap(
+    bootstrap = scipy.stats.bootstrap(
         arrays,
         statistic,
         paired=True,
@@ -63,7 +63,7 @@ def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) 
         batch=max(1, AT_ONCE // len(arrays[0])),
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Interval(value=value, low=float(found.low), high=float(found.high))
+    return Interval(value=value, low=float(bootstrap.low), high=float(bootstrap.high))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:

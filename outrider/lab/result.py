@@ -137,7 +137,8 @@ def read_result(path: Path) -> Result:
         return kind.model_validate(content)
     except ValidationError as error:
         problems = [
-            (".".join(map(str, one["loc"])), one["type"], one["msg"]) for one in error.errors()
+            (".".join(map(str, problem["loc"])), problem["type"], problem["msg"])
+            for problem in error.errors()
         ]
         if unknown := [where for where, fault, _ in problems if fault == "extra_forbidden"]:
             raise ConfigError(
@@ -164,10 +165,10 @@ class Comparable:
 def comparables(result: Result) -> dict[str, Comparable]:
     """By label, in the result's order; none of a result that has no such method. Raises ValueError
     for one label twice."""
-    found: list[Comparable] = list(getattr(result, "comparable", list)())
-    by_label = {one.label: one for one in found}
-    if len(by_label) < len(found):
-        labels = [one.label for one in found]
+    figures: list[Comparable] = list(getattr(result, "comparable", list)())
+    by_label = {comparable.label: comparable for comparable in figures}
+    if len(by_label) < len(figures):
+        labels = [comparable.label for comparable in figures]
         raise ValueError(
             f"a {result.kind} result has two numbers called "
             f"'{next(x for x in labels if labels.count(x) > 1)}'"

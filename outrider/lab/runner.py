@@ -236,7 +236,9 @@ class Runner:
         needs = Needs.of_all([self._parts(configuration) for configuration in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(
-                configuration.drafter for configuration in configurations if self._parts(configuration).requirements.draft
+                configuration.drafter
+                for configuration in configurations
+                if self._parts(configuration).requirements.draft
             )
             raise ConfigError(
                 f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or "

@@ -113,18 +113,18 @@ class ServiceSettings:
     def warnings(self) -> list[str]:
         """Notes for an operator on who can reach it, one line each."""
         is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
-        found = []
+        notes = []
         if is_open and not self.security.tokens and self.security.client_ca is None:
-            found.append(
+            notes.append(
                 "anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or "
                 "--tls-client-ca"
             )
         if is_open and self.security.certificate is None:
-            found.append(
+            notes.append(
                 "the line is not encrypted: --tls-cert and --tls-key, or keep it in a closed "
                 "network"
             )
-        return found
+        return notes
 
 
 class GrpcServer:

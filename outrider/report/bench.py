@@ -103,7 +103,9 @@ def _disturbed(result: BenchResult) -> list[Block]:
 def _lost(result: BenchResult, cell: Cell) -> str:
     """The configurations that are surely slower than plain decoding in a cell."""
     slow = [
-        configuration.configuration for configuration in cell.configurations if configuration.speedup and configuration.speedup.high < 1
+        configuration.configuration
+        for configuration in cell.configurations
+        if configuration.speedup and configuration.speedup.high < 1
     ]
     losers = [result.configurations[number].label for number in slow]
     return f" (slower than plain: {', '.join(losers)})" if losers else ""
@@ -118,11 +120,11 @@ def _identity(result: BenchResult) -> Iterator[Block]:
         if configuration.identity
     ]
     parted = [
-        (cell, one, found)
-        for cell, one, found in checked
-        if found.num_identical < found.num_compared
+        (cell, one, identity)
+        for cell, one, identity in checked
+        if identity.num_identical < identity.num_compared
     ]
-    compared = sum(found.num_compared for *_, found in checked)
+    compared = sum(identity.num_compared for *_, identity in checked)
     if not parted:
         if checked:
             yield Paragraph(
@@ -130,7 +132,7 @@ def _identity(result: BenchResult) -> Iterator[Block]:
                 "good",
             )
         return
-    differing = sum(found.num_compared - found.num_identical for *_, found in parted)
+    differing = sum(identity.num_compared - identity.num_identical for *_, identity in parted)
     promised = any(_promised(result, one) for _, one, _ in parted)
     why = (
         ""
@@ -142,7 +144,7 @@ def _identity(result: BenchResult) -> Iterator[Block]:
         "certify` looks for the cause.",
         "bad" if promised else "caution",
     )
-    yield Bullets([_parting(result, cell, one, found) for cell, one, found in parted])
+    yield Bullets([_parting(result, cell, one, identity) for cell, one, identity in parted])
 
 
 def _promised(result: BenchResult, one: Measured) -> bool:
@@ -150,10 +152,10 @@ def _promised(result: BenchResult, one: Measured) -> bool:
     return info.lossless and info.exact
 
 
-def _parting(result: BenchResult, cell: Cell, one: Measured, found: Identity) -> str:
-    count = f"{found.num_compared - found.num_identical} of {found.num_compared}"
+def _parting(result: BenchResult, cell: Cell, one: Measured, identity: Identity) -> str:
+    count = f"{identity.num_compared - identity.num_identical} of {identity.num_compared}"
     where = f"{cell.label}, {result.configurations[one.configuration].label}: {count} differ"
-    if (first := found.first) is None:
+    if (first := identity.first) is None:
         return where
     return (
         f"{where}; prompt {first.prompt}, from output token {first.position}: plain {first.plain_text!r} {first.plain[:3]}, "
@@ -203,7 +205,7 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
 
 def _title(result: BenchResult) -> str:
     if result.target is None:
-        return "Bench: " + " against ".join(one.label for one in reversed(result.servers))
+        return "Bench: " + " against ".join(server.label for server in reversed(result.servers))
     return f"Bench: {result.target.name}" + (
         f" with draft {result.target.draft}" if result.target.draft else ""
     )

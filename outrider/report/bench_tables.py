@@ -32,16 +32,22 @@ def speed_text(found: Interval | None) -> str:
     return interval(found, "x") + ("" if found is None or found.is_known else " (no interval)")
 
 
-def _same(one: Measured) -> str:
-    return f"{one.identity.num_identical} of {one.identity.num_compared}" if one.identity else "-"
+def _same(result: Measured) -> str:
+    return (
+        f"{result.identity.num_identical} of {result.identity.num_compared}"
+        if result.identity
+        else "-"
+    )
 
 
-def _right(one: Measured) -> str:
-    found = one.accuracy
-    if found is None or not found.num_graded:
+def _right(result: Measured) -> str:
+    accuracy = result.accuracy
+    if accuracy is None or not accuracy.num_graded:
         return "-"
-    p_value = "" if found.p_value is None else f", p {found.p_value:.2f}"
-    return f"{found.num_right} of {found.num_graded} (plain {found.num_plain_right}{p_value})"
+    p_value = "" if accuracy.p_value is None else f", p {accuracy.p_value:.2f}"
+    return (
+        f"{accuracy.num_right} of {accuracy.num_graded} (plain {accuracy.num_plain_right}{p_value})"
+    )
 
 
 def _positions(shares: Sequence[float | None]) -> str:
@@ -50,9 +56,11 @@ def _positions(shares: Sequence[float | None]) -> str:
     )
 
 
-def _milliseconds(found: Percentiles | None, *names: str) -> str:
+def _milliseconds(percentiles: Percentiles | None, *names: str) -> str:
     return (
-        "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
+        "-"
+        if percentiles is None
+        else " / ".join(f"{1000 * getattr(percentiles, name):.1f}" for name in names)
     )
 
 
@@ -147,9 +155,13 @@ def tables(result: BenchResult) -> Iterator[Block]:
 def speeds(result: BenchResult) -> Table:
     """The main table of a bench result. The fastest of a cell stands out, where it is surely a
     gain."""
-    every = [(configuration, cell) for cell in result.cells for configuration in cell.configurations]
-    is_disturbed = any(one.num_disturbed for one, _ in every)
-    marked = frozenset(index for index, (one, cell) in enumerate(every) if _is_best(one, cell))
+    every = [
+        (configuration, cell) for cell in result.cells for configuration in cell.configurations
+    ]
+    is_disturbed = any(series.num_disturbed for series, _ in every)
+    marked = frozenset(
+        index for index, (series, cell) in enumerate(every) if _is_best(series, cell)
+    )
     return replace(
         _table(result, [*SPEED, OTHERS] if is_disturbed else SPEED, "Speed"), marked=marked
     )
@@ -238,9 +250,13 @@ def _table(
     return Table(columns, rows, title)
 
 
-def _is_best(one: Measured, cell: Cell) -> bool:
+def _is_best(result: Measured, cell: Cell) -> bool:
     speedups = [other.speedup.value for other in cell.configurations if other.speedup]
-    return one.speedup is not None and one.speedup.low > 1 and one.speedup.value == max(speedups)
+    return (
+        result.speedup is not None
+        and result.speedup.low > 1
+        and result.speedup.value == max(speedups)
+    )
 
 
 # ---------------------------------------------------------------- plots
@@ -291,8 +307,8 @@ def _speedups(result: BenchResult, cells: Mapping[int, Cell], title: str, x_labe
     x = sorted(cells)
     series = []
     for index, info in enumerate(result.configurations):
-        found = [cells[at].measured(index) for at in x]
-        speedups = [one.speedup if one else None for one in found]
+        results = [cells[at].measured(index) for at in x]
+        speedups = [one.speedup if one else None for one in results]
         if any(speedups):
             known = [speedup if speedup and speedup.is_known else None for speedup in speedups]
             values = [speedup.value if speedup else None for speedup in speedups]

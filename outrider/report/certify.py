@@ -79,20 +79,20 @@ def document(result: CertifyResult) -> Document:
     return Document("Certificate of losslessness", subtitle, blocks)
 
 
-def _power(found: SampledDistribution) -> Iterator[Block]:
+def _power(section: SampledDistribution) -> Iterator[Block]:
     """The size of fault that would have been found, and where."""
-    if not found.tests:
+    if not section.tests:
         return
     parts = []
     missing = "No text was long enough to be tested."
-    if (tested := found.tested_range) is not None:
+    if (tested := section.tested_range) is not None:
         first, last = tested
-        parts.append(f"{number(found.finds('texts'), 3)} at positions {first} to {last}")
+        parts.append(f"{number(section.finds('texts'), 3)} at positions {first} to {last}")
         missing = f"Nothing is known about positions from {last + 1} on."
-    if (drafts := found.finds("drafts")) is not None:
+    if (drafts := section.finds("drafts")) is not None:
         parts.append(f"{number(drafts, 3)} between what the drafter draws and what it reports")
     yield Paragraph(
-        f"It would have found, in {found.power:.0%} of cases, a total variation of "
+        f"It would have found, in {section.power:.0%} of cases, a total variation of "
         f"{', of '.join(parts)}. {missing}"
     )
 
@@ -115,16 +115,16 @@ def _decoded(result: CertifyResult) -> str:
     )
 
 
-def _texts(found: SameTexts) -> Iterator[Block]:
+def _texts(texts: SameTexts) -> Iterator[Block]:
     runs: list[Fact[TextRun]] = [
         Fact("Decoded", lambda run: run.name, align="left"),
         Fact("Identical texts", lambda run: f"{run.num_identical} of {run.num_prompts}"),
         Fact("Tokens", lambda run: str(run.num_tokens)),
     ]
-    if found.runs:
-        yield table(found.runs, runs)
-    if found.differences:
-        yield _differences(found.differences)
+    if texts.runs:
+        yield table(texts.runs, runs)
+    if texts.differences:
+        yield _differences(texts.differences)
 
 
 def _differences(differences: Sequence[TextDifference]) -> Table:
@@ -149,14 +149,14 @@ def _differences(differences: Sequence[TextDifference]) -> Table:
     return table(differences, facts, "First differing token of each text")
 
 
-def _sampled(found: SampledDistribution) -> Iterator[Block]:
-    if not found.tests:
+def _sampled(section: SampledDistribution) -> Iterator[Block]:
+    if not section.tests:
         return
     yield Heading("Sampled distribution")
     yield Paragraph(
         "Seeded texts, by the ranks of their tokens, against the target's own conditionals from teacher-forced passes; "
         "drafted tokens against what the drafter reports. One G-test per row, at temperature "
-        f"{found.temperature:g}."
+        f"{section.temperature:g}."
     )
     facts: list[Fact[DistributionTest]] = [
         Fact("Tested", lambda one: one.part, align="left"),
@@ -184,16 +184,16 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         Fact(
             "Finds",
             lambda one: number(one.detectable_total_variation, 3),
-            f"the smallest total variation found with probability {found.power:g}",
+            f"the smallest total variation found with probability {section.power:g}",
         ),
         Fact(
             "Result",
             lambda one: "deviates" if one.rejected else "follows",
-            f"Holm: a faithful sampler fails any once in {1 / found.false_alarms:.0f}",
+            f"Holm: a faithful sampler fails any once in {1 / section.false_alarms:.0f}",
             "left",
         ),
     ]
-    marked = frozenset(index for index, one in enumerate(found.tests) if one.rejected)
-    yield table(found.tests, facts, marked=marked)
-    origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
-    yield Paragraph(f"Tokens of the {counted(found.num_texts, 'text')}: {origins}.")
+    marked = frozenset(index for index, test in enumerate(section.tests) if test.rejected)
+    yield table(section.tests, facts, marked=marked)
+    origins = ", ".join(f"{count} {origin}" for origin, count in sorted(section.origins.items()))
+    yield Paragraph(f"Tokens of the {counted(section.num_texts, 'text')}: {origins}.")

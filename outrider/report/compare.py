@@ -82,7 +82,13 @@ def _table(changes: Sequence[Change]) -> Table:
         Column("new"),
     ]
     rows = [
-        [_label(change), WORDS[change.verdict], _written(change), _number(change.old), _number(change.new)]
+        [
+            _label(change),
+            WORDS[change.verdict],
+            _written(change),
+            _number(change.old),
+            _number(change.new),
+        ]
         for change in changes
     ]
     marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
@@ -123,4 +129,6 @@ def _differences(differences: Sequence[Difference]) -> Table:
         Column("old", align="left"),
         Column("new", align="left"),
     ]
-    return Table(columns, [[difference.what, difference.old, difference.new] for difference in differences])
+    return Table(
+        columns, [[difference.what, difference.old, difference.new] for difference in differences]
+    )

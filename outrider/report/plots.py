@@ -24,10 +24,12 @@ Point = tuple[float | None, float | None, float | None]  # value, low, high
 
 def finite(values: Sequence[float | None] | None, count: int) -> list[float | None]:
     """`count` values; None where there is no value, or no drawable one."""
-    found = list(values) if values is not None else [None] * count
-    if len(found) != count:
-        raise ValueError(f"{len(found)} values over {count} of x")
-    return [None if value is None or not math.isfinite(value) else float(value) for value in found]
+    all_values = list(values) if values is not None else [None] * count
+    if len(all_values) != count:
+        raise ValueError(f"{len(all_values)} values over {count} of x")
+    return [
+        None if value is None or not math.isfinite(value) else float(value) for value in all_values
+    ]
 
 
 def short(value: float | None) -> str:
@@ -84,7 +86,8 @@ def numbers(plot: Plot) -> Table:
     ]
     found = [points(series, len(plot.x)) for series in plot.series]
     rows = [
-        [short(x), *(with_interval(*one[row]) for one in found)] for row, x in enumerate(plot.x)
+        [short(x), *(with_interval(*column[row]) for column in found)]
+        for row, x in enumerate(plot.x)
     ]
     return Table(columns, rows)
 

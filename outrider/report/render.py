@@ -51,18 +51,19 @@ def to_keep_in_mind(result: Result) -> list[Block]:
     return [Heading("To keep in mind"), Bullets(result.notes)] if result.notes else []
 
 
-def disturbed(found: Mapping[str, OtherProcesses | None]) -> list[Block]:
+def disturbed(disturbances: Mapping[str, OtherProcesses | None]) -> list[Block]:
     """Runs that had other processes besides them, and how much of the processors those used."""
     bullets = [
-        f"{where}: {one.num_disturbed} of {one.num_runs} runs disturbed (others used more than {one.allowed:.0%} of the "
-        f"processors); others used {one.mean:.0%} on average over all runs, at most {one.highest:.0%}"
+        f"{where}: {processes.num_disturbed} of {processes.num_runs} runs disturbed "
+        f"(others used more than {processes.allowed:.0%} of the "
+        f"processors); others used {processes.mean:.0%} on average over all runs, at most {processes.highest:.0%}"
         + (
-            f"; {one.num_repeated} runs are the calmest of several attempts"
-            if one.num_repeated
+            f"; {processes.num_repeated} runs are the calmest of several attempts"
+            if processes.num_repeated
             else ""
         )
-        for where, one in found.items()
-        if one is not None and one.num_disturbed
+        for where, processes in disturbances.items()
+        if processes is not None and processes.num_disturbed
     ]
     if not bullets:
         return []

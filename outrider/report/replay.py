@@ -58,7 +58,9 @@ SPEEDUP: Fact[ReplayedConfiguration] = Fact(
 def document(result: ReplayResult) -> Document:
     """Everything in it is in the result."""
     best = _best(result)
-    marked = frozenset(index for index, one in enumerate(result.configurations) if one is best)
+    marked = frozenset(
+        index for index, configuration in enumerate(result.configurations) if configuration is best
+    )
     facts = COLUMNS if result.costs is None else (*COLUMNS, SPEEDUP)
     blocks: list[Block] = [
         Paragraph(*verdict(result)),
@@ -100,7 +102,9 @@ def verdict(result: ReplayResult) -> tuple[str, Tone]:
 def _best(result: ReplayResult) -> ReplayedConfiguration | None:
     """By predicted speedup, otherwise by tau; of equals the one that drafts less. None where
     nothing drafts."""
-    drafting = [configuration for configuration in result.configurations if configuration.drafter != PLAIN]
+    drafting = [
+        configuration for configuration in result.configurations if configuration.drafter != PLAIN
+    ]
     return max(
         drafting,
         key=lambda one: (_objective(one.overall).value, -one.overall.drafted),
@@ -114,7 +118,9 @@ def _objective(counts: AcceptanceCounts) -> Interval:
 
 def _tasks(result: ReplayResult) -> list[Block]:
     counts = {
-        task: cell.num_texts for configuration in result.configurations for task, cell in configuration.by_task.items()
+        task: cell.num_texts
+        for configuration in result.configurations
+        for task, cell in configuration.by_task.items()
     }
     if len(counts) < 2:
         return []
@@ -123,7 +129,10 @@ def _tasks(result: ReplayResult) -> list[Block]:
         *(Column(f"{task} ({counts[task]})") for task in sorted(counts)),
     ]
     rows = [
-        [configuration.configuration, *(_cell(configuration.by_task[task]) for task in sorted(counts))]
+        [
+            configuration.configuration,
+            *(_cell(configuration.by_task[task]) for task in sorted(counts)),
+        ]
         for configuration in result.configurations
     ]
     return [

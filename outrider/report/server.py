@@ -65,33 +65,39 @@ def blocks(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
     for server in servers:
-        found = server.comparison
-        if found is None or found.speedup is None:
+        comparison = server.comparison
+        if comparison is None or comparison.speedup is None:
             continue
         tone: Tone = (
-            "good" if found.speedup.low > 1 else "bad" if found.speedup.high < 1 else "caution"
+            "good"
+            if comparison.speedup.low > 1
+            else "bad"
+            if comparison.speedup.high < 1
+            else "caution"
         )
-        speedup = interval(found.speedup, "x")
+        speedup = interval(comparison.speedup, "x")
         yield Paragraph(
-            f"{server.label}: {speedup} tokens/s of {found.baseline}, over {found.num_pairs} prompts",
+            f"{server.label}: {speedup} tokens/s of {comparison.baseline}, over {comparison.num_pairs} prompts",
             tone,
         )
-        if found.differing:
+        if comparison.differing:
             yield Paragraph(
-                f"{len(found.differing)} of {found.num_pairs} greedy texts differ (requests "
-                f"{', '.join(found.differing[:SHOWN])}). Between two servers that need not be "
+                f"{len(comparison.differing)} of {comparison.num_pairs} greedy texts differ (requests "
+                f"{', '.join(comparison.differing[:SHOWN])}). Between two servers that need not be "
                 "speculation: another batch, "
                 "kernel or rounding decides near ties too. To know, compare a server with itself.",
                 "caution",
             )
-        elif found.differing is not None:
+        elif comparison.differing is not None:
             yield Paragraph(
-                f"All {found.num_pairs} greedy texts are the same on both servers.", "good"
+                f"All {comparison.num_pairs} greedy texts are the same on both servers.", "good"
             )
 
 
 def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    counted = [(server.label, server.speculation) for server in servers if server.speculation is not None]
+    counted = [
+        (server.label, server.speculation) for server in servers if server.speculation is not None
+    ]
     if not counted:
         yield Paragraph("No server shows speculation counters, so τ and acceptance are unknown.")
         return

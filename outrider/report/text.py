@@ -49,9 +49,9 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def interval(found: Interval | None, unit: str = "") -> str:
+def interval(bounds: Interval | None, unit: str = "") -> str:
     """A number with its interval, or a dash where there is none."""
-    return "-" if found is None else found.words(unit)
+    return "-" if bounds is None else bounds.words(unit)
 
 
 def times(speedup: float | None) -> str:

@@ -83,8 +83,8 @@ def _measured(result: TrainResult) -> Iterator[Block]:
     yield table(order, facts, f"Measured on held-out prompts with {order[-1].configuration}")
 
 
-def _positions(one: HeldOutResult) -> str:
-    return " ".join(f"{count / max(one.steps, 1):.2f}" for count in one.accepted_per_position)
+def _positions(result: HeldOutResult) -> str:
+    return " ".join(f"{count / max(result.steps, 1):.2f}" for count in result.accepted_per_position)
 
 
 def _curves(result: TrainResult) -> Iterator[Block]:
@@ -98,7 +98,9 @@ def _curves(result: TrainResult) -> Iterator[Block]:
             {"held out": {point.step: point.tau for point in points}},
         )
         survival = {
-            f"first {j + 1}": {point.step: point.survival[j] for point in points if j < len(point.survival)}
+            f"first {j + 1}": {
+                point.step: point.survival[j] for point in points if j < len(point.survival)
+            }
             for j in range(max(len(point.survival) for point in points))
         }
         yield curves(

@@ -54,11 +54,11 @@ def _tried(result: TuneResult) -> list[str]:
     ]
 
 
-def _sentence(one: Recommendation) -> Paragraph:
-    where = "" if one.task == "all" else f"For {one.task}: "
-    if not one.speculate:
-        return Paragraph(f"{where}do not speculate: {one.reason}.", "caution")
-    return Paragraph(f"{where}use {one.configuration}: {one.reason}.", "good")
+def _sentence(choice: Recommendation) -> Paragraph:
+    where = "" if choice.task == "all" else f"For {choice.task}: "
+    if not choice.speculate:
+        return Paragraph(f"{where}do not speculate: {choice.reason}.", "caution")
+    return Paragraph(f"{where}use {choice.configuration}: {choice.reason}.", "good")
 
 
 def _confirmed(result: TuneResult) -> list[Block]:
@@ -68,8 +68,8 @@ def _confirmed(result: TuneResult) -> list[Block]:
     best = next(
         (
             index
-            for index, one in enumerate(order)
-            if one.configuration == result.recommendations[0].configuration
+            for index, summary in enumerate(order)
+            if summary.configuration == result.recommendations[0].configuration
         ),
         None,
     )
@@ -157,7 +157,12 @@ def _length_plot(result: TuneResult) -> list[Block]:
 def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
     alpha = next(
-        (forecast.break_even_alpha for forecast in result.forecasts if forecast.configuration == best), None
+        (
+            forecast.break_even_alpha
+            for forecast in result.forecasts
+            if forecast.configuration == best
+        ),
+        None,
     )
     if alpha is None:
         return []
@@ -211,10 +216,10 @@ def _schedule(result: TuneResult) -> list[Block]:
 
 def _lengths(result: TuneResult) -> list[Block]:
     """The behaviour of a server that loads the settings."""
-    found = result.lengths_by_load()
-    if not found:
+    lengths = result.lengths_by_load()
+    if not lengths:
         return []
-    words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in found]
+    words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in lengths]
     configuration = result.recommendations[0].configuration
     return [
         Paragraph(
@@ -239,7 +244,9 @@ def _advice(result: TuneResult) -> list[Block]:
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
 
 
-def _same(result: TuneResult, one: Confirmed) -> str:
+def _same(result: TuneResult, summary: Confirmed) -> str:
     if result.tried.temperature > 0:
         return "-"
-    return "yes" if one.identical == one.texts else f"no ({one.identical}/{one.texts})"
+    return (
+        "yes" if summary.identical == summary.texts else f"no ({summary.identical}/{summary.texts})"
+    )

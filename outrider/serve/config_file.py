@@ -75,7 +75,7 @@ def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[di
 
 
 def _model(table: dict[str, Any], where: str) -> ServedModel:
-    own, engine, options = (
+    served, engine, options = (
         {name: table[name] for name in _names(kind) if name in table}
         for kind in (ServedModel, EngineSettings, Options)
     )
@@ -86,11 +86,11 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
     if "target" not in options:
         raise ConfigError(f"{where}: 'target' is missing: 'demo', a folder or a hub id")
     options.pop("max_num_seqs", None)  # the engine's
-    made = {
+    records = {
         "options": _made(Options, options, where),
         "engine": _made(EngineSettings, engine, where),
     }
-    return _made(ServedModel, {"name": options["target"], **own, **made}, where)
+    return _made(ServedModel, {"name": options["target"], **served, **records}, where)
 
 
 def _names(kind: type) -> list[str]:

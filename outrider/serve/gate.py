@@ -179,8 +179,8 @@ class _Counting:
             self.begun = True
             self._metrics.answered(route, message["status"])
             self._notify(message["status"])
-            own = [*ignored_headers(self._scope), *id_headers(self._identity)]
-            message = {**message, "headers": [*message.get("headers", ()), *own]}
+            own_headers = [*ignored_headers(self._scope), *id_headers(self._identity)]
+            message = {**message, "headers": [*message.get("headers", ()), *own_headers]}
         await self._send(message)
 
     def _notify(self, status: int) -> None:

@@ -132,9 +132,9 @@ class IgnoredLog:
 def ignored_fields(request: Request, log: IgnoredLog, body: Body) -> IgnoredFields:
     """Take them out of a body. The answer to `request` will name them, and those that are added
     later."""
-    request.state.ignored = found = IgnoredFields(log)
-    found.add(body.take_unknown())
-    return found
+    request.state.ignored = ignored = IgnoredFields(log)
+    ignored.add(body.take_unknown())
+    return ignored
 
 
 def ignored_headers(scope: MutableMapping[str, Any]) -> list[tuple[bytes, bytes]]:

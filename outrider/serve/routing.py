@@ -89,28 +89,28 @@ async def choose(state: ServerState, asked: RequestFacts, num_requests: int, rea
 
 def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None, Served]]:
     """The rules and models that may answer, as the prompt's length will decide; None: by no rule."""
-    found: list[tuple[Rule | None, Served]] = []
+    rules: list[tuple[Rule | None, Served]] = []
     for rule in _candidates(state.settings.rules, asked):
         name = rule.to or asked.model
         # else a rule about drafting, for a name that another rule leads on
         if name in state.models:
-            found.append((rule, state.models[name]))
+            rules.append((rule, state.models[name]))
             if not rule.needs_length:
-                return found
+                return rules
     if asked.model in state.models:
-        found.append((None, state.models[asked.model]))
-    return found
+        rules.append((None, state.models[asked.model]))
+    return rules
 
 
 def _candidates(rules: Iterable[Rule], asked: RequestFacts) -> list[Rule]:
     """Rules that may decide, in order: those with a length to check, up to the first without."""
-    found = []
+    candidates = []
     for rule in rules:
         if rule.fits(asked):
-            found.append(rule)
+            candidates.append(rule)
             if not rule.needs_length:
                 break
-    return found
+    return candidates
 
 
 def _check_room(possible: Iterable[Served], num_requests: int) -> None:
@@ -124,4 +124,6 @@ def _check_room(possible: Iterable[Served], num_requests: int) -> None:
         else:
             return
     if refusals:
-        raise next((refusal for refusal in refusals if isinstance(refusal, QueueFullError)), refusals[0])
+        raise next(
+            (refusal for refusal in refusals if isinstance(refusal, QueueFullError)), refusals[0]
+        )

@@ -100,10 +100,12 @@ class ServerState:
     @property
     def names(self) -> list[str]:
         """The names that a client may ask for: models, and names that only routes know."""
-        own = list(self.models)
-        return own + list(
+        models = list(self.models)
+        return models + list(
             dict.fromkeys(
-                r.model for r in self.settings.rules if r.model is not None and r.model not in own
+                r.model
+                for r in self.settings.rules
+                if r.model is not None and r.model not in models
             )
         )
 

@@ -374,7 +374,8 @@ class BenchResult(Result):
             for cell in self.cells
             for configuration in cell.configurations
             for found in _comparables(
-                f"{cell.label}: {self.configurations[configuration.configuration].label}", configuration
+                f"{cell.label}: {self.configurations[configuration.configuration].label}",
+                configuration,
             )
         ] + [
             Comparable(
@@ -385,12 +386,12 @@ class BenchResult(Result):
         ]
 
 
-def _comparables(label: str, one: Measured) -> Iterator[Comparable]:
-    if one.tokens_per_s is not None:
-        yield Comparable(f"{label}: tokens/s", one.tokens_per_s, True, "tokens/s")
-    for name, found in (("speedup", one.speedup), ("end-to-end speedup", one.end_to_end)):
-        if found is not None:
-            yield Comparable(f"{label}: {name}", found, True, "x")
-    if one.identity is not None:
-        share = one.identity.num_identical / one.identity.num_compared
+def _comparables(label: str, result: Measured) -> Iterator[Comparable]:
+    if result.tokens_per_s is not None:
+        yield Comparable(f"{label}: tokens/s", result.tokens_per_s, True, "tokens/s")
+    for name, interval in (("speedup", result.speedup), ("end-to-end speedup", result.end_to_end)):
+        if interval is not None:
+            yield Comparable(f"{label}: {name}", interval, True, "x")
+    if result.identity is not None:
+        share = result.identity.num_identical / result.identity.num_compared
         yield Comparable(f"{label}: identical texts", share, True, scale="difference")

@@ -164,13 +164,13 @@ def _times(traces: Sequence[Trace], wall_s: float) -> dict[str, float]:
     return {phase: max(total[phase], 0.0) / len(traces) for phase in ("prompt", *PHASES)}
 
 
-def _parting(plain: Sequence[int], own: Sequence[int]) -> Parting | None:
-    if list(plain) == list(own):
+def _parting(plain: Sequence[int], text: Sequence[int]) -> Parting | None:
+    if list(plain) == list(text):
         return None
-    both = enumerate(zip(plain, own, strict=False))
-    index = next((at for at, (a, b) in both if a != b), min(len(plain), len(own)))
+    both = enumerate(zip(plain, text, strict=False))
+    index = next((at for at, (a, b) in both if a != b), min(len(plain), len(text)))
     return Parting(
         position=index,
         plain=list(plain[index : index + SHOWN]),
-        own=list(own[index : index + SHOWN]),
+        own=list(text[index : index + SHOWN]),
     )

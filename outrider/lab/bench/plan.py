@@ -62,10 +62,14 @@ class Plan:
     @property
     def all_configurations(self) -> list[Configuration]:
         """All configurations, baselines first."""
-        wanted = [configuration for configuration in self.configurations if not configuration.is_plain]
-        baselines = [baseline_of(one) for one in wanted] or [Configuration()]
+        wanted = [
+            configuration for configuration in self.configurations if not configuration.is_plain
+        ]
+        baselines = [baseline_of(drafter) for drafter in wanted] or [Configuration()]
         everyone = [*sorted(baselines, key=lambda one: one.label), *wanted]
-        return [one for number, one in enumerate(everyone) if one not in everyone[:number]]
+        return [
+            drafter for number, drafter in enumerate(everyone) if drafter not in everyone[:number]
+        ]
 
     def params(
         self, temperature: float, prompt: int, turn: int, max_tokens: int | None = None
@@ -84,17 +88,19 @@ class Plan:
         first batch size."""
         shapes: list[tuple[int, int | None]] = [(size, None) for size in self.batch_sizes]
         shapes += [(self.batch_sizes[0], length) for length in self.context_lengths]
-        found = [
+        keys = [
             CellKey(task, t, size, length)
             for task in tasks
             for t in self.temperatures
             for size, length in shapes
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(keys))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, configurations by their labels."""
-        return asdict(self) | {"configurations": [configuration.label for configuration in self.all_configurations]}
+        return asdict(self) | {
+            "configurations": [configuration.label for configuration in self.all_configurations]
+        }
 
     def identity(self) -> dict[str, Any]:
         """The facts that must be the same for a run to continue."""
@@ -131,12 +137,15 @@ class Material:
 
     def prompts(self, key: CellKey) -> list[PreparedPrompt]:
         """The prompts of a cell."""
-        own = self.by_task[key.task]
+        tasks_prompts = self.by_task[key.task]
         length = key.context
         return (
-            own
+            tasks_prompts
             if length is None
-            else [filled(own, number, length, self.first_token) for number in range(len(own))]
+            else [
+                filled(tasks_prompts, number, length, self.first_token)
+                for number in range(len(tasks_prompts))
+            ]
         )
 
 
@@ -183,7 +192,10 @@ def filled(
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
     own = prompts[number]
     head = own.tokens[:1] if own.tokens[0] == first_token else []
-    bodies = [prompt.tokens[1:] if prompt.tokens[0] == first_token else prompt.tokens for prompt in prompts]
+    bodies = [
+        prompt.tokens[1:] if prompt.tokens[0] == first_token else prompt.tokens
+        for prompt in prompts
+    ]
     body = bodies[number]
     room = length - len(head)
     others = [
@@ -230,5 +242,7 @@ def groups(
 
 def digest(workload: Workload) -> str:
     """Name and prompts, for knowing a workload again."""
-    asked = "\n".join(f"{request.id} {request.prompt} {request.messages}" for request in workload.requests)
+    asked = "\n".join(
+        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
+    )
     return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

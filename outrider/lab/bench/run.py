@@ -103,15 +103,15 @@ def plan_identity(
 def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
     key = state.cell_key
     labels = [configuration.label for configuration in rounds.configurations]
-    found: list[Measured] = []
+    results: list[Measured] = []
     ids = [prompt.request.id for prompt in state.prompts]
     for number, configuration in enumerate(rounds.configurations):
-        if not (own := state.of(number)):
+        if not (notes := state.of(number)):
             continue
         baseline = rounds.baselines[number]
-        found.append(
+        results.append(
             measured(
-                own,
+                notes,
                 None if baseline == number else state.of(baseline),
                 target=target,
                 rows=key.batch_size,
@@ -135,7 +135,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         seconds=state.seconds,
         failures={labels[number]: reason for number, reason in state.failures.items()},
         others=others_during(state.notes, plan.max_other_cpu),
-        configurations=found,
+        configurations=results,
     )
 
 

@@ -36,10 +36,10 @@ class Contenders:
     """The configurations of a bench, ready to run, by number. Those that learn are opened afresh
     for every round."""
 
-    def __init__(self, runner: Runner, kept: Mapping[int, Contender]) -> None:
+    def __init__(self, runner: Runner, contenders: Mapping[int, Contender]) -> None:
         self._runner = runner
-        self._kept = dict(kept)
-        self._now = dict(kept)
+        self._kept = dict(contenders)
+        self._now = dict(contenders)
 
     @classmethod
     def open(
@@ -47,18 +47,20 @@ class Contenders:
     ) -> tuple[Contenders, dict[int, str]]:
         """Everyone who can be built, and why the others cannot. Raises what a plain one raises, and
         the first error where none but plain ones are left."""
-        kept: dict[int, Contender] = {}
+        contenders: dict[int, Contender] = {}
         errors: dict[int, OutriderError] = {}
         for number, configuration in enumerate(configurations):
             try:
-                kept[number] = runner.open(configuration)
+                contenders[number] = runner.open(configuration)
             except OutriderError as error:
                 if configuration.is_plain:
                     raise
                 errors[number] = error
-        if errors and all(one.configuration.is_plain for one in kept.values()):
+        if errors and all(contender.configuration.is_plain for contender in contenders.values()):
             raise next(iter(errors.values()))
-        return cls(runner, kept), {number: one_line(error) for number, error in errors.items()}
+        return cls(runner, contenders), {
+            number: one_line(error) for number, error in errors.items()
+        }
 
     @property
     def numbers(self) -> list[int]:
@@ -70,8 +72,8 @@ class Contenders:
 
     def spare(self, number: int) -> Contender:
         """One that may see anything: of those that learn a fresh one, of the others the only one."""
-        own = self._kept[number]
-        return self._runner.open(own.configuration) if own.keeps_learning else own
+        contender = self._kept[number]
+        return self._runner.open(contender.configuration) if contender.keeps_learning else contender
 
     def __getitem__(self, number: int) -> Contender:
         return self._now[number]
@@ -134,8 +136,10 @@ class Rounds:
         self._progress = progress
         self.configurations = plan.all_configurations
         self.baselines = {
-            number: number if one.is_plain else self.configurations.index(baseline_of(one))
-            for number, one in enumerate(self.configurations)
+            number: number
+            if contender.is_plain
+            else self.configurations.index(baseline_of(contender))
+            for number, contender in enumerate(self.configurations)
         }
         self.cells = [CellState(cell_key, material.prompts(cell_key)) for cell_key in keys]
         self._warm: set[str] = set()  # cells that this process has run
@@ -260,7 +264,13 @@ class Rounds:
         for who, of_group in sorted(traces.items()):
             base = None if self.baselines[who] == who else traces[self.baselines[who]]
             found = notes_of(
-                of_group, who, [one.number for one in group], turn, attempts[who], number, base
+                of_group,
+                who,
+                [contender.number for contender in group],
+                turn,
+                attempts[who],
+                number,
+                base,
             )
             for note, trace, prompt in zip(found, of_group, group, strict=True):
                 note.right = prompt.request.is_right(trace.completion.text)
@@ -273,9 +283,12 @@ class Rounds:
         """A run of one configuration on a group, to be called."""
         key = cell.cell_key
         params = [
-            self._plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group
+            self._plan.params(key.temperature, contender.number, turn, contender.max_tokens)
+            for contender in group
         ]
-        return partial(self._field[who].run, [one.tokens for one in group], params, key.batch_size)
+        return partial(
+            self._field[who].run, [contender.tokens for contender in group], params, key.batch_size
+        )
 
     def _teach(
         self, cell: CellState, groups: Sequence[Sequence[PreparedPrompt]], turn: int
@@ -304,7 +317,7 @@ class Rounds:
         for number in self._running(cell):
             if (
                 self.baselines[number] != number
-                and (found := speedup(samples(cell.of(number)))) is not None
+                and (speed := speedup(samples(cell.of(number)))) is not None
             ):
-                words.append(f"{self.configurations[number].label} {found.words('x')}")
+                words.append(f"{self.configurations[number].label} {speed.words('x')}")
         return f"{cell.cell_key.label}: {', '.join(words) or 'no speedup to tell'}"

@@ -36,7 +36,7 @@ MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
 
 
 def measured(
-    own: Sequence[RunNote],
+    notes: Sequence[RunNote],
     plain: Sequence[RunNote] | None,
     *,
     target: TargetInfo,
@@ -49,62 +49,62 @@ def measured(
     """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None
     where it is its own. `same_text`: texts must be the plain ones. `ids`: of requests, by number of
     the prompt."""
-    rate = _tokens_per_s(own)
+    rate = _tokens_per_s(notes)
     roof = roof_tokens_per_s(
-        target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in own])
+        target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in notes])
     )
-    found = Measured(
-        configuration=own[0].configuration,
-        num_runs=len(own),
-        num_tokens=sum(note.tokens for note in own),
-        num_steps=sum(note.steps for note in own),
-        drafted=sum(note.drafted for note in own),
-        tested=sum(note.tested for note in own),
-        accepted=sum(note.accepted for note in own),
-        num_disturbed=sum(note.other_cpu > max_other_cpu for note in own),
-        other_cpu=_mean([note.other_cpu for note in own]),
+    result = Measured(
+        configuration=notes[0].configuration,
+        num_runs=len(notes),
+        num_tokens=sum(note.tokens for note in notes),
+        num_steps=sum(note.steps for note in notes),
+        drafted=sum(note.drafted for note in notes),
+        tested=sum(note.tested for note in notes),
+        accepted=sum(note.accepted for note in notes),
+        num_disturbed=sum(note.other_cpu > max_other_cpu for note in notes),
+        other_cpu=_mean([note.other_cpu for note in notes]),
         tokens_per_s=rate,
-        throughput_tokens_per_s=sum(note.tokens for note in own)
-        / sum(note.wall_s / rows for note in own),
-        ttft_s=Percentiles.of(note.ttft_s for note in own),
+        throughput_tokens_per_s=sum(note.tokens for note in notes)
+        / sum(note.wall_s / rows for note in notes),
+        ttft_s=Percentiles.of(note.ttft_s for note in notes),
         tpot_s=Percentiles.of(
-            note.decode_s / note.decode_tokens for note in own if note.decode_tokens
+            note.decode_s / note.decode_tokens for note in notes if note.decode_tokens
         ),
-        chunk_s=Percentiles.of(gap for note in own for gap in note.gaps_s),
-        time_s={phase: sum(note.time_s[phase] for note in own) for phase in own[0].time_s},
-        acceptance=acceptance(own),
+        chunk_s=Percentiles.of(gap for note in notes for gap in note.gaps_s),
+        time_s={phase: sum(note.time_s[phase] for note in notes) for phase in notes[0].time_s},
+        acceptance=acceptance(notes),
         roof=rate.value / roof if rate is not None and roof else None,
-        accuracy=accuracy(own, plain),
+        accuracy=accuracy(notes, plain),
     )
     if plain is not None:
-        found.speedup = speedup(samples(own))
-        found.end_to_end = speedup(samples(own, end_to_end=True))
-        found.step_s = {**step_seconds(own), **step_seconds(plain)}
-        found.identity = identity(own, ids, tokenizer) if same_text else None
-    return found
+        result.speedup = speedup(samples(notes))
+        result.end_to_end = speedup(samples(notes, end_to_end=True))
+        result.step_s = {**step_seconds(notes), **step_seconds(plain)}
+        result.identity = identity(notes, ids, tokenizer) if same_text else None
+    return result
 
 
-def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:
+def identity(notes: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:
     """Texts against the plain ones of the same round."""
-    partings = [(note.prompt, note.pairing.parting) for note in own if note.pairing is not None]
+    partings = [(note.prompt, note.pairing.parting) for note in notes if note.pairing is not None]
     parted = [(prompt, parting) for prompt, parting in partings if parting is not None]
-    found = Identity(num_compared=len(partings), num_identical=len(partings) - len(parted))
+    result = Identity(num_compared=len(partings), num_identical=len(partings) - len(parted))
     for prompt, parting in parted[:1]:
-        found.first = Divergence(
+        result.first = Divergence(
             **parting.model_dump(),
             prompt=ids[prompt],
             plain_text=decode(tokenizer, parting.plain, special=True),
             own_text=decode(tokenizer, parting.own, special=True),
         )
-    return found
+    return result
 
 
-def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
+def accuracy(notes: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
     """Accuracy in the first round, so that every prompt counts once; None where nothing can be
     graded. Without `plain`: its own."""
-    theirs = {note.prompt: note for note in plain or own if note.round == 0}
+    theirs = {note.prompt: note for note in plain or notes if note.round == 0}
     pairs = [
-        (note, theirs[note.prompt]) for note in own if note.round == 0 and note.prompt in theirs
+        (note, theirs[note.prompt]) for note in notes if note.round == 0 and note.prompt in theirs
     ]
     graded = [(a, b) for a, b in pairs if a.right is not None and b.right is not None]
     if not graded:
@@ -140,21 +140,23 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
     """Median seconds of a step by draft nodes of its widest row, where MIN_STEPS or more were that
     wide."""
-    found: dict[int, list[float]] = {}
+    seconds: dict[int, list[float]] = {}
     for note in notes:
         for width, gap_s in zip(note.widths, note.gaps_s, strict=True):
             if width is not None:
-                found.setdefault(width, []).append(gap_s)
+                seconds.setdefault(width, []).append(gap_s)
     return {
-        width: median(found[width]) for width in sorted(found) if len(found[width]) >= MIN_STEPS
+        width: median(seconds[width])
+        for width in sorted(seconds)
+        if len(seconds[width]) >= MIN_STEPS
     }
 
 
-def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
+def _tokens_per_s(notes: Sequence[RunNote]) -> Interval | None:
     """Tokens per second of a row's decode phase, prompts resampled; an open interval where there
     was one prompt."""
     by_prompt: dict[int, list[RunNote]] = {}
-    for note in own:
+    for note in notes:
         if note.decode_tokens:
             by_prompt.setdefault(note.prompt, []).append(note)
     if not by_prompt:
@@ -204,7 +206,7 @@ class TimedPair:
 def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[TimedPair]:
     """Samples of one configuration; pairs without common tokens after their first steps say
     nothing about decoding."""
-    found = []
+    pairs = []
     for note in notes:
         if (pairing := note.pairing) is None:
             continue
@@ -214,28 +216,30 @@ def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Timed
             else (pairing.plain_s, pairing.own_s)
         )
         if (end_to_end or pairing.tokens) and plain_s > 0 and own_s > 0:
-            found.append(
+            pairs.append(
                 TimedPair(
                     note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None
                 )
             )
-    return found
+    return pairs
 
 
-def speedup(found: Sequence[TimedPair]) -> Interval | None:
+def speedup(pairs: Sequence[TimedPair]) -> Interval | None:
     """Plain / own seconds, each prompt with the mean of its rounds; None without a sample."""
-    if not found:
+    if not pairs:
         return None
-    by_prompt = list(_by_prompt(found).values())
-    plain = [fmean(one.plain_s for one in group) for group in by_prompt]
-    own = [fmean(one.own_s for one in group) for group in by_prompt]
-    groups = {one.group for one in found}
+    by_prompt = list(_by_prompt(pairs).values())
+    plain = [fmean(pair.plain_s for pair in group) for group in by_prompt]
+    prompt_means = [fmean(pair.own_s for pair in group) for group in by_prompt]
+    groups = {pair.group for pair in pairs}
     if len(by_prompt) == 1 or (None not in groups and len(groups) == 1):
-        return Interval.unknown(sum(plain) / sum(own))
-    interval = ratio_of_sums(plain, own)
+        return Interval.unknown(sum(plain) / sum(prompt_means))
+    interval = ratio_of_sums(plain, prompt_means)
     if None in groups:
         return interval
-    return _reaching(interval, [[one for one in found if one.group == group] for group in groups])
+    return _reaching(
+        interval, [[pair for pair in pairs if pair.group == group] for group in groups]
+    )
 
 
 def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Interval:
@@ -249,8 +253,8 @@ def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Inte
     return interval.model_copy(update={"low": low, "high": high})
 
 
-def _by_prompt(found: Sequence[TimedPair]) -> dict[int, list[TimedPair]]:
+def _by_prompt(pairs: Sequence[TimedPair]) -> dict[int, list[TimedPair]]:
     by_prompt: dict[int, list[TimedPair]] = {}
-    for one in found:
-        by_prompt.setdefault(one.prompt, []).append(one)
+    for pair in pairs:
+        by_prompt.setdefault(pair.prompt, []).append(pair)
     return by_prompt

@@ -105,13 +105,15 @@ class SampledDistribution(Section):
         """The smallest total variation that every speculative test of this part finds."""
         tests = [test for test in self.tests if (test.sampler, test.part) == ("speculative", part)]
         known = [test.detectable_total_variation for test in tests]
-        return max((one for one in known if one is not None), default=None)
+        return max((power for power in known if power is not None), default=None)
 
     @property
     def tested_range(self) -> tuple[int, int] | None:
         """The first and the last position that texts tested; None: none was long enough."""
         tests = [test for test in self.tests if test.part == "texts"]
-        return (min(test.first for test in tests), max(test.last for test in tests)) if tests else None
+        return (
+            (min(test.first for test in tests), max(test.last for test in tests)) if tests else None
+        )
 
 
 class CertifyResult(Result):

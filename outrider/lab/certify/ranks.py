@@ -123,8 +123,8 @@ class Ranks:
 
 def _ahead(score: Tensor, tokens: Tensor, lower: Tensor) -> Tensor:
     """(n, V) bool: the tokens of higher score, among equals those of lower id."""
-    own = score.gather(1, tokens[:, None])
-    return (score > own) | ((score == own) & lower)
+    own_score = score.gather(1, tokens[:, None])
+    return (score > own_score) | ((score == own_score) & lower)
 
 
 def _drafted(draft: Draft) -> Iterator[tuple[Tensor, Tensor]]:
@@ -170,8 +170,8 @@ def _corrected(observed: np.ndarray, expected: np.ndarray) -> float:
     num = observed.sum()
     expected = expected * (num / expected.sum())  # the same total to the last bit, as scipy asks
     factor = 1 + (num * (1 / expected).sum() - 1) / (6 * num * (len(observed) - 1))
-    found = stats.power_divergence(observed, expected, lambda_="log-likelihood")
-    return float(found.statistic / factor)
+    divergence = stats.power_divergence(observed, expected, lambda_="log-likelihood")
+    return float(divergence.statistic / factor)
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
@@ -185,18 +185,18 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
     return rejected
 
 
-def detectable(found: GStatistic, level: float, power: float) -> float | None:
+def detectable(statistic: GStatistic, level: float, power: float) -> float | None:
     """The smallest total variation, on average over the draws, that this test at `level` finds with
     probability `power`.
 
     Where distributions leave no choice one wrong token is enough. None: nothing was drawn.
     """
-    if found.num_draws == 0:
+    if statistic.num_draws == 0:
         return None
-    if found.df == 0:
-        return float(1 - (1 - power) ** (1 / found.num_draws))
-    least = noncentrality(found.df, level, power) / (4 * found.num_uncertain)
-    return min(1.0, float(np.sqrt(least))) * found.num_uncertain / found.num_draws
+    if statistic.df == 0:
+        return float(1 - (1 - power) ** (1 / statistic.num_draws))
+    least = noncentrality(statistic.df, level, power) / (4 * statistic.num_uncertain)
+    return min(1.0, float(np.sqrt(least))) * statistic.num_uncertain / statistic.num_draws
 
 
 def noncentrality(df: int, level: float, power: float) -> float:

@@ -284,10 +284,10 @@ def _statistics(
 ) -> Statistics:
     statistics: Statistics = {}
     for band in ranks_of(subject, drawn, params, num_draws, seed):
-        for view, one in band.ranks.tests(tolerated):
-            statistics[Tested("texts", sampler, view, band.first, band.last)] = one
-    for view, one in drawn.drafted.tests():
-        statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = one
+        for view, statistic in band.ranks.tests(tolerated):
+            statistics[Tested("texts", sampler, view, band.first, band.last)] = statistic
+    for view, statistic in drawn.drafted.tests():
+        statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = statistic
     return statistics
 
 
@@ -306,10 +306,10 @@ def judged(statistics: Statistics) -> list[DistributionTest]:
     ]
 
 
-def _judgement(found: SampledDistribution) -> tuple[Status, str]:
-    what = f"{found.num_tokens} tokens in {counted(found.num_texts, 'text')}"
-    rejected = [test for test in found.tests if test.rejected]
-    if plain := [one for one in rejected if one.sampler == "plain"]:
+def _judgement(section: SampledDistribution) -> tuple[Status, str]:
+    what = f"{section.num_tokens} tokens in {counted(section.num_texts, 'text')}"
+    rejected = [test for test in section.tests if test.rejected]
+    if plain := [index for index in rejected if index.sampler == "plain"]:
         return "inconclusive", (
             f"the plain sampler itself deviates at {_where(plain[0])} (p = {plain[0].p_value:.1e})"
         )
@@ -326,11 +326,11 @@ def _judgement(found: SampledDistribution) -> tuple[Status, str]:
                 f"than it reports {beyond}"
             )
         return "failed", f"{what}: {_where(first)} is off the target's distribution {beyond}"
-    if not any(found.origins.get(name) for name in ORIGINS):
+    if not any(section.origins.get(name) for name in ORIGINS):
         return "inconclusive", (
             f"the drafter proposed nothing in {what}; choose prompts it has guesses for"
         )
-    worst = found.finds("texts") or 1.0
+    worst = section.finds("texts") or 1.0
     if worst > WORST_DETECTABLE:
         return "inconclusive", (
             f"{what} are too few: only a total variation of {worst:.2f} would be found; "

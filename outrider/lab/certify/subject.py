@@ -78,12 +78,12 @@ class WatchedDecoder(Decoder):
     @contextmanager
     def observed(self, *observers: StepObserver) -> Iterator[None]:
         """While it lasts, these observers see every step, too."""
-        own = self.observers
+        attached = self.observers
         self.observers = [*self.observers, *observers]
         try:
             yield
         finally:
-            self.observers = own
+            self.observers = attached
 
     @contextmanager
     def watched(self, *observers: StepObserver) -> Iterator[None]:

@@ -124,7 +124,7 @@ def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tup
         ways = f"{counted(len(runs), 'way')} to decode {counted(runs[0].num_prompts, 'prompt')}"
         return "passed", f"{tokens} tokens in {ways}: every token id is plain decoding's"
     parted = f"{missing} of {total} texts differ from plain decoding's"
-    bad = next((one for one in differences if one.cause != "rounding"), None)
+    bad = next((difference for difference in differences if difference.cause != "rounding"), None)
     if bad is None:
         return (
             "inconclusive",

@@ -108,7 +108,7 @@ def difference(
     parting: Departure,
 ) -> TextDifference:
     """Everything about one difference from the expected `text`."""
-    found = TextDifference(
+    parting_text = TextDifference(
         prompt=number,
         run=run,
         position=parting.position,
@@ -122,21 +122,25 @@ def difference(
         cause="state",
     )
     if parting.expected is None or parting.found is None or parting.logits is None:
-        return found
+        return parting_text
     common = text[: parting.position]
     pair = [parting.expected, parting.found]
     reference = teacher_forced(subject.target, [*prompt, *common], len(prompt))
     unit = spacing(float(reference[pair].abs().max()), subject.target.dtype)
     moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
-    found.moved_in_spacings = moved
-    found.gap = _gap(reference, prompt, common, params, *pair)
-    found.gap_in_spacings = None if found.gap is None else found.gap / unit
+    parting_text.moved_in_spacings = moved
+    parting_text.gap = _gap(reference, prompt, common, params, *pair)
+    parting_text.gap_in_spacings = None if parting_text.gap is None else parting_text.gap / unit
     limit = ROUNDING.get(subject.target.dtype, 16.0)
     if parting.choice != parting.found:
-        found.cause = "verifier"
-    elif found.gap is not None and moved <= limit and abs(found.gap) <= 2 * limit * unit:
-        found.cause = "rounding"
-    return found
+        parting_text.cause = "verifier"
+    elif (
+        parting_text.gap is not None
+        and moved <= limit
+        and abs(parting_text.gap) <= 2 * limit * unit
+    ):
+        parting_text.cause = "rounding"
+    return parting_text
 
 
 @torch.inference_mode()
@@ -165,19 +169,19 @@ def _gap(
     common: list[int],
     params: SamplingParams,
     expected: int,
-    found: int,
+    token: int,
 ) -> float | None:
-    """The score of `expected` minus that of `found`: penalties, bias and noise included, filters
+    """The score of `expected` minus that of `token`: penalties, bias and noise included, filters
     not."""
     size = logits.shape[0]
     soft = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     history = History.start([prompt], [common], size)
     sampling = BatchSampling.of([soft], size)
     probs = distribution(logits[None, None], sampling, history, dtype=torch.float64)[0, 0].log()
-    gap = float(probs[expected] - probs[found])
+    gap = float(probs[expected] - probs[token])
     if not params.is_greedy:
         noise = RowStreams(params.seed or 0).gumbel(len(prompt) + len(common), size)
-        gap += params.temperature * float(noise[expected] - noise[found])
+        gap += params.temperature * float(noise[expected] - noise[token])
     return gap if math.isfinite(gap) else None
 
 

@@ -100,8 +100,8 @@ def read_bench(path: Path) -> MeasuredChain:
         chains, key=lambda chain: chain[0].speedup.value if chain[0].speedup is not None else 0.0
     )
     assert measured.acceptance is not None
-    kept = takewhile(lambda share: share is not None, measured.acceptance.conditional)
-    acceptance = [share for share in kept if share is not None]
+    shares = takewhile(lambda share: share is not None, measured.acceptance.conditional)
+    acceptance = [share for share in shares if share is not None]
     source = f"{result.configurations[measured.configuration].label}, {cell.label}"
     if measured.speedup is not None:
         source += f"; measured there: {measured.speedup.words('x')}"

@@ -58,13 +58,13 @@ def advise(result: ExplainResult) -> list[Advice]:
     rules = (_plain, _shorter, _distil, _causes)
     lines = [line for rule in rules for line in rule(result)]
     if not lines:
-        kept = (
+        kept_text = (
             f", {result.accepted / result.tested:.0%} of tested draft tokens kept"
             if result.tested
             else ""
         )
         evidence = (
-            f"{result.tau.value:.2f} tokens a step{kept}; no cause costs {NOTABLE:.0%} of the tokens "
+            f"{result.tau.value:.2f} tokens a step{kept_text}; no cause costs {NOTABLE:.0%} of the tokens "
             "in a way that a setting would change."
         )
         lines = [Advice(title="Nothing stands out", evidence=evidence, tone="good")]

@@ -122,10 +122,10 @@ def _explained(
         step_lengths=[step.taken for step in trace.steps],
     )
     distributions = forced_distributions(built.target.lm, built.decoder.drafter, text)
-    found = account(trace.steps, distributions, is_greedy=params.is_greedy)
-    prompt = add_words(built.target.tokenizer, text, trace.completion.origins, found.places)
+    tally = account(trace.steps, distributions, is_greedy=params.is_greedy)
+    prompt = add_words(built.target.tokenizer, text, trace.completion.origins, tally.places)
     return ReadText(
-        ExplainedText(id=question.id, task=question.task, prompt=prompt, places=found.places),
+        ExplainedText(id=question.id, task=question.task, prompt=prompt, places=tally.places),
         trace,
-        found.ideal,
+        tally.ideal,
     )

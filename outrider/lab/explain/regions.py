@@ -46,14 +46,14 @@ def token_kinds(prompt_end: str, pieces: Sequence[str]) -> list[str]:
     one). `prompt_end`: some text before them, which decides what begins a sentence."""
     labels = character_kinds(prompt_end + "".join(pieces))
     starts = [len(prompt_end) + at for at in accumulate(map(len, pieces), initial=0)]
-    found: list[str] = []
+    kinds: list[str] = []
     for start, piece in zip(starts, pieces, strict=False):
         visible = next((at for at, char in enumerate(piece) if not char.isspace()), None)
         at = start + (visible or 0)
-        found.append(labels[at] if at < len(labels) else "whitespace")
+        kinds.append(labels[at] if at < len(labels) else "whitespace")
         if not piece:  # part of a character that a later token completes
-            found[-1] = labels[start] if start < len(labels) else "punctuation"
-    return found
+            kinds[-1] = labels[start] if start < len(labels) else "punctuation"
+    return kinds
 
 
 def token_sections(prompt_end: str, pieces: Sequence[str]) -> list[str]:
@@ -70,17 +70,17 @@ def token_sections(prompt_end: str, pieces: Sequence[str]) -> list[str]:
 def character_kinds(text: str) -> list[str]:
     """One kind per character."""
     labels = ["whitespace" if char.isspace() else "punctuation" for char in text]
-    for found in _WORD.finditer(text):
-        _fill(labels, found.span(), "name" if _is_name(found[0], text, found.start()) else "word")
-    for found in _NUMBER.finditer(text):
-        if found.start() == 0 or not (
-            text[found.start() - 1].isalnum() and text[found.start()].isdigit()
+    for word in _WORD.finditer(text):
+        _fill(labels, word.span(), "name" if _is_name(word[0], text, word.start()) else "word")
+    for word in _NUMBER.finditer(text):
+        if word.start() == 0 or not (
+            text[word.start() - 1].isalnum() and text[word.start()].isdigit()
         ):
-            _fill(labels, found.span(), "number")
-    quoted = (found.span() for pattern in (_QUOTED, _FENCE) for found in pattern.finditer(text))
+            _fill(labels, word.span(), "number")
+    quoted = (word.span() for pattern in (_QUOTED, _FENCE) for word in pattern.finditer(text))
     for span in (*_code_lines(text), *quoted):
         _fill(labels, span, "code")
-    for span in (*(found.span() for found in _TOOL.finditer(text)), *_json_spans(text)):
+    for span in (*(word.span() for word in _TOOL.finditer(text)), *_json_spans(text)):
         _fill(labels, span, "tool call")
     return labels
 

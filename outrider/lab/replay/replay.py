@@ -147,19 +147,19 @@ def default_configurations() -> tuple[list[Configuration], list[str]]:
     """Every replayable drafter that needs no option, and a line about each that cannot be
     imported."""
     broken = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
-    found = []
+    configurations = []
     for name in replayable_drafters():
         with contextlib.suppress(OutriderError):  # like retrieval, which needs its corpus
             Configuration(name).parts()
-            found.append(Configuration(name))
-    return found, broken
+            configurations.append(Configuration(name))
+    return configurations, broken
 
 
 def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     """The sum of all of them."""
     total = DecodeStats()
-    for one in stats:
-        total = total.merge(one)
+    for stat in stats:
+        total = total.merge(stat)
     return total
 
 
@@ -308,12 +308,12 @@ def run_replay(
 def _notes(replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
     """Notes for a reader of these numbers."""
     yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
-    if any(one.learns for one in replayed):
+    if any(replay.learns for replay in replayed):
         yield (
             "Some drafters learn from one text for the next; they met the texts in the order of the log, beginning with no "
             "memory."
         )
-    if outside := sum(one.outside_costs for one in replayed):
+    if outside := sum(replay.outside_costs for replay in replayed):
         yield f"{outside} steps drafted more tokens than any that bench timed; their cost is a straight line's guess."
     if log.skipped:
         more = " ..." if len(log.skipped) > SHOWN else ""

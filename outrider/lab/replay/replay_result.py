@@ -60,7 +60,11 @@ class ReplayResult(Result):
         for configuration in self.configurations:
             by_task = configuration.by_task if len(configuration.by_task) > 1 else {}
             for task, counts in {"": configuration.overall, **by_task}.items():
-                label = f"{configuration.configuration} ({task})" if task else configuration.configuration
+                label = (
+                    f"{configuration.configuration} ({task})"
+                    if task
+                    else configuration.configuration
+                )
                 yield Comparable(f"{label}: tau", counts.tau, True)
                 if counts.speedup is not None:
                     yield Comparable(f"{label}: predicted speedup", counts.speedup, True, "x")

@@ -110,7 +110,9 @@ class RequestOptions:
         """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to
         /completions."""
         defaults = SamplingParams()
-        asked = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
+        asked = {
+            setting.name: getattr(self.sampling, setting.name) for setting in fields(SamplingParams)
+        }
         body = {
             name: value
             for name, value in asked.items()

@@ -75,7 +75,9 @@ def parse(page: str, model: str | None = None) -> Reading:
     positions: dict[int, float] = defaultdict(float)
     for (engine, name), samples in series.items():
         wanted = [
-            sample for sample in samples if model is not None and sample[0].get("model_name") == model
+            sample
+            for sample in samples
+            if model is not None and sample[0].get("model_name") == model
         ] or samples
         if engine == owner:
             counters[name] = sum(value for _, value in wanted)

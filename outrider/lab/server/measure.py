@@ -156,7 +156,7 @@ class _Server:
         except ServerError as error:
             cold = None
             self.notes.append(str(error))
-        asking = (self.client.ask(one, *short.body(one, self.model)) for one in asked)
+        asking = (self.client.ask(request, *short.body(request, self.model)) for request in asked)
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         answers = [outcome for outcome in outcomes if isinstance(outcome, MeasuredAnswer)]
         if not answers and isinstance(outcomes[0], BaseException):

@@ -63,15 +63,15 @@ def confirmation(
         max_other_cpu=MAX_OTHER_CPU,
     )
     known = {
-        one.id: PreparedPrompt(
-            WorkloadRequest(one.id, one.id, task=one.task),
-            one.tokens,
-            one.params.required_max_tokens,
+        entry.id: PreparedPrompt(
+            WorkloadRequest(entry.id, entry.id, task=entry.task),
+            entry.tokens,
+            entry.params.required_max_tokens,
             number,
         )
-        for number, one in enumerate(prompts)
+        for number, entry in enumerate(prompts)
     }
-    turns = [known[one.id] for several in rounds_of(prompts) for one in several]
+    turns = [known[entry.id] for several in rounds_of(prompts) for entry in several]
     contenders, errors = Contenders.open(runner, plan.all_configurations)
     failures = {plan.all_configurations[number].label: why for number, why in errors.items()}
     return Rounds(
@@ -85,9 +85,10 @@ def summarise(rounds: Rounds) -> list[Confirmed]:
     (cell,) = rounds.cells
     tasks = {prompt.number: prompt.request.task for prompt in cell.prompts}
     confirmed = [
-        _confirmed(one, cell.of(number), tasks) for number, one in enumerate(rounds.configurations)
+        _confirmed(summary, cell.of(number), tasks)
+        for number, summary in enumerate(rounds.configurations)
     ]
-    return [one for one in confirmed if one is not None]
+    return [summary for summary in confirmed if summary is not None]
 
 
 def _confirmed(
@@ -105,7 +106,7 @@ def _confirmed(
     return Confirmed(
         configuration=configuration.label,
         speedup=whole,
-        by_task={task: one for task, one in by_task.items() if one is not None},
+        by_task={task: members for task, members in by_task.items() if members is not None},
         tokens_per_s=sum(note.decode_tokens for note in notes)
         / sum(note.decode_s for note in notes),
         tau=sum(note.tokens for note in notes) / sum(note.steps for note in notes),

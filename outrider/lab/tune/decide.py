@@ -21,17 +21,17 @@ BY_FAR = 0.05
 
 
 def recommendations(
-    found: Findings, configurations: Sequence[Configuration], draft: str | None
+    findings: Findings, configurations: Sequence[Configuration], draft: str | None
 ) -> list[Recommendation]:
     """First for all traffic, then for each task that wants something else. `configurations`: all
     that were confirmed."""
     known = {configuration.label: configuration for configuration in configurations}
-    first = _recommend(ALL, found, known, draft)
+    first = _recommend(ALL, findings, known, draft)
     others = []
-    for task in found.shares if len(found.shares) > 1 else ():
-        if not (measured := _speedups(task, found)):
+    for task in findings.shares if len(findings.shares) > 1 else ():
+        if not (measured := _speedups(task, findings)):
             continue  # before its first prompt was run: the advice for all traffic stands
-        recommended = _recommend(task, found, known, draft)
+        recommended = _recommend(task, findings, known, draft)
         speedups = measured | {PLAIN: Interval(value=1.0, low=1.0, high=1.0)}
         gain = speedups[recommended.configuration].value
         before = speedups.get(first.configuration)
@@ -42,11 +42,11 @@ def recommendations(
     return [first, *others]
 
 
-def _speedups(task: str, found: Findings) -> dict[str, Interval]:
+def _speedups(task: str, findings: Findings) -> dict[str, Interval]:
     return {
-        one.configuration: speedup
-        for one in found.confirmed
-        if (speedup := one.of_task(task)) is not None
+        summary.configuration: speedup
+        for summary in findings.confirmed
+        if (speedup := summary.of_task(task)) is not None
     }
 
 
@@ -60,13 +60,17 @@ def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str
 
 
 def _recommend(
-    task: str, found: Findings, known: dict[str, Configuration], draft: str | None
+    task: str, findings: Findings, known: dict[str, Configuration], draft: str | None
 ) -> Recommendation:
-    speedups = _speedups(task, found)
+    speedups = _speedups(task, findings)
     if not speedups:
         forecasts = {
-            **found.overall,
-            **{forecast.configuration: forecast.speedup for forecast in found.forecasts if forecast.task == task},
+            **findings.overall,
+            **{
+                forecast.configuration: forecast.speedup
+                for forecast in findings.forecasts
+                if forecast.task == task
+            },
         }
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
         reason = "nothing could be confirmed by measurement"
@@ -88,7 +92,7 @@ def _recommend(
         options=known[best].options(draft),
         speedup=gain,
         reason=f"{best} reaches {gain.words('x plain decoding')}",
-        family=found.family_of.get(best, ""),
+        family=findings.family_of.get(best, ""),
     )
 
 

@@ -52,7 +52,7 @@ def default_space(options: SpaceOptions) -> list[Family]:
     """Everything that takes part by itself; of it, where `options.drafters` names some, only these,
     and those among them that take part when they are named: universal drafts and third parties'
     drafters."""
-    found = [
+    families = [
         *_draft_model(options),
         *(family for head in options.heads for family in _head(head, options)),
         *_composite(options),
@@ -60,16 +60,18 @@ def default_space(options: SpaceOptions) -> list[Family]:
         *_own_weights(options),
     ]
     if options.drafters:
-        there = {family.configuration.drafter for family in found}
-        found = [family for family in found if family.configuration.drafter in options.drafters]
-        found += _when_named(sorted(options.drafters - there), options)
-    return found
+        there = {family.configuration.drafter for family in families}
+        families = [
+            family for family in families if family.configuration.drafter in options.drafters
+        ]
+        families += _when_named(sorted(options.drafters - there), options)
+    return families
 
 
 def exit_layers(num_layers: int) -> list[int]:
     """Layers that drafts stop after, of a target with this many."""
-    found = {max(1, round(share * num_layers)) for share in EXITS}
-    return sorted(layer for layer in found if layer < num_layers)
+    layers = {max(1, round(share * num_layers)) for share in EXITS}
+    return sorted(layer for layer in layers if layer < num_layers)
 
 
 # ---------------------------------------------------------------- drafts from laws
@@ -101,15 +103,15 @@ def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
 
 
 def _chains(
-    drafter: str, sizes: Sequence[int], options: SpaceOptions, **own: Any
+    drafter: str, sizes: Sequence[int], options: SpaceOptions, **part_options: Any
 ) -> Iterator[Family]:
-    yield Family.of(drafter, sizes, **own)
+    yield Family.of(drafter, sizes, **part_options)
     if options.is_sampled:
-        yield Family.of(drafter, sizes, verifier="gumbel", **own)
+        yield Family.of(drafter, sizes, verifier="gumbel", **part_options)
 
 
 def _trees(
-    drafter: str, shapes: Iterable[str], options: SpaceOptions, **own: Any
+    drafter: str, shapes: Iterable[str], options: SpaceOptions, **part_options: Any
 ) -> Iterator[Family]:
     """Placed in each of these shapes; sampled rows also drawn, and placed by the noise that they
     are verified with."""
@@ -119,23 +121,35 @@ def _trees(
     sizes = _tree_sizes(options)
     for shape in shapes:
         yield Family.of(
-            drafter, sizes, nested=False, tree=shape, **(PLACED if usually_drawn else {}), **own
+            drafter,
+            sizes,
+            nested=False,
+            tree=shape,
+            **(PLACED if usually_drawn else {}),
+            **part_options,
         )
     if options.is_sampled:
         yield Family.of(
-            drafter, sizes, nested=False, tree="sequoia", **({} if usually_drawn else DRAWN), **own
+            drafter,
+            sizes,
+            nested=False,
+            tree="sequoia",
+            **({} if usually_drawn else DRAWN),
+            **part_options,
         )
-        yield Family.of(drafter, sizes, nested=False, verifier="gumbel", tree="best-first", **own)
+        yield Family.of(
+            drafter, sizes, nested=False, verifier="gumbel", tree="best-first", **part_options
+        )
 
 
-def _planned_tree(drafter: str, options: SpaceOptions, **own: Any) -> Iterator[Family]:
+def _planned_tree(drafter: str, options: SpaceOptions, **part_options: Any) -> Iterator[Family]:
     """Medusa's own shape, planned by the accuracies of its heads."""
     if options.trees:
         sizes = _tree_sizes(options)
-        yield Family.of(drafter, sizes, nested=False, tree="medusa", **own)
+        yield Family.of(drafter, sizes, nested=False, tree="medusa", **part_options)
         if options.is_sampled:
             other = PLACED if options.temperature >= USUALLY_DRAWN else DRAWN
-            yield Family.of(drafter, sizes, nested=False, tree="medusa", **other, **own)
+            yield Family.of(drafter, sizes, nested=False, tree="medusa", **other, **part_options)
 
 
 def _composite(options: SpaceOptions) -> Iterator[Family]:

@@ -98,8 +98,8 @@ def overall(forecasts: Sequence[Forecast], shares: Mapping[str, float]) -> dict[
     A configuration that was not forecast for every task is left out.
     """
     by_label: dict[str, dict[str, float]] = {}
-    for one in forecasts:
-        by_label.setdefault(one.configuration, {})[one.task] = one.speedup
+    for prediction in forecasts:
+        by_label.setdefault(prediction.configuration, {})[prediction.task] = prediction.speedup
     return {
         label: 1 / sum(share / speedups[task] for task, share in shares.items())
         for label, speedups in by_label.items()
@@ -143,7 +143,9 @@ def best_at(
     return LoadStep(
         batch_size=batch_size,
         configuration=best,
-        size=next((one.size for one in forecasts if one.configuration == best), 0),
+        size=next(
+            (prediction.size for prediction in forecasts if prediction.configuration == best), 0
+        ),
         tokens_per_s=plain * speedup,
         plain_tokens_per_s=plain,
         speedup=speedup,

@@ -120,18 +120,20 @@ class Engine:
     notes: Callable[[Choice], Iterable[str]]
     trees: Collection[str] = ()  # drafters of which it has best-first trees
 
-    def lacks(self, one: Configuration) -> str:
+    def lacks(self, configuration: Configuration) -> str:
         """Why it cannot draft so; "" where it can. Of a composite it must have all parts."""
-        choice_tree = str(one.drafter_options.get("tree", "chain"))
+        choice_tree = str(configuration.drafter_options.get("tree", "chain"))
         is_tree = choice_tree not in ("chain", "False", "false")
-        parts = str(one.drafter_options.get("parts", "draft-model,suffix")).split(",")
-        if one.drafter == EARLY_EXIT and "head" in one.drafter_options:
+        parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
+        if configuration.drafter == EARLY_EXIT and "head" in configuration.drafter_options:
             return "which no other program reads"
-        if one.drafter not in self.drafters:
-            return f"which it does not have ({one.drafter})"
-        if is_tree and not (choice_tree == "best-first" and one.drafter in self.trees):
+        if configuration.drafter not in self.drafters:
+            return f"which it does not have ({configuration.drafter})"
+        if is_tree and not (choice_tree == "best-first" and configuration.drafter in self.trees):
             return "whose trees it does not have"
-        if one.drafter == "composite" and not all(part.strip() in LOOKUPS for part in parts):
+        if configuration.drafter == "composite" and not all(
+            part.strip() in LOOKUPS for part in parts
+        ):
             return "of whose parts it has look-ups alone"
         return ""
 
@@ -139,7 +141,7 @@ class Engine:
 def launch_lines(result: TuneResult) -> list[Words]:
     """One entry an engine, about all traffic."""
     first = result.recommendations[0]
-    measured = {one.configuration: one.speedup.value for one in result.confirmed}
+    measured = {summary.configuration: summary.speedup.value for summary in result.confirmed}
     known = {**result.overall_speedup, **measured}
     order = sorted(known, key=lambda label: (label in measured, known[label], label), reverse=True)
     paying = [label for label in order if known[label] > 1]

@@ -110,7 +110,7 @@ def run_tune(
         progress.say(
             f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm"
         )
-        found = Tuner(runner, families, plan, journal, progress).run()
+        findings = Tuner(runner, families, plan, journal, progress).run()
     tried = Tried(
         temperature=request.sampling.temperature,
         max_new_tokens=request.sampling.required_max_tokens,
@@ -125,7 +125,7 @@ def run_tune(
         model_options=_plain_options(options),
     )
     result = summarise_tuning(
-        found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes]
+        findings, families, plan, tried, [*workload.notes, *runner.models.notes, *notes]
     )
     result.advice = launch_lines(result)
     return result
@@ -185,9 +185,9 @@ def gather_samples(
         per_task=request.prompts,
     )
     samples = []
-    for number, one in enumerate(prepared.prompts):
-        params = replace(request.sampling, max_tokens=one.max_tokens, seed=request.seed + number)
-        samples.append(Sample(one.request.id, one.request.task, one.tokens, params))
+    for number, prompt in enumerate(prepared.prompts):
+        params = replace(request.sampling, max_tokens=prompt.max_tokens, seed=request.seed + number)
+        samples.append(Sample(prompt.request.id, prompt.request.task, prompt.tokens, params))
     if min(_count(samples).values()) < 2 * MIN_PROBED:
         raise ConfigError(
             f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; "
@@ -240,39 +240,39 @@ def _identity(
 
 
 def summarise_tuning(
-    found: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, notes: list[str]
+    findings: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, notes: list[str]
 ) -> TuneResult:
     """Everything a report or another program may want."""
-    costs = step_costs(found.plain, plan.batch_size)
+    costs = step_costs(findings.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
     failed = [
         f"{label} could not be confirmed: {why}"
-        for label, why in found.failures.items()
-        if label in found.family_of
+        for label, why in findings.failures.items()
+        if label in findings.family_of
     ]
     return TuneResult(
-        notes=[*notes, *failed, *_cut_short(found, plan)],
-        interrupted=found.interrupted,
+        notes=[*notes, *failed, *_cut_short(findings, plan)],
+        interrupted=findings.interrupted,
         tried=tried,
-        families=[_family(family, found) for family in families],
+        families=[_family(family, findings) for family in families],
         plain_step_s=plain_step_s,
-        forecasts=found.forecasts,
-        overall_speedup=found.overall,
-        confirmed=found.confirmed,
-        others=found.others,
-        recommendations=recommendations(found, found.finalists, tried.draft),
-        schedule=found.schedule,
-        by_load=found.by_load,
-        seconds=found.seconds_spent,
+        forecasts=findings.forecasts,
+        overall_speedup=findings.overall,
+        confirmed=findings.confirmed,
+        others=findings.others,
+        recommendations=recommendations(findings, findings.finalists, tried.draft),
+        schedule=findings.schedule,
+        by_load=findings.by_load,
+        seconds=findings.seconds_spent,
     )
 
 
-def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
+def _cut_short(findings: Findings, plan: TunePlan) -> list[str]:
     """A warning about advice that rests on less than half of the prompts there should have been
     time for."""
-    run = max((one.texts for one in found.confirmed), default=0)
+    run = max((summary.texts for summary in findings.confirmed), default=0)
     wanted = min(MIN_PROMPTS, len(plan.confirm))
-    if found.interrupted or not 0 < 2 * run < wanted:
+    if findings.interrupted or not 0 < 2 * run < wanted:
         return []
     return [
         f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took "
@@ -281,15 +281,15 @@ def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
     ]
 
 
-def _family(family: Family, found: Findings) -> FamilySummary:
-    probe = found.probes.get(family.label)
+def _family(family: Family, findings: Findings) -> FamilySummary:
+    probe = findings.probes.get(family.label)
     if probe is None:
         return FamilySummary(
             family=family.label,
             survival={},
             step_s={},
             seconds=0.0,
-            failure=found.failures.get(family.label, "not run"),
+            failure=findings.failures.get(family.label, "not run"),
         )
     costs = step_costs(probe)
     times = (

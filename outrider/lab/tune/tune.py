@@ -115,27 +115,27 @@ class Tuner:
         Raises OutriderError only where plain decoding itself fails.
         """
         self._progress.stage("probing plain decoding", 1)
-        found = Findings(plain=self._probe(PLAIN_FAMILY))
-        steps = {task: len(notes) for task, notes in found.plain.steps.items()}
-        found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
+        findings = Findings(plain=self._probe(PLAIN_FAMILY))
+        steps = {task: len(notes) for task, notes in findings.plain.steps.items()}
+        findings.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
         began = time.perf_counter()
-        self._probe_all(found)
-        for label, probe in found.probes.items():
-            found.forecasts += self._forecasts_of(found, self._families[label], probe)
-        found.overall = overall(found.forecasts, found.shares)
+        self._probe_all(findings)
+        for label, probe in findings.probes.items():
+            findings.forecasts += self._forecasts_of(findings, self._families[label], probe)
+        findings.overall = overall(findings.forecasts, findings.shares)
         try:
-            self._confirm(found)
-            self._load(found)
+            self._confirm(findings)
+            self._load(findings)
         except KeyboardInterrupt:
-            found.interrupted = True
-        found.seconds_spent = time.perf_counter() - began
-        return found
+            findings.interrupted = True
+        findings.seconds_spent = time.perf_counter() - began
+        return findings
 
     # ---------------------------------------------------------------- stages
 
-    def _probe_all(self, found: Findings) -> None:
+    def _probe_all(self, findings: Findings) -> None:
         """Families for which no time is left are named, and not probed."""
-        max_s = max(len(self._families) * found.plain.seconds / GIVE_UP, MIN_PROBING_S)
+        max_s = max(len(self._families) * findings.plain.seconds / GIVE_UP, MIN_PROBING_S)
         self._progress.stage("probing families", len(self._families), max_s)
         until = time.perf_counter() + max_s
         for label, family in self._families.items():
@@ -144,65 +144,65 @@ class Tuner:
                     raise OutriderError(
                         "no time was left to probe it (--drafters NAME,... probes only some)"
                     )
-                found.probes[label] = self._probe(
-                    family, partial(self._is_enough, found, family, until)
+                findings.probes[label] = self._probe(
+                    family, partial(self._is_enough, findings, family, until)
                 )
             except OutriderError as error:
-                found.failures[label] = str(error)
+                findings.failures[label] = str(error)
             self._progress.advance()
 
-    def _is_enough(self, found: Findings, family: Family, until: float, probe: Probe) -> bool:
+    def _is_enough(self, findings: Findings, family: Family, until: float, probe: Probe) -> bool:
         """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may
         be better."""
         if time.perf_counter() >= until:
             return True
-        speedups = overall(self._forecasts_of(found, family, probe), found.shares)
+        speedups = overall(self._forecasts_of(findings, family, probe), findings.shares)
         return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
 
-    def _forecasts_of(self, found: Findings, family: Family, probe: Probe) -> list[Forecast]:
+    def _forecasts_of(self, findings: Findings, family: Family, probe: Probe) -> list[Forecast]:
         costs = step_costs(probe, self._plan.batch_size)
-        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
+        base = plain_tokens_per_s(findings.plain, self._plan.batch_size)
         return forecast(family, probe, costs, base) if costs is not None and base else []
 
-    def _confirm(self, found: Findings) -> None:
-        chosen = self._chosen(found)
+    def _confirm(self, findings: Findings) -> None:
+        chosen = self._chosen(findings)
         if not chosen or not self._plan.confirm:
             return
-        found.finalists = [one for _, one in chosen]
-        found.family_of = {one.label: family.label for family, one in chosen}
+        findings.finalists = [entry for _, entry in chosen]
+        findings.family_of = {entry.label: family.label for family, entry in chosen}
         plan = self._plan
         try:
             rounds, failures = confirmation(
                 self._runner,
-                found.finalists,
+                findings.finalists,
                 plan.confirm,
                 plan.batch_size,
-                self._budget_s(found),
+                self._budget_s(findings),
                 self._journal,
                 self._progress,
             )
         except OutriderError as error:
-            found.failures.update(dict.fromkeys(found.family_of, str(error)))
+            findings.failures.update(dict.fromkeys(findings.family_of, str(error)))
             return
-        found.failures |= failures
+        findings.failures |= failures
         try:
             rounds.run()
         finally:
-            self._judge(found, rounds)
+            self._judge(findings, rounds)
 
-    def _judge(self, found: Findings, rounds: Rounds) -> None:
+    def _judge(self, findings: Findings, rounds: Rounds) -> None:
         """Notes of all runs, or of those before Ctrl-C."""
-        found.confirmed = summarise(rounds)
+        findings.confirmed = summarise(rounds)
         (cell,) = rounds.cells
-        found.others = others_during(cell.notes, MAX_OTHER_CPU)
-        found.failures |= {
+        findings.others = others_during(cell.notes, MAX_OTHER_CPU)
+        findings.failures |= {
             rounds.configurations[number].label: why for number, why in cell.failures.items()
         }
 
-    def _load(self, found: Findings) -> None:
+    def _load(self, findings: Findings) -> None:
         """The two best families at other loads: acceptance is what it was, steps cost what a
         server's start times."""
-        best = self._favourites(found)[:2]
+        best = self._favourites(findings)[:2]
         self._progress.stage("timing other loads", len(self._plan.load_sizes) * len(best))
         for rows in self._plan.load_sizes:
             timed = []
@@ -210,13 +210,13 @@ class Tuner:
                 run = partial(self._runner.step_seconds, family.largest, rows)
                 seconds = self._journal.unit(f"steps {family.label} / {rows}", run)
                 costs = {int(nodes): taken for nodes, taken in seconds.items()}
-                timed.append((family, found.probes[family.label], costs))
-                found.by_load.setdefault(family.label, []).append(
-                    best_at(rows, timed[-1:], found.shares)
+                timed.append((family, findings.probes[family.label], costs))
+                findings.by_load.setdefault(family.label, []).append(
+                    best_at(rows, timed[-1:], findings.shares)
                 )
                 self._progress.advance()
             if timed:
-                found.schedule.append(best_at(rows, timed, found.shares))
+                findings.schedule.append(best_at(rows, timed, findings.shares))
 
     # ---------------------------------------------------------------- parts
 
@@ -233,16 +233,21 @@ class Tuner:
 
         return Probe.model_validate(self._journal.unit(f"probe {family.label}", run))
 
-    def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
+    def _chosen(self, findings: Findings) -> list[tuple[Family, Configuration]]:
         """The finalists: the best member of the best families and of every task, the best nested
         family with a free length."""
-        ranking = self._ranking(found)
+        ranking = self._ranking(findings)
         chosen = ranking[: self._plan.num_finalists]
-        forecasts = [one for one in found.forecasts if one.configuration in found.overall]
-        if len(found.shares) > 1 and forecasts:
-            for task in found.shares:
+        forecasts = [
+            prediction
+            for prediction in findings.forecasts
+            if prediction.configuration in findings.overall
+        ]
+        if len(findings.shares) > 1 and forecasts:
+            for task in findings.shares:
                 best = max(
-                    (one for one in forecasts if one.task == task), key=lambda one: one.speedup
+                    (prediction for prediction in forecasts if prediction.task == task),
+                    key=lambda one: one.speedup,
                 )
                 family = self._families[best.family]
                 chosen.append((family, family.member(best.size)))
@@ -251,41 +256,43 @@ class Tuner:
         )
         if nested is not None:
             chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
-        return list({one.label: (family, one) for family, one in chosen}.values())
+        return list(
+            {prediction.label: (family, prediction) for family, prediction in chosen}.values()
+        )
 
-    def _ranking(self, found: Findings) -> list[tuple[Family, Configuration]]:
+    def _ranking(self, findings: Findings) -> list[tuple[Family, Configuration]]:
         """The best member of every family, by the forecast over the whole workload."""
         members = [
-            (family, one)
+            (family, member)
             for family in self._families.values()
-            for _, one in family.members()
-            if one.label in found.overall
+            for _, member in family.members()
+            if member.label in findings.overall
         ]
         ranking: dict[str, tuple[Family, Configuration]] = {}
-        for family, one in sorted(members, key=lambda pair: -found.overall[pair[1].label]):
-            ranking.setdefault(family.label, (family, one))
+        for family, member in sorted(members, key=lambda pair: -findings.overall[pair[1].label]):
+            ranking.setdefault(family.label, (family, member))
         return list(ranking.values())
 
-    def _budget_s(self, found: Findings) -> float:
+    def _budget_s(self, findings: Findings) -> float:
         """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of
         each task, whatever they left. Forecasts of the best are too high, so no finalist is taken
         to be faster than plain decoding."""
-        probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
-        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares))]
+        probes = sum(probe.seconds for probe in (findings.plain, *findings.probes.values()))
+        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(findings.shares))]
         warming_up = prompts[:1]  # takes as long as one more
-        min_s = found.seconds(
-            self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up]
+        min_s = findings.seconds(
+            self._plan, [PLAIN] * (1 + len(findings.family_of)), [*prompts, *warming_up]
         )
-        return max(self._plan.most_share * found.exhaustive_seconds(self._plan) - probes, min_s)
+        return max(self._plan.most_share * findings.exhaustive_seconds(self._plan) - probes, min_s)
 
-    def _favourites(self, found: Findings) -> list[Family]:
+    def _favourites(self, findings: Findings) -> list[Family]:
         """By what their best fixed length reached; after these, those that were forecast only."""
         fixed = [
-            one
-            for one in found.confirmed
-            if not Configuration.parse(one.configuration).is_automatic
+            summary
+            for summary in findings.confirmed
+            if not Configuration.parse(summary.configuration).is_automatic
         ]
         fixed.sort(key=lambda one: -one.speedup.value)
-        measured = [self._families[found.family_of[one.configuration]] for one in fixed]
-        forecast_only = [family for family, _ in self._ranking(found)]
+        measured = [self._families[findings.family_of[summary.configuration]] for summary in fixed]
+        forecast_only = [family for family, _ in self._ranking(findings)]
         return list({family.label: family for family in (*measured, *forecast_only)}.values())

@@ -90,7 +90,7 @@ class TuneResult(Result):
         table = self.lengths_by_load()
         if len(table) > 1:
             options["num_draft_tokens"] = ",".join(f"{rows}:{nodes}" for rows, nodes in table)
-        by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
+        by_size = {entry.batch_size: self._options_at(entry) for entry in self.schedule}
         return SettingsFile(
             self.tried.target,
             options,
@@ -106,9 +106,9 @@ class TuneResult(Result):
         size = first.options.get("num_draft_tokens")
         if not first.speculate or not isinstance(size, int):
             return []
-        sizes = {one.batch_size: one.size for one in self.by_load.get(first.family, ())} | {
-            self.tried.batch_size: size
-        }
+        sizes = {
+            length.batch_size: length.size for length in self.by_load.get(first.family, ())
+        } | {self.tried.batch_size: size}
         table: list[tuple[int, int]] = []
         for rows in sorted(sizes):
             nodes = min(sizes[rows], table[-1][1]) if table else sizes[rows]
@@ -137,10 +137,10 @@ class TuneResult(Result):
         """Measured speedups."""
         return [
             Comparable(
-                f"{one.configuration}: speedup",
-                one.speedup,
+                f"{summary.configuration}: speedup",
+                summary.speedup,
                 higher_is_better=True,
                 unit="x",
             )
-            for one in self.confirmed
+            for summary in self.confirmed
         ]

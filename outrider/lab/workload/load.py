@@ -71,8 +71,8 @@ class _Part:
 
     def note(self, chosen: Sequence[WorkloadRequest]) -> str:
         """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
-        own = set(map(id, self.requests))
-        facts = [counted(sum(id(request) in own for request in chosen), "prompt")]
+        ids = set(map(id, self.requests))
+        facts = [counted(sum(id(request) in ids for request in chosen), "prompt")]
         if self.bad:
             facts.append(f"{counted(len(self.bad), 'bad line')} skipped")
         return f"{self.origin} ({', '.join(facts)})"
@@ -102,7 +102,7 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         paths = (
             [path] if path is not None else [EMBEDDED / f"{kind}.jsonl" for kind in chosen.embedded]
         )
-        found = _in_turn(
+        requests = _in_turn(
             [
                 _read(one, name, turns, part.bad, chosen if path is not None else None)
                 for one in paths
@@ -110,8 +110,8 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         )
     else:
         path = _existing(name)
-        found = _read(path, path.name, turns, part.bad)
-    part.requests += islice(found, limit)
+        requests = _read(path, path.name, turns, part.bad)
+    part.requests += islice(requests, limit)
     if part.bad and (on_bad == "refuse" or not part.requests):
         head = f"{name} has no usable line, but {counted(len(part.bad), 'bad line')}:"
         if part.requests:

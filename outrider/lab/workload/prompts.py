@@ -66,8 +66,8 @@ def end_of_answer(
     """The token with which a model ends its answer to a request: the chat template's where it is
     used, else the eos_token."""
     by_template = request.messages is not None and chat_template
-    found: int | None = end_of_turn(tokenizer) if by_template else tokenizer.eos_token_id
-    return found
+    end: int | None = end_of_turn(tokenizer) if by_template else tokenizer.eos_token_id
+    return end
 
 
 def fit(tokens: list[int], context: int, max_tokens: int) -> str | None:

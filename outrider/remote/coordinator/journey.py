@@ -237,7 +237,7 @@ class Journey:
 
     def _headers(self) -> dict[str, str]:
         token = self._settings.access.token
-        own = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
         left_out = {
             *NOT_PASSED_ON,
             "host",
@@ -248,7 +248,7 @@ class Journey:
         passed = {
             name: value for name, value in self._asked.headers.items() if name not in left_out
         }
-        return {**passed, **own, ID_HEADER: current_id()["request_id"]}
+        return {**passed, **headers, ID_HEADER: current_id()["request_id"]}
 
     def _body(self) -> bytes:
         if not self._asked.is_resumable:

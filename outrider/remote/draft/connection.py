@@ -105,9 +105,9 @@ class ReplyBox:
         with self._changed:
             if not self._replies and timeout_s > 0:
                 self._changed.wait(timeout_s)
-            found = list(self._replies)
+            replies = list(self._replies)
             self._replies.clear()
-            return found
+            return replies
 
 
 class Connection:

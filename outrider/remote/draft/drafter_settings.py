@@ -61,14 +61,14 @@ class RemoteSettings:
     @property
     def address(self) -> str:
         """The endpoint as it was written. Raises ConfigError where there is none."""
-        found = self.endpoint or os.environ.get(ENDPOINT_VARIABLE)
-        if not found:
+        asked = self.endpoint or os.environ.get(ENDPOINT_VARIABLE)
+        if not asked:
             raise ConfigError(
                 "drafter 'remote' needs to know where the draft service is: --draft-endpoint "
                 "grpc://HOST:PORT "
                 f"(or {ENDPOINT_VARIABLE}), or --draft-endpoint local for one on this machine"
             )
-        return found
+        return asked
 
     @property
     def is_local(self) -> bool:

@@ -184,14 +184,14 @@ class GeneralHost:
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
         draft = proposed(self.drafter, self._rows, wanted)
-        found = drafted_nodes(draft, self._rows)
+        drafts = drafted_nodes(draft, self._rows)
         for index, uid in enumerate(self._uids):
-            if found[index] and (credit := self.drafter.credit(index)) is not None:
+            if drafts[index] and (credit := self.drafter.credit(index)) is not None:
                 tree = list(zip(draft.parent_lists[index], draft.lists[0][index], strict=False))
                 length = len(self._rows[index].tokens)
                 self._pending[uid] = _Proposal(length, tree[: draft.lists[1][index]], credit)
         self._settle()
-        return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
+        return {uid: drafts[index] for index, uid in enumerate(self._uids) if wanted[index]}
 
     def _settle(self) -> None:
         """A step without a draft: the drafter takes in the texts as they are, and counts nothing as

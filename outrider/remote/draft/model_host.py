@@ -191,10 +191,10 @@ class ModelHost:
             if not any(gamma):
                 return {}
             draft = proposed(self.drafter, rows, gamma)
-            found = drafted_nodes(draft, rows)
+            drafts = drafted_nodes(draft, rows)
             if draft.num_nodes:
-                self._commit(uids, rows, draft, found)
-        return {uid: nodes for uid, nodes, count in zip(uids, found, gamma, strict=True) if count}
+                self._commit(uids, rows, draft, drafts)
+        return {uid: nodes for uid, nodes, count in zip(uids, drafts, gamma, strict=True) if count}
 
     def _commit(
         self, uids: list[int], rows: Rows, draft: Draft, found: list[list[messages.Node]]

@@ -245,8 +245,8 @@ class RemoteText:
         """Something came for this base: when it was first asked about; None where that is known
         already. Requests about shorter texts need no answer any more."""
         sent_s = self.asked_s.get(base)
-        for one in [one for one in self.asked_s if one <= base]:
-            del self.asked_s[one]
+        for asked in [asked for asked in self.asked_s if asked <= base]:
+            del self.asked_s[asked]
         return sent_s
 
     def want(self, wanted: int) -> None:

@@ -139,19 +139,19 @@ class HostedTexts:
             if not self._allow(asker):
                 reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--limits max_requests_per_second)"
                 return trouble(request, messages.TROUBLE_BUSY, reason)
-            found = self._commit(asker, stream, request)
-            if isinstance(found, messages.RowReply):
-                if found.trouble == messages.TROUBLE_REFUSED:
+            reply = self._commit(asker, stream, request)
+            if isinstance(reply, messages.RowReply):
+                if reply.trouble == messages.TROUBLE_REFUSED:
                     self._remove(asker, request.row)
-                return found
-            found.asks += 1
-            found.used_at = asker.at
+                return reply
+            reply.asks += 1
+            reply.used_at = asker.at
             nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
-            found.wanted = nodes
+            reply.wanted = nodes
             if not nodes:
-                asker.waiting.pop(found.uid, None)
+                asker.waiting.pop(reply.uid, None)
                 return None
-            asker.waiting[found.uid] = found
+            asker.waiting[reply.uid] = reply
             self._news.notify()
             return None
 

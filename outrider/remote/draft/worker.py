@@ -109,23 +109,23 @@ class Worker:
         began = time.perf_counter()
         try:
             with self._span("draft", [ready[uid] for uid in asks]):
-                found = self._host.propose(asks)
+                drafts = self._host.propose(asks)
         except Exception as error:
             if not isinstance(error, OutriderError):
                 log.exception("a drafting call of %d rows failed", len(asks))
             self._after_failure(ready, asks, error)
             return
         self._counters.seconds.observe(time.perf_counter() - began)
-        self._counters.batch.observe(len(found))
+        self._counters.batch.observe(len(drafts))
         replies = []
         for uid in asks:
-            if uid not in found:
+            if uid not in drafts:
                 self._texts.put_back(ready[uid])
             elif self._texts.fits(
                 ready[uid], self._host.length(uid)
             ):  # the asker takes what its longer text agrees with
-                replies.append((ready[uid], found[uid]))
-                self._counters.drafted.inc(len(found[uid]))
+                replies.append((ready[uid], drafts[uid]))
+                self._counters.drafted.inc(len(drafts[uid]))
             else:
                 self._counters.stale.inc()
         self._reply(replies)

@@ -99,7 +99,7 @@ class ChatChoiceWriter:
         if not parts and has_facts and update.token_ids:
             parts = [{"content": ""}]
         silent = {"logprobs": None}
-        found = [
+        chunks = [
             {
                 "index": self._index,
                 "delta": _sent(part),
@@ -109,8 +109,8 @@ class ChatChoiceWriter:
             for number, part in enumerate(parts)
         ]
         if update.finish is not None:
-            found.append({"index": self._index, "delta": {}, **silent, **self._ending()})
-        return found
+            chunks.append({"index": self._index, "delta": {}, **silent, **self._ending()})
+        return chunks
 
     def _about(self, update: Update) -> dict[str, Any]:
         """The extras that were asked for besides the text."""

@@ -123,7 +123,7 @@ class Dialogue:
         unread = unread_thoughts(body.messages, route.served)
         path = interface.thought
         ignored.add(
-            unread if path is None else (replace(one, path=path, param=path) for one in unread)
+            unread if path is None else (replace(item, path=path, param=path) for item in unread)
         )
         spec = form if use is None else use.spec_beside(form)
         thinking = thinking_in(route.served, body, route.prompts[0], is_held=spec is not None)

@@ -250,12 +250,12 @@ async def predicted_tokens(prediction: Prediction | None, served: Served) -> lis
 def _defaults(route: Route, predicted: list[int] | None) -> dict[str, Any]:
     """A route's defaults of drafter and length do not apply to requests with a prediction, unless
     they switch drafting off."""
-    kept = (
+    needs_default = (
         ("invariant", "lossy")
         if predicted and route.defaults.get("mode") != "off"
         else route.defaults
     )
-    return {name: value for name, value in route.defaults.items() if name in kept}
+    return {name: value for name, value in route.defaults.items() if name in needs_default}
 
 
 def check_prompt(prompt: Sequence[int], served: Served) -> None:

@@ -65,21 +65,21 @@ def place_of(call: Mapping[str, Any], asked: Sequence[InputItem]) -> str:
 
 def _messages(items: Iterable[Message]) -> list[Message]:
     """Items as messages. Successive thoughts, texts and calls of an assistant are one message."""
-    found: list[Message] = []
+    messages: list[Message] = []
     for item in items:
-        last = found[-1] if found and found[-1]["role"] == "assistant" else None
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
         match item["type"]:
             case "reasoning":
-                found.append({"role": "assistant", "content": "", "reasoning": item["text"]})
+                messages.append({"role": "assistant", "content": "", "reasoning": item["text"]})
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 if last is None:
-                    found.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
                 else:
                     last["tool_calls"] = [*last.get("tool_calls", []), call]
             case "function_call_output":
-                found.append(
+                messages.append(
                     {"role": "tool", "tool_call_id": item["call_id"], "content": item["text"]}
                 )
             case _ if (
@@ -90,8 +90,8 @@ def _messages(items: Iterable[Message]) -> list[Message]:
             ):
                 last["content"] = item["text"]
             case _:
-                found.append({"role": item["role"], "content": item["text"]})
-    return found
+                messages.append({"role": item["role"], "content": item["text"]})
+    return messages
 
 
 def _fields(item: InputItem) -> Message:

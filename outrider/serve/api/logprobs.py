@@ -119,10 +119,10 @@ class LogprobLists:
     def _top(self, token: int, logprobs: Logprobs, text: Detokenizer | None) -> dict[str, float]:
         """Up to `count` + 1: the emitted token is always there, and of other tokens with equal
         names the likeliest."""
-        found: dict[str, float] = {}
+        tops: dict[str, float] = {}
         for other, value in logprobs.items():
-            found.setdefault(self._name(other, text), finite(value))
-        return found | {self._name(token, text): finite(logprobs[token])}
+            tops.setdefault(self._name(other, text), finite(value))
+        return tops | {self._name(token, text): finite(logprobs[token])}
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -133,9 +133,9 @@ class ContentEvents:
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
-            found = _object(self._input)
-            self.has_calls = found is not None
-            block["input"] = found or {}
+            arguments = _object(self._input)
+            self.has_calls = arguments is not None
+            block["input"] = arguments or {}
         yield {"type": "content_block_stop", "index": len(self.finished) - 1}
 
     def _grow(self, empty: dict[str, Any], field: str, text: str) -> Iterator[Event]:
@@ -172,10 +172,10 @@ class ContentEvents:
 def _object(text: str) -> dict[str, Any] | None:
     """A tool's input; None where it broke off."""
     try:
-        found = parsed_json(text or "{}")
+        value = parsed_json(text or "{}")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _usage(bill: dict[str, Any]) -> dict[str, Any]:

@@ -33,17 +33,17 @@ class Reasoning:
         added = {
             entry.content: token for token, entry in texts.tokenizer.added_tokens_decoder.items()
         }
-        found = format_of(name, texts.chat_template or "", added)
-        if found is None:
+        marks = format_of(name, texts.chat_template or "", added)
+        if marks is None:
             return None
-        if found.is_harmony:
+        if marks.is_harmony:
             ids = _harmony_ids(texts.tokenizer, added)
-            return cls(found, None, ids) if ids else None
-        opening = added.get(found.opening[0])
-        closing = added.get(found.closing[0])
+            return cls(marks, None, ids) if ids else None
+        opening = added.get(marks.opening[0])
+        closing = added.get(marks.closing[0])
         if opening is None or closing is None:
-            return cls(found, None, ())
-        return cls(found, opening, (closing,))
+            return cls(marks, None, ())
+        return cls(marks, opening, (closing,))
 
     def thinking(
         self,

@@ -82,20 +82,24 @@ def format_of(name: str, template: str, tokens: Collection[str]) -> ReasoningFor
     check_name(name)
     if name == AUTO:
         shown = (
-            one
-            for one in FORMATS.values()
-            if all(sign in template for sign in one.signs or one.closing[:1])
+            marks
+            for marks in FORMATS.values()
+            if all(sign in template for sign in marks.signs or marks.closing[:1])
         )
         added = (
-            one
-            for one in FORMATS.values()
-            if not one.signs and {one.opening[0], one.closing[0]} <= set(tokens)
+            marks
+            for marks in FORMATS.values()
+            if not marks.signs and {marks.opening[0], marks.closing[0]} <= set(tokens)
         )
         return next(shown, None) or next(added, None)
-    found = FORMATS.get(name) or SAME.get(name)
-    if found is not None and found.needs_tokens and found.opening[0] not in tokens:
+    known_format = FORMATS.get(name) or SAME.get(name)
+    if (
+        known_format is not None
+        and known_format.needs_tokens
+        and known_format.opening[0] not in tokens
+    ):
         raise ConfigError(
             f"reasoning parser '{name}': this model's tokenizer has no token "
-            f"'{found.opening[0]}'; use 'auto'"
+            f"'{known_format.opening[0]}'; use 'auto'"
         )
-    return found
+    return known_format

@@ -205,21 +205,21 @@ class ThoughtsFirst:
         return [*self._deltas(self._thoughts.end()), *self._reader.end()]
 
     def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
-        found: list[Delta] = []
+        deltas: list[Delta] = []
         for kind, group in groupby(parts, itemgetter(0)):
             text = "".join(text for _, text in group)
             if kind == "thought":
                 if trimmed := self._trimmed(text):
-                    found.append({"reasoning": trimmed})
+                    deltas.append({"reasoning": trimmed})
             elif kind == "answer":
                 content = text.lstrip() if self._trims else text
                 self._trims = self._trims and not content
-                found += self._reader.push(content) if content else []
+                deltas += self._reader.push(content) if content else []
             else:
                 # between two thoughts
                 self._trims = True
                 self._blank = "\n" if self._has_begun else ""
-        return joined(found)
+        return joined(deltas)
 
     def _trimmed(self, text: str) -> str:
         text = self._blank + text
@@ -303,26 +303,26 @@ class HarmonyReader:
 
     def push(self, tokens: Sequence[int | None], texts: Sequence[str]) -> list[Delta]:
         """See `TokenReader`."""
-        found: list[Delta] = []
+        deltas: list[Delta] = []
         for token, text in zip(tokens, texts, strict=True):
             mark = None if token is None else self._marks.get(token)
             # the mark itself is there where special tokens are shown
             before = text.removesuffix(mark or "")
             if before:
-                self._say(before, found)
+                self._say(before, deltas)
             if mark is not None:
-                self._pass(mark, found)
+                self._pass(mark, deltas)
             elif self._header is None and self._kind == "reasoning" and token is not None:
                 self.num_thought += 1
-        return joined(found)
+        return joined(deltas)
 
     def end(self) -> list[Delta]:
         """See `TokenReader`: nothing is held back."""
         return []
 
-    def _pass(self, mark: str, found: list[Delta]) -> None:
+    def _pass(self, mark: str, deltas: list[Delta]) -> None:
         if mark == "<|message|>" and self._header is not None:
-            self._begin(self._header, found)
+            self._begin(self._header, deltas)
             self._header = None
         elif mark in ENDS or mark == "<|start|>":
             self._header = ""
@@ -330,7 +330,7 @@ class HarmonyReader:
         elif self._header is not None:
             self._header += mark
 
-    def _begin(self, header: str, found: list[Delta]) -> None:
+    def _begin(self, header: str, deltas: list[Delta]) -> None:
         """Begin a message according to its header."""
         named = RECIPIENT.search(header)
         channel = CHANNEL.search(header)
@@ -342,23 +342,23 @@ class HarmonyReader:
                 "type": "function",
                 "function": {"name": named[1], "arguments": ""},
             }
-            self._tell_call(call, found)
+            self._tell_call(call, deltas)
         elif (channel and channel[1] == "analysis") or "to=" in header:
             self._kind = "reasoning"
             self._num_thoughts = self._num_thoughts + 1
             if self._num_thoughts > 1:
-                found.append({"reasoning": "\n"})
+                deltas.append({"reasoning": "\n"})
         else:
             self._kind = "content"
 
-    def _say(self, text: str, found: list[Delta]) -> None:
+    def _say(self, text: str, deltas: list[Delta]) -> None:
         if self._header is not None:
             self._header += text
         elif self._kind == "call":
-            self._tell_call({"function": {"arguments": text}}, found)
+            self._tell_call({"function": {"arguments": text}}, deltas)
         else:
-            found.append({self._kind: text})
+            deltas.append({self._kind: text})
 
-    def _tell_call(self, call: dict[str, Any], found: list[Delta]) -> None:
+    def _tell_call(self, call: dict[str, Any], deltas: list[Delta]) -> None:
         if self._use is None or self._use.parallel or self._num_calls == 1:
-            found.append({"tool_calls": [{"index": self._num_calls - 1, **call}]})
+            deltas.append({"tool_calls": [{"index": self._num_calls - 1, **call}]})

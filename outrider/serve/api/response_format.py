@@ -42,7 +42,7 @@ def wanted_form(
 ) -> Spec | None:
     """The one form that is asked for. Raises RequestError or ConfigError for two, for an unknown
     one, and alongside `allowed_token_ids`."""
-    found = {
+    form = {
         "response_format": None if response_format is None else _response_format(response_format),
         "structured_outputs": None
         if structured_outputs is None
@@ -54,7 +54,7 @@ def wanted_form(
         if guided_grammar is None
         else ebnf(guided_grammar, "guided_grammar"),
     }
-    asked = {name: spec for name, spec in found.items() if spec is not None}
+    asked = {name: spec for name, spec in form.items() if spec is not None}
     if len(asked) > 1:
         raise RequestError(f"{' and '.join(asked)} each ask for a form of the answer: give one")
     if asked and allowed_token_ids is not None:

@@ -27,10 +27,10 @@ class Stored:
     def conversation(self) -> list[Item]:
         """All items from the first turn on, its own output included."""
         turns: list[tuple[Item, ...]] = []
-        one: Stored | None = self
-        while one is not None:
-            turns.append((*one.own_input, *one.own_output))
-            one = one.before
+        response: Stored | None = self
+        while response is not None:
+            turns.append((*response.own_input, *response.own_output))
+            response = response.before
         return [item for turn in reversed(turns) for item in turn]
 
 
@@ -51,17 +51,17 @@ class ResponseStore:
         the one before.
         """
         if name not in self._kept:
-            kept = f"the last {self._max_responses}" if self._max_responses else "none"
+            store = f"the last {self._max_responses}" if self._max_responses else "none"
             if not to_go_on:
                 raise ApiError(
-                    f"there is no response '{name[:60]}': this server keeps {kept} "
+                    f"there is no response '{name[:60]}': this server keeps {store} "
                     "(max_stored_responses), unless 'store' is "
                     "false, until it ends",
                     status=404,
                     param="response_id",
                 )
             raise ApiError(
-                f"there is no response '{name[:60]}' to continue from: this server keeps {kept} "
+                f"there is no response '{name[:60]}' to continue from: this server keeps {store} "
                 "(max_stored_responses), unless "
                 "'store' is false, until it ends. Send the conversation in 'input'",
                 param="previous_response_id",
@@ -118,7 +118,7 @@ def held_bytes(value: Any) -> int:
     size = 0
     rest = [value]
     while rest:
-        one = rest.pop()
-        size += sys.getsizeof(one)
-        rest += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        item = rest.pop()
+        size += sys.getsizeof(item)
+        rest += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     return size

@@ -122,10 +122,10 @@ class Responses(Answering):
                         yield number(event)
         except OutriderError as error:
             failure = as_api_error(error)
-            found = self._response("failed") | {
+            failed = self._response("failed") | {
                 "error": {"code": "server_error", "message": str(failure)}
             }
-            yield number({"type": "response.failed", "response": found})
+            yield number({"type": "response.failed", "response": failed})
             return
         for event in self._items.end(self._status):
             yield number(event)
@@ -144,7 +144,7 @@ class Responses(Answering):
             "usage": _usage(bill["usage"]),
             "metrics": bill["metrics"],
         }
-        found = {**self._response(self._status), **more}
+        response = {**self._response(self._status), **more}
         if self._body.store is not False:
             # by the chat template, in later turns
             shown = shows_thoughts(self._dialogue.exchange.served)
@@ -152,9 +152,9 @@ class Responses(Answering):
                 item for item in self._items.output if shown or item["type"] != "reasoning"
             ]
             self._store.keep(
-                self._id, [listed(item) for item in self._asked], own_output, found, self._before
+                self._id, [listed(item) for item in self._asked], own_output, response, self._before
             )
-        return found
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body

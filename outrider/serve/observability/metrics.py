@@ -154,9 +154,9 @@ def _findings(tests: Mapping[str, SelfTest]) -> Iterator[dict[str, str]]:
     """Each series once, as the format wants it: several drafters, and several texts of one, may be
     found wanting alike."""
     names = ("model_name", "finding", "severity", "drafter")
-    found = (
+    findings = (
         (model, finding.code, finding.severity, finding.drafter or "")
         for model, test in tests.items()
         for finding in test.findings
     )
-    return (dict(zip(names, labels, strict=True)) for labels in dict.fromkeys(found))
+    return (dict(zip(names, labels, strict=True)) for labels in dict.fromkeys(findings))

@@ -196,7 +196,7 @@ class ModelTotals(Observer):
             self.tpot_s.add(stats.tpot_s)
 
     def _drafter(self, name: str) -> DrafterTotals:
-        found = self.by_drafter.get(name)
-        if found is None:
-            found = self.by_drafter[name] = DrafterTotals()
-        return found
+        totals = self.by_drafter.get(name)
+        if totals is None:
+            totals = self.by_drafter[name] = DrafterTotals()
+        return totals

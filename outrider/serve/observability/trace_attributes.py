@@ -25,7 +25,7 @@ def of_request(request: Request, model_name: str) -> Attributes:
     """Attributes of the request. Options that are off are left out."""
     params = request.params
     speculation = request.speculation
-    found: Attributes = {
+    attributes: Attributes = {
         "gen_ai.operation.name": operation_of(request),
         "gen_ai.provider.name": "outrider",
         "gen_ai.request.model": model_name,
@@ -44,19 +44,19 @@ def of_request(request: Request, model_name: str) -> Attributes:
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "outrider.speculation.max_draft_tokens": speculation.max_draft_tokens,
     }
-    found |= {name: value for name, value in optional.items() if value is not None}
+    attributes |= {name: value for name, value in optional.items() if value is not None}
     large = {
         name: str(value)
-        for name, value in found.items()
+        for name, value in attributes.items()
         if isinstance(value, int) and not -LIMIT <= value < LIMIT
     }
-    return found | large
+    return attributes | large
 
 
 def of_finish(finish: Finish) -> Attributes:
     """Attributes of its cost and of how drafting went."""
     stats = finish.stats
-    found: Attributes = {
+    attributes: Attributes = {
         "gen_ai.response.finish_reasons": [finish.reason],
         "gen_ai.usage.input_tokens": finish.prompt_tokens,
         "gen_ai.usage.output_tokens": stats.emitted,
@@ -73,11 +73,13 @@ def of_finish(finish: Finish) -> Attributes:
         "outrider.spec_decode.accepted_per_position": list(stats.accepted_per_position),
     }
     if stats.emitted:
-        found |= {
+        attributes |= {
             "gen_ai.latency.time_to_first_token": stats.ttft_s,
             "gen_ai.latency.time_in_model_decode": stats.decode_s,
             "gen_ai.latency.e2e": stats.ttft_s + stats.decode_s,
         }
-    found |= {f"outrider.step_time.{phase}": seconds for phase, seconds in stats.time_s.items()}
+    attributes |= {
+        f"outrider.step_time.{phase}": seconds for phase, seconds in stats.time_s.items()
+    }
     ratios = {"outrider.spec_decode.tau": stats.tau, "outrider.spec_decode.alpha": stats.alpha}
-    return found | {name: value for name, value in ratios.items() if value is not None}
+    return attributes | {name: value for name, value in ratios.items() if value is not None}

@@ -157,41 +157,41 @@ class RequestTraces(Observer):
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
         """The end of waiting."""
-        if one := self._open.get(request.id):
-            one.end_phase("queue", time.time_ns())
+        if span := self._open.get(request.id):
+            span.end_phase("queue", time.time_ns())
 
     def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
         """The end of reading."""
-        if one := self._open.get(request.id):
-            one.end_phase("prefill", time.time_ns())
+        if span := self._open.get(request.id):
+            span.end_phase("prefill", time.time_ns())
 
     def preempted(self, request: Request) -> None:
         """Record that the request was preempted in the middle of its answer."""
-        if one := self._open.get(request.id):
-            one.span.add_event("preempted")
+        if span := self._open.get(request.id):
+            span.span.add_event("preempted")
 
     def finished(self, request: Request, finish: Finish) -> None:
         """End the request's span, with everything that is known now."""
-        one = self._open.pop(request.id, None)
-        if one is None:
+        span = self._open.pop(request.id, None)
+        if span is None:
             return
         now = time.time_ns()
-        one.end_phase(("queue", "prefill", "decode")[min(len(one.phases), 2)], now)
+        span.end_phase(("queue", "prefill", "decode")[min(len(span.phases), 2)], now)
         if finish.stats.emitted:
-            one.span.add_event(
-                "first_token", timestamp=one.queued_ns + int(finish.stats.ttft_s * NS)
+            span.span.add_event(
+                "first_token", timestamp=span.queued_ns + int(finish.stats.ttft_s * NS)
             )
-        self._add_phases(one)
-        one.span.set_attributes(of_finish(finish))
+        self._add_phases(span)
+        span.span.set_attributes(of_finish(finish))
         if finish.reason == "error":
-            self._fail(one.span, finish)
-        one.span.end(now)
+            self._fail(span.span, finish)
+        span.span.end(now)
 
-    def _add_phases(self, one: _Open) -> None:
+    def _add_phases(self, span: _Open) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        inside = set_span_in_context(one.span)
-        for name, begin, end in one.phases:
+        inside = set_span_in_context(span.span)
+        for name, begin, end in span.phases:
             self._tracing.tracer.start_span(name, context=inside, start_time=begin).end(end)
 
     def _fail(self, span: Any, finish: Finish) -> None:

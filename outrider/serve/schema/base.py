@@ -82,7 +82,7 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         known = cls.names()
-        kept = {}
+        names = {}
         unknown = []
         for name, value in data.items():
             if not is_text(name):
@@ -97,23 +97,23 @@ class Body(BaseModel):
                 unknown.append(name)
             elif _broken_text(value) is not None:
                 raise refusal(name, f"'{name}' is no valid text: it has half a surrogate pair")
-            kept[name] = value
-        cls._check_unknown(unknown, kept)
-        return kept
+            names[name] = value
+        cls._check_unknown(unknown, names)
+        return names
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The fields' names, as they are sent."""
-        return tuple(field.alias or own for own, field in cls.model_fields.items())
+        return tuple(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
-    def _check_unknown(cls, unknown: Sequence[str], kept: dict[str, Any]) -> None:
+    def _check_unknown(cls, unknown: Sequence[str], known_names: dict[str, Any]) -> None:
         """Refuse what cannot be an extra of some client: any field where none may be added, and a
         misspelt required one."""
         required = [
             field.alias or own for own, field in cls.model_fields.items() if field.is_required()
         ]
-        missing = [name for name in required if name not in kept]
+        missing = [name for name in required if name not in known_names]
         for name in unknown[:LOOKED_AT]:
             if cls.model_config["extra"] == "forbid" or nearest(name[:SHOWN], missing):
                 raise refusal(
@@ -144,7 +144,7 @@ class Body(BaseModel):
 def _present(value: Any) -> Any:
     """An object with names that are the client's own, without those that are null."""
     return (
-        {name: one for name, one in value.items() if one is not None}
+        {name: item for name, item in value.items() if item is not None}
         if isinstance(value, dict)
         else value
     )
@@ -170,13 +170,13 @@ def _broken_text(value: Any, *, inside_objects: bool = False) -> str | None:
     which no tokenizer takes. Objects mostly check themselves, and are looked into where asked."""
     left = [value]
     while left:  # no recursion: a client may send lists in lists, a thousand deep
-        one = left.pop()
-        if isinstance(one, list):
-            left += one
-        elif isinstance(one, dict) and inside_objects:
-            left += [*one, *one.values()]
-        elif isinstance(one, str) and not is_text(one):
-            return one
+        item = left.pop()
+        if isinstance(item, list):
+            left += item
+        elif isinstance(item, dict) and inside_objects:
+            left += [*item, *item.values()]
+        elif isinstance(item, str) and not is_text(item):
+            return item
     return None
 
 
@@ -195,7 +195,9 @@ def made(kind: type[Made], fields: dict[str, Any]) -> Made:
             {name: value for name, value in fields.items() if value is not None}
         )
     except ValidationError as error:
-        message, _ = describe([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
+        message, _ = describe(
+            [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        )
         raise RequestError(message) from error
 
 
@@ -260,8 +262,8 @@ def cut_short(value: Any) -> Any:
     """A label as a line of the log has it."""
     if isinstance(value, dict):
         return {
-            name: cut_short(json.dumps(one) if isinstance(one, dict | list) else one)
-            for name, one in value.items()
+            name: cut_short(json.dumps(item) if isinstance(item, dict | list) else item)
+            for name, item in value.items()
         }
     return (
         f"{value[: MAX_VALUE - 1]}…" if isinstance(value, str) and len(value) > MAX_VALUE else value

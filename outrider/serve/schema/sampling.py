@@ -152,14 +152,14 @@ class GenerationFields(Body):
         given = self.model_dump(include=COPIED, exclude_none=True)
         if self.logit_bias is not None:
             given["logit_bias"] = _bias(self.logit_bias)
-        own = {
+        values = {
             "temperature": 1.0,
             **defaults,
             **given,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
         }
-        return SamplingParams(**own).answer(choice)
+        return SamplingParams(**values).answer(choice)
 
 
 # named as in SamplingParams, and read in a way of their own

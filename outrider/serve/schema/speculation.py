@@ -41,10 +41,10 @@ class SpeculationFields(Body):
     def merged(self, defaults: dict[str, Any]) -> Speculation:
         """These wishes with a route's defaults for what the client left out. Raises ConfigError for
         a contradiction."""
-        own = self.model_dump(exclude_none=True)
-        if own.get("mode") == "off":
+        asked = self.model_dump(exclude_none=True)
+        if asked.get("mode") == "off":
             defaults = {}
-        return Speculation(**{**defaults, **own})
+        return Speculation(**{**defaults, **asked})
 
 
 class PredictedText(Body):

@@ -81,13 +81,13 @@ class ToolFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that may be special tokens."""
-        found = {
+        marks = {
             "deepseek": (CALLS, CALLS_END, CALL, SEP, CALL_END),
             "mistral": ("[TOOL_CALLS]", "[ARGS]"),
             "llama3": (PYTHON_TAG,),
         }
         tags = () if self.tags is None else (*self.tags.key, *self.tags.value)
-        return found.get(
+        return marks.get(
             self.name, tuple(text for text in (self.opening, self.closing, *tags) if len(text) > 1)
         )
 

@@ -31,8 +31,8 @@ def json_of(schema: Mapping[str, Any]) -> str:
 
 def without(texts: Sequence[str]) -> str:
     """A terminal in which none of some texts occurs."""
-    found = "|".join(re.escape(text).replace("/", r"\/") for text in texts)
-    return rf"{ANY} & ~/(.|\n)*({found})(.|\n)*/"
+    ending = "|".join(re.escape(text).replace("/", r"\/") for text in texts)
+    return rf"{ANY} & ~/(.|\n)*({ending})(.|\n)*/"
 
 
 def quoted_regex(pattern: str) -> str:

@@ -68,10 +68,10 @@ class ToolReader:
         return [] if self._calls is None else self._deltas(self._calls.end())
 
     def _deltas(self, events: list[Event]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        deltas: list[dict[str, Any]] = []
         for kind, text in events:
             if kind == "content":
-                found.append({"content": text})
+                deltas.append({"content": text})
                 continue
             call: dict[str, Any] = {"function": {"arguments": text}}
             if kind == "name":
@@ -82,8 +82,8 @@ class ToolReader:
                     "function": {"name": text, "arguments": ""},
                 }
             if self._parallel or self._index == 0:
-                found.append({"tool_calls": [{"index": self._index, **call}]})
-        return found
+                deltas.append({"tool_calls": [{"index": self._index, **call}]})
+        return deltas
 
 
 def _calls(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]]) -> Calls:

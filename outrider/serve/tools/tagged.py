@@ -90,22 +90,22 @@ class TaggedCalls(Pieces):
 
     def _named(self, events: list[Event]) -> bool:
         """The name, with a tag after it: else it is none."""
-        found = self._name.match(self._buffer)
-        if found is None:
+        match = self._name.match(self._buffer)
+        if match is None:
             if self._half_name.fullmatch(self._buffer):
                 return False
             self._give_up(events)
             return True
         is_marked = self._form.opening in self._skipped
-        if not is_marked and found[1] not in self._schemas:
+        if not is_marked and match[1] not in self._schemas:
             self._give_up(events)
             return True
-        self._buffer = self._buffer[found.end() :]
-        self._call = found[1]
+        self._buffer = self._buffer[match.end() :]
+        self._call = match[1]
         self._skipped = ""
         self._keys = set()
         self._num_calls += 1
-        events += [("name", found[1]), ("arguments", "{")]
+        events += [("name", match[1]), ("arguments", "{")]
         self._step = self._between
         return True
 
@@ -126,8 +126,8 @@ class TaggedCalls(Pieces):
         return True
 
     def _key(self, events: list[Event]) -> bool:
-        key, found, rest = self._buffer.partition(self._tags.key[1])
-        if not found:
+        key, name, rest = self._buffer.partition(self._tags.key[1])
+        if not name:
             return False
         self._buffer = rest
         self._key_read = key.strip()
@@ -200,9 +200,9 @@ class TaggedCalls(Pieces):
 
     def _kept(self) -> int:
         """Letters at the end of the buffer that may belong to the end of the value."""
-        kept = tail(self._buffer, self._tags.ends)
-        before = self._buffer[: len(self._buffer) - kept]
-        return kept + (1 if self._tags.lined and before.endswith("\n") else 0)
+        held = tail(self._buffer, self._tags.ends)
+        before = self._buffer[: len(self._buffer) - held]
+        return held + (1 if self._tags.lined and before.endswith("\n") else 0)
 
     def _behind(self, events: list[Event]) -> bool:
         """After a call: its closing mark, and what may follow."""

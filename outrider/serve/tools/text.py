@@ -71,8 +71,8 @@ class Pieces:
 
 def first(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str]:
     """(position, mark) of the mark that comes first, from `start` on; (-1, "") where there is none."""
-    found = [(position, mark) for mark in marks if (position := text.find(mark, start)) >= 0]
-    return min(found, default=(-1, ""))
+    positions = [(position, mark) for mark in marks if (position := text.find(mark, start)) >= 0]
+    return min(positions, default=(-1, ""))
 
 
 def tail(text: str, marks: Sequence[str]) -> int:

@@ -159,22 +159,24 @@ def tool_use(
             "tools: this model's chat template does not render them, so the model would never see "
             "them"
         )
-    found = format_of(template or "", format)
+    known_format = format_of(template or "", format)
     added = tokenizer.added_tokens_decoder
     marks = {
-        entry.content: token for token, entry in added.items() if entry.content in found.markers
+        entry.content: token
+        for token, entry in added.items()
+        if entry.content in known_format.markers
     }
     written = {token: marker for marker, token in marks.items() if added[token].special}
     parallel = True if parallel_tool_calls is None else parallel_tool_calls
     choice = _choice(tool_choice, [_name(tool) for tool in tools])
-    if found.is_harmony and (
+    if known_format.is_harmony and (
         choice not in ("none", "auto") or any(tool["function"].get("strict") for tool in tools)
     ):
         raise CapabilityError(
             "tool_choice and strict tools cannot be enforced in gpt-oss's format: use 'auto', "
             "without 'strict'"
         )
-    return ToolUse(tuple(tools), choice, parallel, found, marks, written)
+    return ToolUse(tuple(tools), choice, parallel, known_format, marks, written)
 
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

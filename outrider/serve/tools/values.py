@@ -48,7 +48,7 @@ def parameter(schema: Mapping[str, Any], name: str) -> Any:
 def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Schemas of which one holds, after references into `root`. A schema that allows everything,
     or is none, is {}."""
-    found: list[Mapping[str, Any]] = []
+    schemas: list[Mapping[str, Any]] = []
     seen: set[int] = set()  # schemas may contain themselves
     waiting = [schema]
     while waiting:
@@ -60,8 +60,8 @@ def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]
         if isinstance(listed, list) and listed:
             waiting = [*listed, *waiting]
         else:
-            found.append(part)
-    return found
+            schemas.append(part)
+    return schemas
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,14 +149,14 @@ def _at(reference: str, root: Mapping[str, Any]) -> Any:
     """The target of `#/$defs/name`; None where nothing is there."""
     if not reference.startswith("#"):
         return None
-    found: Any = root
+    node: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        found = (
-            found.get(step.replace("~1", "/").replace("~0", "~"))
-            if isinstance(found, Mapping)
+        node = (
+            node.get(step.replace("~1", "/").replace("~0", "~"))
+            if isinstance(node, Mapping)
             else None
         )
-    return found
+    return node
 
 
 def _integer(text: str) -> int:
