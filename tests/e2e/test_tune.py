@@ -15,8 +15,7 @@ from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
 COMMAND = (
-    "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 "
-    "--threads 1 --model-options runtime=eager"
+    "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1"
 )
 
 
@@ -48,11 +47,11 @@ def test_from_prompts_to_a_settings_file(
     assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
     assert "Tuning demo" in capsys.readouterr().out
     assert not (tmp_path / "tune.unfinished.jsonl").exists(), "finished"
-    command = f"outrider serve demo --threads 1 --runtime eager --settings {settings}"
+    command = f"outrider serve demo --threads 1 --settings {settings}"
     assert result.next_command == command
     assert command in (tmp_path / "tune.html").read_text()
     options = read_settings(settings).options
-    llm = LLM("demo", runtime="eager", **options)
+    llm = LLM("demo", **options)
     assert llm.config["drafter"] == options["drafter"]
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
@@ -67,8 +66,6 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
         run(
             [
                 *command.split(),
-                "--model-options",
-                "runtime=eager",
                 "--settings-out",
                 str(settings),
                 "--out",
@@ -94,7 +91,7 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     assert tau["eagle3 k=7"] > tau["medusa k=4"] > tau["ngram k=4"]
     for one in result.confirmed:
         assert one.identical == one.texts, "greedy texts are plain decoding's"
-    llm = LLM("demo", runtime="eager", **read_settings(settings).options)
+    llm = LLM("demo", **read_settings(settings).options)
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
 
@@ -122,9 +119,7 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     result = tune(tmp_path, "--resume")
     drafting = "--drafter none" if not result.recommendations[0].speculate else " k="
-    assert result.next_command.startswith(
-        "outrider serve demo --threads 1 --runtime eager --drafter "
-    )
+    assert result.next_command.startswith("outrider serve demo --threads 1 --drafter ")
     assert drafting in result.next_command, (
         "without a settings file the command says everything itself"
     )
