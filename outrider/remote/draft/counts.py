@@ -23,7 +23,7 @@ class RemoteCounts:
         self._numbers: Counter[str] = Counter()
 
     def add(self, **counts: float) -> None:
-        """Of NAMES and TIMES."""
+        """Add to numbers, by their names in NAMES and TIMES."""
         with self._lock:
             self._numbers.update(counts)
 
