@@ -19,7 +19,7 @@ from outrider.lab.result import read_result
 
 SMALL = (
     "--drafters", "draft-model k=4, suffix k=auto", "--limit", "2", "--max-tokens", "12",
-    "--max-rounds", "1", "--max-other-cpu", "2", "--runtime", "eager", "--threads", "1",
+    "--max-rounds", "1", "--max-other-cpu", "2", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 

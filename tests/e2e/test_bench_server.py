@@ -15,7 +15,7 @@ from outrider.lab.result import read_result
 from tests.live_server import KEY, live_server
 
 SMALL = ("--limit", "2", "--max-tokens", "16", "--concurrency", "2", "--api-key-env", "BENCH_KEY")
-QUICK = ("--runtime", "eager", "--threads", "1", "--no-self-test")
+QUICK = ("--threads", "1", "--no-self-test")
 
 
 @pytest.fixture(scope="module")
