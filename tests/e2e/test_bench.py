@@ -19,7 +19,7 @@ from outrider.lab.result import read_result
 
 SMALL = (
     "--drafters", "draft-model k=4, suffix k=auto", "--limit", "2", "--max-tokens", "12",
-    "--enough", "max_rounds=1", "--enough", "max_other_cpu=2", "--model-options", "runtime=eager", "--threads", "1",
+    "--enough", "max_rounds=1", "--enough", "max_other_cpu=2", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 

@@ -24,7 +24,7 @@ SMALL = (
     "--server",
     "api_key_env=BENCH_KEY",
 )
-QUICK = ("--runtime", "eager", "--threads", "1", "--no-self-test")
+QUICK = ("--threads", "1", "--no-self-test")
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,9 @@ def test_idle_cores_draft(monkeypatch: pytest.MonkeyPatch, draft: str | None) ->
         lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s,
     )
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    plain = LLM("demo", drafter="none", threads=1, runtime="eager").generate(PROMPT, params)[0]
+    plain = LLM("demo", drafter="none", threads=1).generate(PROMPT, params)[0]
     lines: list[str] = []
-    with LLM(
-        "demo", draft=draft, draft_endpoint="local", threads=1, runtime="eager", status=lines.append
-    ) as llm:
+    with LLM("demo", draft=draft, draft_endpoint="local", threads=1, status=lines.append) as llm:
         for _ in range(2):  # a look-up drafter has the first answer to copy from
             done = llm.generate(PROMPT, params)[0]
             assert done.token_ids == plain.token_ids

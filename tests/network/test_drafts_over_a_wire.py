@@ -86,8 +86,6 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         options = [
             "--verifier",
             "gumbel",
-            "--runtime",
-            "eager",
             "--no-self-test",
             "--num-draft-tokens",
             "4",
@@ -102,7 +100,6 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             draft=str(draft),
             drafter="draft-model",
             verifier="gumbel",
-            runtime="eager",
             num_draft_tokens=4,
         )
         expected = [

@@ -94,10 +94,9 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
         command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT)]
-        command += ["--model-options", "runtime=eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
-        command += ["--runtime", "eager", "--no-self-test", "--verifier", "gumbel"]
+        command += ["--no-self-test", "--verifier", "gumbel"]
         environment = {
             "MODEL": str(target),
             "DRAFT_ENDPOINT": service.address,
@@ -112,7 +111,7 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         coordinator = Part(
             network, "front", command, HTTP_PORT, folder / "coordinator.log", environment
         ).start()
-        llm = LLM(str(target), drafter="none", verifier="gumbel", runtime="eager")
+        llm = LLM(str(target), drafter="none", verifier="gumbel")
         for part in (service, *targets, coordinator):
             part.wait()
         yield Deployment(network, targets, coordinator, requests(), llm)

@@ -58,8 +58,8 @@ class Demo:
 
 @pytest.fixture(scope="session")
 def demo() -> Demo:
-    """Uncompiled, in the checkpoint's numbers."""
-    made = Demo(load_models(Options("demo", threads=1, runtime="eager"), Needs()), {})
+    """In the checkpoint's numbers."""
+    made = Demo(load_models(Options("demo", threads=1), Needs()), {})
     for kind, verifier in (("greedy", "auto"), ("invariant", "gumbel")):
         made.plain[kind] = made.texts(kind, made.llm(verifier=verifier))
     return made

@@ -26,7 +26,7 @@ SETTINGS = EngineSettings(max_num_seqs=2)
 
 def opened(address: str, k: int | str = 4) -> Engine:
     engine = make_engine(
-        Options("demo", draft_endpoint=address, num_draft_tokens=k, threads=1, runtime="eager"),
+        Options("demo", draft_endpoint=address, num_draft_tokens=k, threads=1),
         settings=SETTINGS,
     )
     engine.start()
