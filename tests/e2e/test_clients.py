@@ -326,14 +326,11 @@ def running(address: str) -> float:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"extra_body": {"max_new_tokens": 1}}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"speculation": {"mode": "sometimes"}}}, "mode"),
         ({"extra_body": {"speculation": {"drafter": "nobody"}}}, "nobody"),
-        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"question": "word " * 2000}, "1024"),
         ({"top_logprobs": 2}, "logprobs"),
-        ({"extra_body": {"functions": [{"name": "a"}]}}, "tools"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

@@ -139,8 +139,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             "coordinator",
             "--target-endpoint",
             endpoints,
-            "--stall-timeout",
-            "5",
+            "--limits",
+            "stall_timeout=5",
         )
         made.until(made.is_ready, "the coordinator and both replicas")
         yield made

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.configuration import Configuration
+from outrider.draft_length.length import DraftLength
 from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult, Words
 from outrider.models.heads.kinds import EARLY_EXIT
@@ -71,7 +72,9 @@ class Choice:
 
     @property
     def size(self) -> int:
-        return int(self.configuration.num_draft_tokens or 0)
+        """Draft tokens of a step, at most: other engines take a number where ours is `auto:8`."""
+        asked = self.configuration.num_draft_tokens
+        return 0 if asked is None else DraftLength.parse(asked, 1).max_nodes
 
     @property
     def length(self) -> int:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from outrider.errors import OutriderError
 from outrider.serve.api.chat import ChatChoiceWriter
-from outrider.serve.ignored import HEADER
+from outrider.serve.headers import IGNORED_HEADER
 from outrider.serve.schema.anthropic import MessagesBody
 from outrider.serve.schema.base import Body
 from outrider.serve.schema.chat import ChatBody
@@ -226,7 +226,7 @@ def test_fields_of_other_servers_are_named_or_refused(
     [name] = fields
     with serving(FakeEngine()) as client:
         answer = client.post(path, json={**body, **fields})
-    assert (answer.status_code, answer.headers[HEADER]) == (200, name)
+    assert (answer.status_code, answer.headers[IGNORED_HEADER]) == (200, name)
     with serving(FakeEngine(), strict=True) as client:
         error = error_of(client.post(path, json={**body, **fields}), 400)
     assert error["param"] == name

@@ -20,20 +20,22 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def text(**columns: Any) -> SimpleNamespace:
     """Two steps: two draft tokens kept and one of arithmetic rejected; one kept and a bonus token."""
     given = {
-        "prompt": "Question: How many?\nAnswer:",
-        "pieces": ["She", " has ", "2+3=5", "\n", "#### 5"],
-        "fate": "aacab",
+        "piece": ["She", " has ", "2+3=5", "\n", "#### 5"],
+        "fate": ["accepted", "accepted", "correction", "accepted", "bonus"],
         "level": [0, 1, 2, 0, 1],
-        "draft": ["", "", "2+3=6", "", ""],
-        "cause": "..d..",
-        "lost": [0.0, 0.0, 3.0, 0.0, 0.0],
+        "rejected": ["", "", "2+3=6", "", ""],
+        "cause": [None, None, "draft", None, None],
+        "lost": [{}, {}, {"draft": 3.0}, {}, {}],
         "p_token": [0.9, 0.9, 0.6, 0.9, 0.9],
         "p_draft": [0.9, 0.9, 0.1, 0.9, 0.9],
         "q_draft": [0.9] * 5,
         "rank_token": [1, 1, 2, 1, 1],
         "disagreement": [0.1, 0.1, 0.5, None, 0.0],
     }
-    return SimpleNamespace(**(given | columns))
+    names = given | columns
+    lines = zip(*names.values(), strict=True)
+    places = [SimpleNamespace(**dict(zip(names, line, strict=True))) for line in lines]
+    return SimpleNamespace(prompt="Question: How many?\nAnswer:", places=places)
 
 
 def counted(*texts: SimpleNamespace, greedy: bool = True) -> dict[str, Any]:
