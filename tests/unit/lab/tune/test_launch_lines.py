@@ -120,6 +120,12 @@ def test_vllm_draft_model() -> None:
     }
 
 
+def test_an_automatic_length_is_its_bound_elsewhere() -> None:
+    """The best configuration may choose its lengths itself: `auto:8` is no number."""
+    best = {"draft-model k=auto:8": 2.0}
+    assert vllm_config(result("draft-model k=auto:8", best))["num_speculative_tokens"] == 8
+
+
 @pytest.mark.parametrize(
     ("label", "options"),
     [
