@@ -63,9 +63,9 @@ def result(
         seconds=1.0,
         forecasts=[
             Forecast(
-                family=re.sub(r" k=\d+", "", label),
+                family=re.sub(r" k=(auto:)?\d+", "", label),
                 configuration=label,
-                size=int(re.search(r"k=(\d+)", label)[1]),
+                size=int(re.search(r"k=(?:auto:)?(\d+)", label)[1]),
                 task="code",
                 tau=2,
                 step_s=1,
