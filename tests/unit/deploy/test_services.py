@@ -22,6 +22,7 @@ import typer.main
 import yaml
 
 from outrider.cli.app import build_app
+from outrider.options import Options
 from outrider.remote.coordinator.settings import parsed_targets
 from outrider.remote.endpoint import Endpoint
 from outrider.serve.observability.metrics_families import GAUGES
@@ -200,7 +201,8 @@ def addresses_of(value: str | None, there: str) -> list[str]:
 
 
 def test_stopping_waits_for_running_answers() -> None:
-    drain_s = ServerSettings(models=(ServedModel(name="m", options=None),)).drain_timeout_s  # type: ignore[arg-type]
+    models = (ServedModel(name="m", options=Options(target="m")),)
+    drain_s = ServerSettings(models=models).drain_timeout_s
     for workload in workloads().values():
         assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
     for name, service in COMPOSE["services"].items():

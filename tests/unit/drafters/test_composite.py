@@ -413,7 +413,7 @@ def test_options_of_a_part_that_is_not_there() -> None:
 def test_options_of_parts_are_checked_like_their_own() -> None:
     assert "Did you mean 'max_ngram'" in refused(parts="ngram,suffix", options="ngram.max_gram=3")
     assert "PART.NAME=VALUE" in refused(parts="ngram,suffix", options="max_ngram=3")
-    assert "one of merge, best" in refused(mode="bst")
+    assert "must be 'merge' or 'best'" in refused(mode="bst")
 
 
 def test_options_reach_the_parts() -> None:

@@ -192,7 +192,7 @@ def test_a_drafter_observes_what_rows_that_are_not_its_own_emit() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mode": "sometimes"}, "one of auto"),
+        ({"mode": "sometimes"}, "must be 'auto', 'fixed' or 'off'"),
         ({"mode": "fixed"}, "needs max_draft_tokens"),
         ({"max_draft_tokens": 0}, "at least 1"),
         ({"mode": "off", "drafter": "ngram"}, "drafts nothing"),

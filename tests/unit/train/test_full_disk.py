@@ -71,7 +71,7 @@ def test_a_checkpoint_and_a_drafter_say_how_to_go_on(
     write_checkpoint(path, {"a": torch.ones(3)})
     before = path.read_bytes()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-    again = "the same command with --resume goes on"
+    again = "the same command with --resume continues"
     with (
         no_file_above(4096),
         pytest.raises(OutriderError, match=f"the disk is full: make room.*is whole.*{again}"),

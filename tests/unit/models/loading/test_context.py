@@ -234,7 +234,7 @@ def test_a_full_context_is_reported(target: Path, capsys: pytest.CaptureFixture[
     arguments += ["--runtime", "eager", "--max-model-len", "9"]
     assert app.run([*arguments, "--max-tokens", "50"]) == 0
     found = capsys.readouterr()
-    note = "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
+    note = "the context of 9 tokens is full: 7 of up to 50 new tokens after 2 of the prompt"
     assert note in found.err
     assert note in json.loads(found.out)["notes"]
     assert app.run([*arguments, "--max-tokens", "7"]) == 0

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.remote.draft import connection
 from outrider.remote.draft.text import DraftWait
-from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
+from outrider.remote.protocol import MAX_MESSAGE_BYTES, PROTOCOL, messages
 from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate
 from tests.draft_service import FakeDraftService, Known
@@ -303,7 +303,7 @@ def test_another_model_in_its_place_later(demo: Demo, folder: Path) -> None:
         service.start()
         wait_for(lambda: line.counts.troubles["other_model"] > 2)
         service.stop()
-        service.protocol = 1
+        service.protocol = PROTOCOL
         service.start()
         wait_for(lambda: line.is_open)
         assert demo.texts("greedy", llm) == demo.plain["greedy"]
