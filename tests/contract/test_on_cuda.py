@@ -72,6 +72,7 @@ MARKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MARKED, ids=map(name_of, CASES))
 def test_texts_are_those_of_the_cpu(benches: tuple[Bench, Bench], case: Case) -> None:
     here, there = benches

@@ -57,6 +57,7 @@ def test_a_broken_verifier_does_not_hide_the_message_about_another(
         choose_parts("ngram", {}, "block", {}, None, lossy=True)
 
 
+@pytest.mark.slow
 def test_drafters_for_vllm_are_listed_without_the_extra_services() -> None:
     """Catches a draft service's client, which cannot be imported there, that replaces every other
     message."""

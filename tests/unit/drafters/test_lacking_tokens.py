@@ -59,6 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROMPTS = [[3, 4, 5], [94, 7, 95], [95], [9, 95, 94, 95, 8, 94]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["draft-model", "tree"])
 @pytest.mark.parametrize(
     ("target", "draft"), [("full", "padded"), ("full", "cut"), ("padded", "full"), ("full", "wide")]

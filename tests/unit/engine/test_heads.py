@@ -187,6 +187,7 @@ def test_a_preempted_row_of_a_head_comes_back_as_it_was(
     assert sum(answer.finish.preemptions for answer in slow) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_shares_prefixes(
     engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str

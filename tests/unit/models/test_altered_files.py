@@ -95,6 +95,7 @@ def runs(model: Path) -> None:
     LLM(model, drafter="none", dtype="float32", runtime="eager", threads=1).generate("abc", GREEDY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", seeds(12, 300))
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]

@@ -253,6 +253,7 @@ def test_nobody_answers() -> None:
         assert (health.status_code, health.json()["replicas"][0]["standing"]) == (200, "away")
 
 
+@pytest.mark.slow
 def test_too_many_wait() -> None:
     with coordinated(*engines(1), max_queue=1, wait_s=5.0) as setting:
         setting.targets[0].stopped = True

@@ -28,6 +28,7 @@ from tests.unit.runtime.test_kept import TEMPLATE, a_gguf, start
 QUICK = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 @pytest.mark.parametrize(
     "seeds", [(0, QUICK), pytest.param((QUICK, 400), marks=pytest.mark.nightly)]

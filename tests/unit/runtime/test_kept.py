@@ -198,6 +198,7 @@ def test_the_card_of_a_later_start_is_the_first_ones(model: Path) -> None:
     assert first.card.values["model_type"] == first.config.model_type
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -257,6 +258,7 @@ WHERE_KEEPING_FAILS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE_KEEPING_FAILS)
 @pytest.mark.parametrize("error", [TypeError("view()\nexpected"), OSError("disk full")])
 def test_a_start_works_though_it_cannot_be_kept(

@@ -53,6 +53,7 @@ def statistics_from(
     return dict(ranks.tests())
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_under_the_right_distribution() -> None:
     """Catches a wrong number of degrees of freedom, and ranks that are not uniform."""
     probs = distributions(1, 8)
@@ -64,6 +65,7 @@ def test_p_values_are_uniform_under_the_right_distribution() -> None:
             assert (p_values < level).sum() <= stats.binom.ppf(0.999, len(p_values), level)
 
 
+@pytest.mark.slow
 def test_power_is_as_stated() -> None:
     """A distribution at the stated total variation, all of it against the order, is found at least
     as often as promised."""

@@ -141,6 +141,7 @@ def test_nothing_drafted_passes_nothing(open_subject: Open) -> None:
     assert "proposed nothing" in found.why
 
 
+@pytest.mark.slow
 @short
 def test_certain_distributions_are_tested_by_every_draw(
     open_subject: Open, monkeypatch: pytest.MonkeyPatch

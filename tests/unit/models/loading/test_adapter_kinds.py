@@ -276,6 +276,7 @@ def test_tables_that_stay_the_same_stay_tied(bases: Mapping[bool, Path], tmp_pat
         ) == tied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["head", "embeddings", "both", "whole embeddings"])
 def test_texts_on_the_native_runtime_and_of_drafts(
     name: str, bases: Mapping[bool, Path], tmp_path: Path
