@@ -4,6 +4,7 @@ way: route, body, conversation, engine requests, stream, log."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.serve.fake_engine import TEMPLATE
 
 MAX_FILES = 22
+LOG = "/observability/logs.py"
 FOLDER = str(Path(outrider.serve.__file__).parent)
 MESSAGES = [{"role": "user", "content": "Hi"}]
 Ask = Callable[[dict[str, Any]], set[str]]
@@ -50,13 +52,20 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         state.serve(engines, created=0)
         with TestClient(monitoring.around(make_app(state))) as client:
 
-            def post(body: dict[str, Any]) -> set[str]:
-                # a first one makes what is made only once
-                client.post("/v1/chat/completions", json=body)
+            def send(body: dict[str, Any]) -> set[str]:
                 files.clear()
                 response = client.post("/v1/chat/completions", json=body)
                 assert response.status_code == 200, response.text
+                # the engine's thread writes the line of the log after the answer has left
+                deadline = time.monotonic() + 60
+                while LOG not in files and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert LOG in files
                 return set(files)
+
+            def post(body: dict[str, Any]) -> set[str]:
+                send(body)  # makes what is made only once
+                return send(body)
 
             yield post
     finally:
