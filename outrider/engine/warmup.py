@@ -70,7 +70,7 @@ def _shape_of(model: LoadedModel) -> str:
     ).hexdigest()
 
 
-# of one start, for which somebody waits: the next start of a server times what is missing
+# of the first start with a model and a drafter, for which somebody waits; later ones time nothing
 BUDGET_S = 2.0
 # steps per number of rows; per size, in a crowd and of one row
 WARM_UP = 2
@@ -97,24 +97,21 @@ def calibrate(
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
     control = batch.control
     began = time.perf_counter()
-    is_begun = False
     if not isinstance(control, AutoLength):
         return
     for name, parts in drafter_pool.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
         costs = StepTimes.of(facts, keeps=parts.drafter.keeps_costs)
-        missing = [count for count in _counts(max_rows) if count not in costs.seconds]
+        missing = [] if costs.seconds else _counts(max_rows)
         for count in missing:
             left = BUDGET_S - (time.perf_counter() - began)
-            if left < 0:
-                break
-            if is_begun and _least_s(costs.seconds.get(1, {}), count) > left:
-                continue  # the next start begins with it
-            is_begun = True
-            status(f"timing steps: {name}, {count} at once")
+            if left < _least_s(costs.seconds.get(1, {}), count):
+                continue
+            status(f"timing steps, once per model and machine: {name}, {count} at once")
             drafter_pool.choose(batch.decoder.drafter, name)
             sizes = _sizes(control.drafters[name].max_nodes, count)
-            costs.add(count, _times(batch.decoder, batch.built, name, count, sizes, left))
+            budget_s = left / 2 if count == 1 < max_rows else left  # crowds need the other half
+            costs.add(count, _times(batch.decoder, batch.built, name, count, sizes, budget_s))
         for count, seconds in costs.seconds.items():
             control.drafters[name].learn_costs(count, seconds)
     batch.reset()  # what drafters learned from these texts is no user's

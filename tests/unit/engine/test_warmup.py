@@ -234,20 +234,43 @@ def test_every_drafter_of_a_server_knows_its_costs(
     engine.start()
 
 
-def test_what_does_not_fit_into_a_start_begins_the_next_one(
+def test_a_server_times_steps_at_its_first_start_only(
     engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a first start that takes twice its time, because steps of many rows were begun in its
-    last second."""
+    """Catches starts that each time another number of rows for two seconds; what did not fit into
+    the first start is left to real steps."""
     monkeypatch.setattr(warmup, "BUDGET_S", 600.0)
     monkeypatch.setattr(warmup, "_least_s", lambda alone, count: 0.0 if count <= 2 else 601.0)
-    known = []
+    timed: list[int] = []
+    times = warmup._times
+
+    def counted(*arguments: Any) -> dict[int, float]:
+        timed.append(arguments[3])
+        return times(*arguments)
+
+    monkeypatch.setattr(warmup, "_times", counted)
     for _ in range(2):
         engine = engine_of(num_draft_tokens="auto:9", max_num_seqs=4, start=False)
         goodput = engine._batch.control.drafters["draft-model"]
-        known.append([rows for rows in (1, 2, 4) if rows in goodput._crowds])
+        assert [rows for rows in (1, 2, 4) if rows in goodput._crowds] == [1, 2]
         engine.start()
-    assert known == [[1, 2], [1, 2, 4]]
+    assert timed == [1, 2]
+
+
+def test_crowds_have_half_of_the_first_start(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a sweep of one row that takes all the time, so that costs of a crowd are a guess."""
+    budgets: dict[int, float] = {}
+
+    def instant(*arguments: Any) -> dict[int, float]:
+        budgets[arguments[3]] = arguments[5]
+        return {0: 1e-4, 4: 2e-4}
+
+    monkeypatch.setattr(warmup, "_times", instant)
+    engine_of(num_draft_tokens="auto:4", max_num_seqs=2, start=False).start()
+    assert budgets[1] <= warmup.BUDGET_S / 2
+    assert budgets[2] > warmup.BUDGET_S / 2
 
 
 def test_the_fewest_steps_of_many_rows_take_as_long_as_those_of_each() -> None:
