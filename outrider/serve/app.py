@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from outrider.serve import refusals
 from outrider.serve.api.generating import generating_routes
@@ -15,8 +16,9 @@ from outrider.version import __version__
 
 def make_app(state: ServerState) -> FastAPI:
     """Answers /health at once, everything else when `state` has models. The OpenAPI document is at
-    /openapi.json; the usual pages around it are left out, for they load scripts from elsewhere."""
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+    /openapi.json and, to read and try, at /docs: FastAPI's own pages would load scripts from
+    elsewhere."""
+    app = FastAPIOffline(title="Outrider", version=__version__, redoc_url=None)
     refusals.install(app)
     app.include_router(generating_routes(state))
     app.include_router(information_routes(state))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.serve.api.dialogue import render, unread_thoughts
 from outrider.serve.api.exchange import check_ids
-from outrider.serve.api.generating import ERRORS
+from outrider.serve.api.generating import ERRORS, example
 from outrider.serve.errors import ApiError, unavailable
 from outrider.serve.headers import ignored_fields
 from outrider.serve.refusals import asks_as_anthropic
@@ -61,7 +61,9 @@ def information_routes(state: ServerState) -> APIRouter:
         return _as_anthropic(card) if asks_as_anthropic(request.scope) else card
 
     @router.post("/tokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
-    async def tokenize(body: TokenizeBody, request: Request) -> TokenizeAnswer:
+    async def tokenize(
+        body: Annotated[TokenizeBody, example({"prompt": "The sky is"})], request: Request
+    ) -> TokenizeAnswer:
         """Token ids of a text or of a conversation."""
         ignored = ignored_fields(request, state.ignored, body)
         served = served_named(state, body.model)
@@ -75,7 +77,9 @@ def information_routes(state: ServerState) -> APIRouter:
         )
 
     @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
-    async def detokenize(body: DetokenizeBody, request: Request) -> DetokenizeAnswer:
+    async def detokenize(
+        body: Annotated[DetokenizeBody, example({"tokens": [5, 6, 7]})], request: Request
+    ) -> DetokenizeAnswer:
         """The text of token ids."""
         ignored_fields(request, state.ignored, body)
         served = served_named(state, body.model)

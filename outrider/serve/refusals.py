@@ -84,7 +84,7 @@ async def _http(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path, wrong method, a body that cannot be read."""
     assert isinstance(error, HTTPException)
     messages = {
-        404: f"there is no {request.url.path} here; see /openapi.json for what there is",
+        404: f"there is no {request.url.path} here; see /docs for what there is",
         405: f"{request.url.path} does not take {request.method}",
         400: "the body is not JSON in UTF-8, or its lists are nested too deeply",
     }

@@ -3,9 +3,9 @@ count of their tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from outrider.serve.api.chat import Chat
@@ -53,6 +53,14 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {**about, "model": AnthropicError} for status, about in ERRORS.items()
 }
 
+QUESTION = "Why is the sky blue?"
+CONVERSATION = [{"role": "user", "content": QUESTION}]
+
+
+def example(body: dict[str, Any]) -> Any:
+    """The body that /docs offers to send; it would make one up of every field that there is."""
+    return Body(openapi_examples={"short": {"value": body}})
+
 
 def generating_routes(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["generation"], responses=ERRORS)
@@ -62,7 +70,10 @@ def generating_routes(state: ServerState) -> APIRouter:
         responses={200: {"model": CompletionAnswer, "content": STREAM}},
         response_model=None,
     )
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(
+        body: Annotated[CompletionBody, example({"prompt": "The sky is", "max_tokens": 32})],
+        request: Request,
+    ) -> Response:
         """Continue texts. With `stream`, server-sent events."""
         ignored_fields(request, state.ignored, body)
         return await _answer(
@@ -74,13 +85,19 @@ def generating_routes(state: ServerState) -> APIRouter:
         responses={200: {"model": ChatAnswer, "content": STREAM}},
         response_model=None,
     )
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
+    async def chat_completions(
+        body: Annotated[ChatBody, example({"messages": CONVERSATION, "max_tokens": 64})],
+        request: Request,
+    ) -> Response:
         """Answer a conversation. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         return await _answer(await Chat.prepared(state, body, ignored), bool(body.stream), request)
 
     @router.post("/v1/responses", responses={200: {"content": STREAM}}, response_model=None)
-    async def responses(body: ResponsesBody, request: Request) -> Response:
+    async def responses(
+        body: Annotated[ResponsesBody, example({"input": QUESTION, "max_output_tokens": 64})],
+        request: Request,
+    ) -> Response:
         """Answer a text or a conversation, which may continue from an earlier response. With `stream`,
         server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
@@ -88,19 +105,21 @@ def generating_routes(state: ServerState) -> APIRouter:
         return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
 
     @router.post("/v1/responses/input_tokens")
-    async def response_tokens(body: InputTokensBody, request: Request) -> InputTokens:
+    async def count_input(
+        body: Annotated[InputTokensBody, example({"input": QUESTION})], request: Request
+    ) -> InputTokens:
         """Tokens of what a response would answer."""
         ignored_fields(request, state.ignored, body)
         return InputTokens(input_tokens=await count_input_tokens(state, body))
 
     @router.get("/v1/responses/{response_id}", response_model=dict[str, Any])
-    async def stored_response(response_id: str, request: Request) -> Response:
+    async def get_response(response_id: str, request: Request) -> Response:
         """A response that is kept, as it was answered."""
         _check_query(request)
         return _json(state.responses.find(response_id, to_go_on=False).response)
 
     @router.delete("/v1/responses/{response_id}")
-    async def dropped_response(response_id: str) -> dict[str, Any]:
+    async def delete_response(response_id: str) -> dict[str, Any]:
         """Forget a response."""
         state.responses.drop(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -110,14 +129,20 @@ def generating_routes(state: ServerState) -> APIRouter:
         responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS},
         response_model=None,
     )
-    async def messages(body: MessagesBody, request: Request) -> Response:
+    async def messages(
+        body: Annotated[MessagesBody, example({"messages": CONVERSATION, "max_tokens": 64})],
+        request: Request,
+    ) -> Response:
         """Answer a conversation, as Anthropic's clients ask. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         asked = await Messages.prepared(state, body, ignored)
         return await _answer(asked, bool(body.stream), request, MESSAGE_EVENTS)
 
     @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
-    async def count(body: CountBody, request: Request) -> TokenCount:
+    async def count_message(
+        body: Annotated[CountBody, example({"messages": CONVERSATION})],
+        request: Request,
+    ) -> TokenCount:
         """Tokens of a conversation, as Anthropic's clients ask."""
         ignored_fields(request, state.ignored, body)
         return TokenCount(input_tokens=await count_tokens(served_named(state, body.model), body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,32 @@ def test_version_metrics_page_and_document() -> None:
     assert schemas["ChatBody"]["properties"]["speculation"]
     assert schemas["ChatBody"]["additionalProperties"] is True
     assert schemas["SpeculationFields"]["additionalProperties"] is False
+
+
+def test_the_documentation_needs_no_network() -> None:
+    """Its scripts and styles are the server's own."""
+    with serving(FakeEngine()) as client:
+        page = client.get("/docs").text
+        parts = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert any(part.endswith(".js") for part in parts)
+        assert any(part.endswith(".css") for part in parts)
+        for part in parts:
+            assert client.get(part).status_code == 200, part
+
+
+def test_the_documentation_offers_requests_that_are_answered() -> None:
+    """Catches what a page makes up of a schema: every field at once, temperature 1e30."""
+    with serving(FakeEngine()) as client:
+        offered = 0
+        for path, methods in client.get("/openapi.json").json()["paths"].items():
+            if "requestBody" not in methods.get("post", {}):
+                continue
+            content = methods["post"]["requestBody"]["content"]["application/json"]
+            (example,) = content["examples"].values()
+            response = client.post(path, json=example["value"])
+            assert response.status_code == 200, (path, response.text)
+            offered += 1
+    assert offered == 8
 
 
 class TestRoutes:
