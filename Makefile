@@ -88,7 +88,7 @@ $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)" >&2; $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
-	@echo "installing outrider" >&2; $(PIP) -e ".[lab]"
+	@echo "installing outrider: its native runtime is compiled, about a minute" >&2; $(PIP) -e ".[lab]"
 	@touch $@
 
 $(TOOLS): $(STAMP)

@@ -7,6 +7,7 @@ has no native runtime.
 
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class UnpackDemo(BuildHookInterface):
         if not of_this_architecture():
             return
         try:
-            build_all()
+            build_all(status=self._say)
         except (CapabilityError, OSError) as error:
             self.app.display_warning(f"without the native runtime: {error}")
             return
@@ -46,3 +47,11 @@ class UnpackDemo(BuildHookInterface):
         build_data["tag"] = (
             f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
         )
+
+    def _say(self, line: str) -> None:
+        """To the terminal itself: pip and uv show nothing of what a build prints."""
+        self.app.display_info(line)
+        if sys.stderr.isatty():
+            return
+        with suppress(OSError), open("/dev/tty", "w") as terminal:  # none: a script, or Windows
+            terminal.write(f"\n  {line}\n")

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.errors import CapabilityError
@@ -73,14 +75,20 @@ def build(path: Path, kind: str) -> None:
         os.replace(library, path)  # atomic: a reader sees the whole file or none
 
 
-def build_all(folder: Path = PREBUILT) -> list[Path]:
-    """A library for each set of instructions of this architecture, those of other sources deleted;
-    the files. Raises CapabilityError as `build` does."""
+def build_all(status: Callable[[str], None] = lambda line: None) -> None:
+    """Make a library in PREBUILT for each set of instructions of this architecture, at the same time,
+    and delete those of other sources.
+
+    `status` is called if that takes long. Raises CapabilityError as `build` does.
+    """
     kinds = of_this_architecture()
-    wanted = [folder / file_name(kind) for kind in kinds]
-    for path, kind in zip(wanted, kinds, strict=True):
-        if not path.exists():
-            build(path, kind)
-    for old in set(folder.glob("runtime-*.so")) - set(wanted):
+    paths = {kind: PREBUILT / file_name(kind) for kind in kinds}
+    missing = [kind for kind, path in paths.items() if not path.exists()]
+    if missing and compiler() is not None:
+        status("compiling the native runtime, about a minute")
+    with ThreadPoolExecutor() as pool:
+        compiling = [pool.submit(build, paths[kind], kind) for kind in missing]
+    for task in compiling:
+        task.result()
+    for old in set(PREBUILT.glob("runtime-*.so")) - set(paths.values()):
         old.unlink()
-    return wanted

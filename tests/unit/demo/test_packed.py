@@ -189,11 +189,12 @@ def test_a_wheel_gets_the_native_runtime(
     """A wheel with compiled parts says for which system it is; without a compiler it is pure as
     before, and reports that."""
     warnings: list[str] = []
+    lines: list[str] = []
 
     class Interface:
         def __init__(self, root: str) -> None:
             self.root = root
-            self.app = SimpleNamespace(display_warning=warnings.append)
+            self.app = SimpleNamespace(display_warning=warnings.append, display_info=lines.append)
 
     module = ModuleType("hatchling.builders.hooks.plugin.interface")
     module.__dict__["BuildHookInterface"] = Interface
@@ -201,13 +202,11 @@ def test_a_wheel_gets_the_native_runtime(
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "outrider/runtime").mkdir()
     (tmp_path / "outrider/runtime/building.py").touch()
-    made: list[Path] = []
     if can_compile:
-        monkeypatch.setattr(building, "build_all", lambda: made)
+        monkeypatch.setattr(building, "build_all", lambda status: status("compiling"))
     else:
         monkeypatch.setattr(building, "compiler", lambda: None)
         monkeypatch.setattr(building, "PREBUILT", tmp_path / "lib")
-        monkeypatch.setattr(building.build_all, "__defaults__", (tmp_path / "lib",))
     data: dict[str, Any] = {"force_include": {}}
     runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize(
         "standard", data
@@ -215,6 +214,7 @@ def test_a_wheel_gets_the_native_runtime(
     if can_compile:
         assert data["pure_python"] is False
         assert data["tag"].startswith("py3-none-linux")
+        assert lines == ["compiling"]
     else:
         assert "pure_python" not in data
         assert "C++ compiler" in warnings[0]
@@ -253,4 +253,4 @@ def test_a_wheel_gets_the_weights_unpacked(
     ]
     assert f"{TARGET}/{WEIGHTS}" in built["wheel"]["artifacts"]
     assert "custom" in built["wheel"]["hooks"]
-    assert "hatch_build.py" in built["sdist"]["include"]
+    assert {"build_backend.py", "hatch_build.py"} < set(built["sdist"]["include"])

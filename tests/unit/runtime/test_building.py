@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.instructions import of_this_cpu
+from outrider.instructions import of_this_architecture, of_this_cpu
 from outrider.runtime import building
 
 SOURCE = """
@@ -41,3 +41,26 @@ def test_a_compiler_that_is_called_by_its_name_for_c_is_told_the_libraries(
     library.root.argtypes = (ctypes.c_double,)
     library.root.restype = ctypes.c_double
     assert library.root(27.0) == pytest.approx(3.0)
+
+
+def test_all_libraries_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is announced where there is one; libraries of other sources go."""
+    built: list[str] = []
+
+    def write(path: Path, kind: str) -> None:
+        built.append(kind)
+        path.write_text(kind)
+
+    monkeypatch.setattr(building, "build", write)
+    monkeypatch.setattr(building, "compiler", lambda: "g++")
+    monkeypatch.setattr(building, "PREBUILT", tmp_path)
+    (tmp_path / "runtime-avx2-0.so").write_text("of other sources")
+    lines: list[str] = []
+    for _ in range(2):
+        building.build_all(lines.append)
+    assert sorted(built) == sorted(of_this_architecture())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        building.file_name(kind) for kind in of_this_architecture()
+    )
+    assert len(lines) == 1
+    assert "compiling" in lines[0]
