@@ -101,6 +101,7 @@ def test_a_plain_step_waits_seldom_and_launches_little(benches: tuple[Bench, Ben
     assert cuda.launches <= 100 * steps
 
 
+@pytest.mark.slow
 def test_a_sampled_step_waits_and_launches_little_more(benches: tuple[Bench, Bench]) -> None:
     """Catches a verdict that is not replayed: it takes forty launches and eight waits."""
     _, there = benches

@@ -232,6 +232,7 @@ def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[i
     return [row.output for row in run_to_end(decoder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "length"), TEXTS_OF_EACH)
 def test_greedy_texts(name: str, length: int) -> None:
     """Catches any of the above that a few passes do not show: a window that is full, a state that

@@ -235,6 +235,7 @@ def test_one_token_differs(tmp_path: Path) -> None:
     assert "id 1 ('v1' against 'w1')" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [(257, 320), (320, 257)])
 def test_padded_vocabularies_are_fine(tmp_path: Path, widths: tuple[int, int]) -> None:
     """Catches the refusal, or the crash, of a pair that only pads its embeddings differently

@@ -222,6 +222,7 @@ def same_texts(subject: Subject, drafter: str, draft: str, gamma: int, *, togeth
         )
 
 
+@pytest.mark.slow
 @every_subject
 def test_plain_texts_are_long(subject: Subject) -> None:
     """Catches a comparison of nothing with nothing."""

@@ -149,6 +149,7 @@ def test_wires_are_changed_while_packets_run() -> None:
         line.send(b"end")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_wires")
 def test_packets_on_the_way_are_lost_when_the_wire_is_cut() -> None:
     with Network("a", "b", round_trip_s=1.0) as network, echo(network, socket.SOCK_DGRAM) as line:
@@ -163,6 +164,7 @@ def test_packets_on_the_way_are_lost_when_the_wire_is_cut() -> None:
         line.send(b"end")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_wires")
 def test_packets_are_lost_and_tcp_survives_it() -> None:
     with Network("a", "b", round_trip_s=0.002, loss=0.1) as network:

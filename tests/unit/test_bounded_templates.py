@@ -139,6 +139,7 @@ def test_a_long_conversation_is_rendered(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(bounded().from_string(template).render(messages=messages)) == 2_500_000
 
 
+@pytest.mark.slow
 def test_conversations_are_rendered_within_bounds() -> None:
     """With a tokenizer, too; the message is one line."""
     endless = ENDLESS[0]

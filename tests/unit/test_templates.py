@@ -111,6 +111,7 @@ def test_published_templates(path: Path, kind: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLISHED, reason="no templates here: make vocabularies")
 def test_most_published_templates_are_rendered() -> None:
     """Two refusals are equal, too. Some templates want tools, or functions."""

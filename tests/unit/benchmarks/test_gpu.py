@@ -70,6 +70,7 @@ def breaks(context: Any) -> dict[str, Any]:
     raise ValueError("no such kernel\nand more")
 
 
+@pytest.mark.slow
 def test_a_stage_that_raises_is_recorded_and_the_next_one_runs(
     gpu: ModuleType, stages: Any, out: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_missing_stages_and_packages_are_named(
     assert "absent.py is missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_skip_leaves_out(gpu: ModuleType, stages: Any, out: Path) -> None:
     stages(**dict.fromkeys(gpu.STAGES, nothing))
     assert tiny(gpu, out, "--skip", "right, peers") == 0
@@ -148,6 +150,7 @@ def test_skip_leaves_out(gpu: ModuleType, stages: Any, out: Path) -> None:
     assert found["peers"]["reason"] == "not asked for"
 
 
+@pytest.mark.slow
 def test_time_that_is_left_goes_to_later_stages(gpu: ModuleType, stages: Any, out: Path) -> None:
     left = {}
 
@@ -177,6 +180,7 @@ def test_stages_without_time_are_not_begun(
     assert "0.02 minutes were used up" in found["overhead"]["reason"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_known(gpu: ModuleType, stages: Any, out: Path) -> None:
     def interrupted(context: Any) -> dict[str, Any]:
         context.keep({"known": 1})

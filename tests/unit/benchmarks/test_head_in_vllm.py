@@ -179,6 +179,7 @@ def test_what_vllm_refuses_is_reported(tmp_path: Path, compare: Comparison) -> N
     assert refused.value.tail() == ["line of the log"]
 
 
+@pytest.mark.slow
 def test_death_and_timeout(tmp_path: Path, compare: Comparison) -> None:
     """Neither a worker that dies nor one that hangs looks like a comparison, and the hanging one is
     gone afterwards."""

@@ -258,6 +258,7 @@ def test_names_are_those_of_the_table(
         proposed(made, rows, [4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_switches_laws_on(value: str, expected: bool) -> None:
     code = "from outrider.drafters.proposals import _Laws; print(_Laws.are_checked)"

@@ -195,6 +195,7 @@ def test_a_prompt_that_is_read_again_found_nothing_at_first(
     assert [answer.finish.cached_tokens for answer in answers] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["auto", "eager"])
 def test_broken_numbers_stay_with_their_request(tmp_path: Path, runtime: str) -> None:
     """Catches a prompt whose NaN stays in memory, and ends the requests that are read into the same

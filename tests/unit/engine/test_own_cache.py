@@ -95,6 +95,7 @@ def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LL
     assert engine.snapshot().prefix_pages > 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(
     models: Models, plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_memory_that_compiling_may_take(monkeypatch: pytest.MonkeyPatch) -> None
     grammars.constraint(json_schema({"enum": ["value number 1"]}))
 
 
+@pytest.mark.slow
 def test_a_process_that_says_nothing_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def llm(folder: Path) -> LLM:
     return LLM(folder, drafter="prediction")
 
 
+@pytest.mark.slow
 def test_what_a_tokenizer_returns_is_continued(llm: LLM) -> None:
     """Catches the keys of a BatchEncoding taken for prompts, and padding fed as text."""
     texts = ["abc", "h"]

@@ -142,6 +142,7 @@ def test_headers_and_indexes(numbers: range, folder: Path) -> None:
     assert read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", seeds(30, 600))
 def test_a_gguf_file(numbers: range, tmp_path: Path) -> None:
     """Sizes of tensors that are others, and bytes of the header."""
@@ -179,6 +180,7 @@ def test_a_projection_of_another_size_in_a_gguf_file(size: int, tmp_path: Path) 
             runs(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", seeds(60, 1000))
 def test_configs_of_heads(numbers: range, tmp_path: Path) -> None:
     target = tiny_llama(257, num_hidden_layers=4)
@@ -399,6 +401,7 @@ def test_too_large_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_json(file, "it")
 
 
+@pytest.mark.slow
 def test_files_are_read_by_one_reader() -> None:
     """A place that parses JSON or TOML itself has no limits."""
     found = []

@@ -92,6 +92,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         resolve(str(tmp_path / "absent.gguf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", BY_NAME)
 def test_names_are_read_in_one_place(function: str) -> None:
     """Catches code that is handed a name and finds out again what it means."""

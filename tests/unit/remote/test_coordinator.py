@@ -84,6 +84,7 @@ def test_answers_are_those_of_a_target() -> None:
         assert len(client.get("/v1/models").headers.get_list("x-request-id")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 20])
 def test_a_stream_that_breaks_off_continues_elsewhere(after: int) -> None:
     with coordinated(*engines()) as setting:
@@ -121,6 +122,7 @@ def test_a_whole_answer_is_asked_for_again() -> None:
         assert setting.metric("retries_total") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_target_that_hangs_is_left(stream: bool) -> None:
     """Connected and silent, its probes too."""
@@ -172,6 +174,7 @@ def test_an_error_in_the_middle_is_tried_elsewhere() -> None:
         assert setting.standings() == ["ready", "ready"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 6])
 def test_a_request_that_breaks_every_target_ends_with_an_error(after: int) -> None:
     """Before the first byte with a status, after it as an event; and it ends."""
@@ -188,6 +191,7 @@ def test_a_request_that_breaks_every_target_ends_with_an_error(after: int) -> No
             assert events(answer.text)[-1]["error"]["code"] == "target_lost"
 
 
+@pytest.mark.slow
 def test_tokens_make_up_for_connections_that_broke() -> None:
     """More losses than max_retries, each with progress between."""
     with coordinated(*engines(), max_retries=1, wait_s=10.0) as setting:
@@ -199,6 +203,7 @@ def test_tokens_make_up_for_connections_that_broke() -> None:
         assert setting.metric("retries_total") > 2
 
 
+@pytest.mark.slow
 def test_a_target_that_drains_gets_nothing_new() -> None:
     first, second = engines()
     with coordinated(first, second) as setting:
@@ -239,6 +244,7 @@ def test_a_target_that_fails_is_tried_at_the_others_and_its_answer_is_the_last_w
         assert setting.client.post(COMPLETIONS, json=STREAM).json()["error"]["message"] == "no"
 
 
+@pytest.mark.slow
 def test_nobody_answers() -> None:
     """503 with the reason of each, after the wait; ready says so, health does not."""
     with coordinated(*engines(1)) as setting:
@@ -289,6 +295,7 @@ def test_requests_go_where_their_model_is() -> None:
             assert answer.json()["choices"][0]["text"] == text
 
 
+@pytest.mark.slow
 def test_the_target_with_the_least_to_do_is_asked() -> None:
     gates = [threading.Semaphore(10**6), threading.Semaphore(10**6)]
     made = [FakeEngine(reply=REPLY, context=400, gate=gate) for gate in gates]
@@ -368,6 +375,7 @@ def test_a_target_that_wants_another_key_is_named() -> None:
         assert "OUTRIDER_SERVICE_TOKEN" in setting.coordinator.fleet.reasons()
 
 
+@pytest.mark.slow
 def test_an_answer_takes_no_longer_than_its_limit() -> None:
     """A target whose probes are well and whose answers never come."""
     with coordinated(*engines(1), request_timeout_s=0.5) as setting:

@@ -64,6 +64,7 @@ def test_a_second_start_checks_nothing_and_says_the_same(
         start(model, runtime="eager")  # other passes, which nobody has checked
 
 
+@pytest.mark.slow
 def test_pass_limits_of_torchs_modules_are_measured_once(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,7 @@ def test_another_model_starts_as_the_first_time(
         LLM(model, threads=1, **{"drafter": "none", **options})
 
 
+@pytest.mark.slow
 def test_the_card_of_a_later_start_is_the_first_ones(model: Path) -> None:
     """Catches a value that JSON makes another one of, and a card of another model."""
     first, second = (start(model)._built.target for _ in range(2))
@@ -235,6 +236,7 @@ def test_a_command_imports_no_transformers(model: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"HEAVY {absent}", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["apertus", "kimi_linear"])
 def test_scalars_and_experts_of_other_names_are_kept(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path
@@ -315,6 +317,7 @@ def test_costs_tests_and_hashes_that_cannot_be_kept_fail_nothing(
     assert kept == ["what steps take", "the self-test"]
 
 
+@pytest.mark.slow
 def test_a_start_that_was_kept_and_cannot_be_read_is_made_anew(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

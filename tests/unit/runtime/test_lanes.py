@@ -53,11 +53,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lanes")
 
 
+@pytest.mark.slow
 def test_neon_gives_the_bits_of_avx2(folder: Path) -> None:
     assert len(printed("avx2", folder)) > 20_000
     assert printed("neon", folder) == printed("avx2", folder)
 
 
+@pytest.mark.slow
 def test_avx512_gives_the_bits_of_avx2(folder: Path) -> None:
     ours, others = (
         [line for line in printed(kind, folder) if not line.startswith(OTHERWISE)]

@@ -214,6 +214,7 @@ def test_every_pass_has_the_bits_of_a_whole_cache(name: str) -> None:
     assert lm.kv.allocated_bytes < all_of_it.kv.allocated_bytes
 
 
+@pytest.mark.slow
 def test_sums_that_torch_may_order_otherwise_keep_everything() -> None:
     """Attention with soft caps and sinks is written out in products that add up in another order
     elsewhere in a store."""
@@ -259,6 +260,7 @@ PROMPTS = [text_of(length, 60 + length) for length in (900, 30, 1400)]
 LENGTH = 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load", [partial(native, "mistral"), partial(native, "gemma2", BF16), partial(eager, "mistral")]
 )
@@ -362,6 +364,7 @@ def test_the_recorded_drafting_loop() -> None:
     assert max(lm.kv.bases) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
 def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device, without one: chains by indices and trees by masks, in passes that could be

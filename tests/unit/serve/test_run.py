@@ -82,6 +82,7 @@ def wait_for(url: str, status: int = 200) -> Any:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_life_of_a_server() -> None:
     """Healthy while loading, ready when loaded; a signal lets running answers finish and nothing
     new in."""

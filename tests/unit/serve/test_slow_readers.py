@@ -121,6 +121,7 @@ def test_a_reader_of_few_tokens_may_take_its_time() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_connection_that_nobody_reads_is_closed(
@@ -154,6 +155,7 @@ def test_a_connection_that_nobody_reads_is_closed(
         assert not process.failures
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_read_slowly_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "STALLED_S", 0.4)
     monkeypatch.setattr(run, "STALL_LOOK_S", 0.05)

@@ -99,6 +99,7 @@ def test_what_is_left_out_is_on_a_page() -> None:
         assert any(name in text for text in texts), name
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_shown(tmp_path: Path) -> None:
     environment = page_commands.Environment.__new__(page_commands.Environment)
     environment._bin = Path(sys.executable).parent

@@ -430,6 +430,7 @@ class Counted(Progress):
     skip = advance
 
 
+@pytest.mark.slow
 def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
     """Catches a stage that counts tasks and advances by prompts: '16 of 4'."""
     progress = Counted()

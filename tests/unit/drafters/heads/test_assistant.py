@@ -271,6 +271,7 @@ def test_it_is_found_by_its_config(tmp_path: Path) -> None:
     assert write(built(tmp_path, drafter_options={"stop": "product"}), PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_an_assistant_in_a_gguf_file(tmp_path: Path, kind: Kind) -> None:
     """Catches norms and scales mixed up, another rotation of full attention, and tables that are

@@ -63,6 +63,7 @@ def proposed(decoder: Decoder, params: list[SamplingParams], num_nodes: int) -> 
         return decoder.drafter.propose(decoder.rows, [num_nodes] * len(params))
 
 
+@pytest.mark.slow
 def test_warm_rows_are_drawn_and_cold_ones_placed(decoder_for: Callable[..., Decoder]) -> None:
     """Catches distributions claimed for tokens that were not drawn from them, or the switch at the
     wrong temperature."""

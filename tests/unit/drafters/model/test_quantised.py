@@ -52,6 +52,7 @@ def continued(draft: LM, target: LM, tokens: list[int], count: int) -> list[int]
     return text[len(tokens) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"bits": 8}, {"group_size": 128, "quantise_head": False}], ids=str
 )
@@ -68,6 +69,7 @@ def test_it_drafts_what_the_quantised_model_says(folder: Path, settings: dict[st
         decoder.target.kv.check_integrity()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
     """Catches weights that are quantised to something else: 8 bits of the right ones agree nearly
@@ -78,6 +80,7 @@ def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
     assert stats.accepted > 0.8 * stats.tested
 
 
+@pytest.mark.slow
 def test_memory_is_reported_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a copy that no note reports, and one that is made where it does not fit."""
     drafter = built(folder, bits=8).decoder.drafter

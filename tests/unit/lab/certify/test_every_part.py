@@ -142,6 +142,7 @@ def check(result: CertifyResult) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "settings"),
     [
@@ -208,6 +209,7 @@ def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter:
     assert result.invariance.status == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize(
     "drafter",
@@ -240,6 +242,7 @@ def bound(pattern: str, samples: int = PLAN.samples) -> CertifyPlan:
 LETTERS = "([a-d][a-d ])+"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     [

@@ -221,6 +221,7 @@ def _many(replacement: bool) -> Iterator[dict[str, Any]]:
         yield observed(drawn_tree(seed, 200, replacement=replacement), seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replacement", [False, True])
 def test_p_values_are_uniform_where_the_report_is_right(replacement: bool) -> None:
     """Siblings included, which are drawn without their elder ones."""

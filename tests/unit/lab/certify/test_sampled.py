@@ -70,12 +70,14 @@ def test_sound_decoding_passes(
     assert all(one.num_draws >= 600 for one in found.tests if one.part == "texts")
 
 
+@pytest.mark.slow
 @short
 def test_the_users_options_make_the_distribution_that_is_tested(open_subject: Open) -> None:
     """Penalties and filters on both sides."""
     assert section(open_subject(), params=PENALISED).status == "passed"
 
 
+@pytest.mark.slow
 @short
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("verifier", ["resamples", "drops", "clips"])
@@ -96,6 +98,7 @@ def test_a_biased_drafter_fails(open_subject: Open) -> None:
     assert section(open_subject("withholding"), 1000).status == "failed"
 
 
+@pytest.mark.slow
 @short
 @pytest.mark.usefixtures("broken")
 def test_a_drafter_that_misreports_its_distribution_fails(open_subject: Open) -> None:
@@ -326,6 +329,7 @@ def test_short_texts_are_as_many_as_draws(open_subject: Open, monkeypatch: Any) 
     assert drawn.prompts[:4] == PROMPTS, "prompts take turns"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 def test_a_rule_that_errs_only_at_late_positions_is_found_there(open_subject: Open) -> None:
     """The first band is sound; with the draft at hand its preference shows the bias."""
@@ -338,6 +342,7 @@ def test_a_rule_that_errs_only_at_late_positions_is_found_there(open_subject: Op
     assert min(p_values[1:]) < 1e-5
 
 
+@pytest.mark.slow
 @short
 def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: Any) -> None:
     """Finished units come from the journal, and the result is the same."""

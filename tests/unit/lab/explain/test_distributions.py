@@ -102,6 +102,7 @@ def test_trees(pair: tuple[str, str], name: str, tree: str) -> None:
     compare(contender_of(pair, f"draft-model k=6 tree={tree}"), PROMPTS[1], SAMPLING[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     ["quantised k=4 bits=8", "early-exit k=4 exit_layer=1", "early-exit k=4 skip_layers=0"],

@@ -139,6 +139,7 @@ def test_refusals(pair: tuple[str, str]) -> None:
         explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY)
 
 
+@pytest.mark.slow
 def test_the_demo() -> None:
     """The embedded pair, as `outrider explain demo` runs it."""
 

@@ -176,6 +176,7 @@ def test_sections_of_tokens_follow_marks_in_the_prompt() -> None:
     assert token_sections("", ["x", "#", "###", " 4"]) == ["thinking", "answer", "answer", "answer"]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60), st.lists(st.text(max_size=6), max_size=12))
 def test_every_token_has_one_kind_and_one_section(prompt: str, pieces: list[str]) -> None:
     kinds = token_kinds(prompt, pieces)

@@ -72,6 +72,7 @@ def test_one_server(at_once: int) -> None:
     assert result.workload.num_skipped_lines == 1
 
 
+@pytest.mark.slow
 def test_two_servers_take_turns_on_the_same_prompts() -> None:
     """Plain first, then speculative, then the other way round: drift hits both alike, and only one
     works at a time."""

@@ -52,6 +52,7 @@ def _entries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(registry._builtin, "echo", Entry(f"{__name__}:{name}", "a new kind"))
 
 
+@pytest.mark.slow
 def test_a_new_kind_is_trained_found_and_drafts(tmp_path: Path) -> None:
     """Catches a list of kinds that would have to know it, too."""
     spec = spec_for(tmp_path, kind="echo", settings={"num_heads": "2"})

@@ -113,6 +113,7 @@ def test_block_heads(tmp_path: Path, name: str, kind: Kind) -> None:
     assert head_in(str(path)) == "block"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle3", "block"])
 def test_a_file_drafts_what_its_folder_drafts(tmp_path: Path, drafter: str) -> None:
     model = target()

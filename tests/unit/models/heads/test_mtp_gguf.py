@@ -271,6 +271,7 @@ def test_several_layers_take_turns(tmp_path: Path, name: str) -> None:
     assert read_drafts(Options(str(path))).heads[0].max_chain == 2
 
 
+@pytest.mark.slow
 def test_a_head_without_a_last_norm_takes_the_targets(tmp_path: Path) -> None:
     reference, _, path = written(tmp_path, "qwen35", norm=False)
     reference.layers[0]["norm"] = reference.target.model.norm
@@ -314,6 +315,7 @@ def test_a_file_with_a_head_alone(tmp_path: Path) -> None:
         built(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
 def test_a_head_in_blocks_runs_natively(tmp_path: Path, library_path: Path, name: str) -> None:
     """In bf16 the kernels multiply its blocks; the text is plain decoding's to the bit, in chains

@@ -185,6 +185,7 @@ def test_a_composite_says_which_part_lacks_its_head(root: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_composites_head_may_be_named_by_draft_or_by_its_option_but_not_both(root: Path) -> None:
     named = {"parts": "ngram,medusa", "options": f"medusa.head={root / 'medusa'}"}
     built = build(

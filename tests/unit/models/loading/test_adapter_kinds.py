@@ -203,6 +203,7 @@ def test_families_with_shared_layers_scaled_embeddings_and_experts(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_merged_is_refused_by_name(
     name: str, bases: Mapping[bool, Path], tmp_path: Path
@@ -250,6 +251,7 @@ def test_adapters_with_added_tokens(
     )
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_has_are_not_made_up(bases: Mapping[bool, Path], tmp_path: Path) -> None:
     """peft saves no output layer where only the embeddings have an adapter; a tied model has it all
     the same."""
@@ -303,6 +305,7 @@ def test_texts_on_the_native_runtime_and_of_drafts(
     assert drafted.stats.accepted == drafted.stats.tested > 0
 
 
+@pytest.mark.slow
 def test_rounding_on_loading_takes_the_untied_model(
     bases: Mapping[bool, Path], tmp_path: Path
 ) -> None:

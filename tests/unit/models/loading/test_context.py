@@ -62,6 +62,7 @@ def test_more_than_the_config_names_is_refused(target: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_yarn_stretches_what_the_config_names(tmp_path: Path) -> None:
     """Qwen's cards say to add the factor alone; vLLM multiplies, too. Positions behind the named
     ones are the stretched ones."""

@@ -148,6 +148,7 @@ def test_what_samples_show_reaches_the_limits(monkeypatch: pytest.MonkeyPatch) -
     assert not find_pass_limits(lm, module).exact_trees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_experts_are_never_exact_by_luck(dtype: torch.dtype) -> None:
     """An expert's sums depend on how many tokens it is given, which half precision hides in most

@@ -321,6 +321,7 @@ def test_memory_is_that_of_the_codes(name: str, tmp_path: Path) -> None:
     assert memory.quantised_bytes == pytest.approx(held, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8-experts", "mxfp4"])
 def test_folders_run_from_their_floats(
     name: str, tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
         assert not any(node.HasField("distribution") for node in reply.nodes)
 
 
+@pytest.mark.slow
 def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     """A row's emitted text helps the next row; replaced or drafted tokens were never emitted."""
     bench = Bench(hosted_lookup("suffix", target))
@@ -111,6 +112,7 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     assert [node.token for node in reply.nodes] == [70, 71, 72, 73]
 
 
+@pytest.mark.slow
 def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Path) -> None:
     """Universal: beside other rows it drafts what it drafts alone, with distributions where both
     vocabularies have the tokens."""
@@ -178,6 +180,7 @@ def test_drafters_that_no_service_can_host_are_refused(
         assert "Use draft-model, universal, ngram" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_draft_model_of_another_vocabulary_than_the_target_named(
     folder: Path, tmp_path: Path
 ) -> None:

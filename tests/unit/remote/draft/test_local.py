@@ -61,6 +61,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_it_serves_and_ends(service: LocalService) -> None:
     """On a socket that only we can reach; nothing is left behind."""
     socket = Path(service.endpoint.target.removeprefix("unix:"))
@@ -73,6 +74,7 @@ def test_it_serves_and_ends(service: LocalService) -> None:
     assert not socket.parent.exists()
 
 
+@pytest.mark.slow
 def test_it_is_started_again(service: LocalService) -> None:
     """After it died by itself."""
     assert service.child is not None
@@ -173,6 +175,7 @@ def test_threads_are_what_the_target_leaves(monkeypatch: pytest.MonkeyPatch) -> 
         assert local.draft_threads() == left
 
 
+@pytest.mark.slow
 def test_waiting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line at once, and another one now and then with the service's last output."""
     monkeypatch.setattr(

@@ -240,6 +240,7 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
+@pytest.mark.slow
 def test_idle_rows_are_forgotten(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     """After their time, in table, batch and cache; rows that are asked about stay."""
     monkeypatch.setattr("outrider.remote.draft.worker.REST_S", 0.0)
@@ -298,6 +299,7 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     assert "--memory" in reply.reason
 
 
+@pytest.mark.slow
 def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> None:
     """Catches a text that is never drafted for again because others of its batch took all memory
     once."""
@@ -409,6 +411,7 @@ def test_limits_are_checked(field: str) -> None:
         DraftLimits(**{field: -1})
 
 
+@pytest.mark.slow
 def test_a_model_of_another_width_than_the_askers(tmp_path: Path) -> None:
     """An asker's padded vocabulary may be wider: its committed tokens are taken."""
     hosted = hosted_model(save_draft(tmp_path))
