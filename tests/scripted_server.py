@@ -2,7 +2,7 @@
 in advance.
 
 The last message chooses the scene: "attack", "break", "busy", "differ", "html", "long", "markdown",
-"refuse", "slow", "tortoise", "unknown"; anything else gets STORY.
+"refuse", "slow", "think", "tortoise", "unknown"; anything else gets STORY.
 """
 
 from __future__ import annotations
@@ -178,6 +178,13 @@ def scene(asked: str, speculates: bool) -> list[Step]:
     if asked in ("attack", "markdown"):
         text = ATTACK if asked == "attack" else MARKDOWN
         return [[(piece, "plain")] for piece in re.findall(r".{1,7}", text, re.DOTALL)]
+    if asked == "think":
+        return [
+            [("<think>", "plain")],
+            [("*Hm*.", "plain")],
+            [("</think>", "plain")],
+            [("Yes.", "plain")],
+        ]
     if asked == "slow":
         return [[(" tick", "plain")]] * 400
     story = STORY if speculates else [[(piece, "plain")] for step in STORY for piece, _ in step]

@@ -116,8 +116,9 @@ export class AnswerView {
     const pairs = [
       ["tokens", `${numbers.tokens}`, ""], ["tokens/s", shown(numbers.perSecond, 0), ""],
       ["first token", numbers.firstAfter === null ? "–" : `${shown(numbers.firstAfter, 2)} s`, "detail"],
-      ["τ", shown(numbers.tau, 2), "detail"], ["α", shown(numbers.alpha, 2), "detail"],
+      ["τ", shown(numbers.tau, 2), "detail"],
     ];
+    if (numbers.alpha !== null) pairs.push(["α", shown(numbers.alpha, 2), "detail"]);
     if (numbers.drafted !== null) pairs.push(["kept", `${numbers.accepted} of ${tested}${numbers.drafted} drafted`, "detail"]);
     this.numbers.replaceChildren(...pairs.map(([name, value, kind]) => {
       const pair = make("div", kind);

@@ -6,7 +6,7 @@ import { at, copy, hideNotice, make, notice, tell } from "./dom.js";
 import { invite } from "./empty.js";
 import { filesOfMessage, setFiles } from "./files.js";
 import { wishes } from "./settings.js";
-import { newAnswer, newConversation, saveDraft } from "./storage.js";
+import { newAnswer, newConversation } from "./storage.js";
 import { requestBody, stream } from "./stream.js";
 import { Reply } from "./tally.js";
 
@@ -173,9 +173,11 @@ function busy(is) {
   if (hadFocus) at("message").focus();
 }
 
-/** Before the page is left: what of a turn would be lost, as a conversation to keep; the text that has no answer yet stays a draft. */
+/** What has no answer yet: typed, or sent a moment ago. */
+export const unanswered = () => at("message").value || (running && !running.answer?.content ? running.question.content : "");
+
+/** The answer that is growing, in a conversation to keep; null where none is. */
 export function unfinished() {
-  saveDraft(at("message").value || (running && !running.answer?.content ? running.question.content : ""));
   if (!running?.answer?.content) return null;
   const { asked, messages, answer } = running;
   return { ...asked, name: asked.name || nameFor(messages), changed: Date.now(), messages: [...messages, { ...answer, ended: "abort" }] };

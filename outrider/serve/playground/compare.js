@@ -27,11 +27,14 @@ export class Comparison {
 
   show() { for (const view of this.views) view.show(); }
 
-  /** `ask(reply, length, grew)` fills a reply. Throws what it throws, after a verdict on the runs that were whole. */
+  /** `ask(reply, length, grew)` fills a reply. The verdict is on the rounds that were whole. Throws what `ask` throws, except
+      that somebody stopped it after the first round. */
   async run(ask) {
     const rounds = [];
     try {
       for (let number = 0; number < RUNS; number += 1) rounds.push(await this.round(number, ask));
+    } catch (error) {
+      if (!rounds.length || error.name !== "AbortError") throw error;
     } finally {
       this.answer.verdict = this.verdict(rounds);
       this.progress.replaceWith(verdictView(this.answer.verdict));

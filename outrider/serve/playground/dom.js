@@ -57,13 +57,26 @@ at("notice-action").addEventListener("click", () => { hideNotice(); whenTaken?.(
 /** Copy a text; `button` says for a moment that it was done. */
 export async function copy(text, button) {
   try {
-    await navigator.clipboard.writeText(text);
-  } catch { // a page that is not served from this machine or over TLS has no clipboard
-    return notice("This browser lets only pages over HTTPS, or of this machine, copy. Select the text and copy it yourself.", "caution");
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelected(text, button);
+  } catch {
+    return notice("This browser does not let the page copy. Select the text and copy it yourself.", "caution");
   }
   tell("Copied.");
   button.classList.add("done");
   setTimeout(() => button.classList.remove("done"), 1200);
+}
+
+/** The old way, for pages that are neither of this machine nor over TLS: browsers give those no clipboard. */
+function copySelected(text, button) {
+  const field = make("textarea", "unseen");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const copied = document.execCommand("copy");
+  field.remove();
+  button.focus();
+  if (!copied) throw new Error("not copied");
 }
 
 export function download(name, text) {

@@ -1,22 +1,20 @@
 // The page: conversations, composer and keys put together.
 
 import { hideCard } from "./card.js";
-import { isRunning, onChange, open, openConversation, send, stop, unfinished } from "./chat.js";
+import { isRunning, onChange, open, openConversation, send, stop, unanswered, unfinished } from "./chat.js";
 import { at, closeOverlay, download, isWide, notice, openPanel, tell } from "./dom.js";
 import { setFiles, startFiles } from "./files.js";
 import { startSettings } from "./settings.js";
 import { showList } from "./sidebar.js";
 import {
-  changedElsewhere, deleteConversation, exported, imported, loadConversations, loadDraft, newConversation, saveConversation, withFreeId,
+  changedElsewhere, deleteConversation, exported, imported, keepInTab, loadConversations, newConversation, ofTab, saveConversation, withFreeId,
 } from "./storage.js";
-
-const OPEN = "outrider.open"; // the conversation that this tab had open
 
 let conversations = [];
 const deleted = new Set(); // ids: an answer that still ran must not bring them back
 
 function list() {
-  sessionStorage.setItem(OPEN, openConversation().id);
+  keepInTab("open", openConversation().id);
   showList(conversations, openConversation().id, { open: choose, rename, exportOne, remove });
 }
 
@@ -89,6 +87,7 @@ window.addEventListener("storage", (event) => { // another tab
 });
 
 window.addEventListener("pagehide", () => {
+  keepInTab("draft", unanswered());
   const conversation = unfinished();
   stop();
   if (conversation) keep(conversation);
@@ -119,10 +118,10 @@ startFiles(importFile);
 startSettings((error) => notice(error.message));
 const kept = loadConversations();
 conversations = kept.conversations;
-open(conversations.find((conversation) => conversation.id === sessionStorage.getItem(OPEN)) ?? newConversation());
+open(conversations.find((conversation) => conversation.id === ofTab("open")) ?? newConversation());
 list();
 setFiles([]);
-at("message").value = loadDraft();
+at("message").value = ofTab("draft");
 if (kept.unreadable) {
   notice(`${kept.unreadable} conversation${kept.unreadable === 1 ? "" : "s"} in this browser's storage could not be read and ${kept.unreadable === 1 ? "is" : "are"} left out.`, "caution");
 }

@@ -1,10 +1,9 @@
 // The settings: the models that the server has, the fields, what they ask for.
 
 import { at, clean, isWide, make, openPanel } from "./dom.js";
-import { loadSettings, saveSettings } from "./storage.js";
+import { keepInTab, loadSettings, ofTab, saveSettings } from "./storage.js";
 import { AUTO, Trouble, call } from "./stream.js";
 
-const KEY = "outrider-api-key"; // kept by the tab, never by the browser
 const RETRY_MS = 1000; // while the server loads its models
 const MOST_DRAFTS = 16;
 const NUMBERS = { // fields of a request that are sent where they are filled in
@@ -153,13 +152,13 @@ export function startSettings(failed) {
   document.addEventListener("change", (event) => { if (event.target.form === form && event.target.id !== "key") keep(); });
   at("temperature").addEventListener("input", showFields);
   at("model").addEventListener("change", showModel);
-  at("key").addEventListener("change", () => { sessionStorage.setItem(KEY, at("key").value); loadModels(); });
+  at("key").addEventListener("change", () => { keepInTab("key", at("key").value); loadModels(); });
   form.addEventListener("reset", () => setTimeout(() => { // when the fields are as they were at first
-    at("key").value = sessionStorage.getItem(KEY) ?? "";
+    at("key").value = ofTab("key");
     keep();
     if (isWide()) at("defaults").focus();
   }));
-  at("key").value = sessionStorage.getItem(KEY) ?? "";
+  at("key").value = ofTab("key");
   restore();
   loadModels();
 }

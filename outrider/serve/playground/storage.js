@@ -11,7 +11,6 @@ import { Trouble } from "./stream.js";
 const CONVERSATION = "outrider.conversation.";
 const UNREADABLE = "outrider.unreadable.";
 const SETTINGS = "outrider.settings";
-const DRAFT = "outrider.draft"; // what was typed and not yet answered, in this tab
 const VERSION = 1; // of an exported file
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -90,18 +89,20 @@ export function loadSettings() {
 
 export function saveSettings(settings) { put(SETTINGS, JSON.stringify(settings)); }
 
-export function loadDraft() {
+// What this tab keeps until it closes: the API key, the conversation that is open, what is typed and not yet answered.
+
+export function ofTab(name) {
   try {
-    return sessionStorage.getItem(DRAFT) ?? "";
+    return sessionStorage.getItem(`outrider.${name}`) ?? "";
   } catch {
     return "";
   }
 }
 
-export function saveDraft(text) {
+export function keepInTab(name, text) {
   try {
-    sessionStorage.setItem(DRAFT, text);
-  } catch { /* it is lost with the tab */ }
+    sessionStorage.setItem(`outrider.${name}`, text);
+  } catch { /* it is lost with the page */ }
 }
 
 // ---- files

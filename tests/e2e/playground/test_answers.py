@@ -32,6 +32,15 @@ def test_answer_is_read_as_formatted_text(page: Any) -> None:
     assert "noopener" in link.get_attribute("rel")
 
 
+def test_thoughts_are_folded_away(page: Any) -> None:
+    """Pages of thinking before the first word of the answer."""
+    answer = ask(page, "think")
+    assert answer.locator(".prose > p").inner_text() == "Yes."
+    assert answer.locator(".thoughts em").is_hidden()
+    answer.locator("summary").click()
+    assert answer.locator(".thoughts em").inner_text() == "Hm"
+
+
 def test_answer_is_watched_in_the_colours_of_fates(page: Any) -> None:
     """Text lost between chunks, a fate in the wrong colour, or τ and α by another definition."""
     answer = ask(page, "tell me")
@@ -137,6 +146,18 @@ def test_a_comparison_that_is_stopped_compares_nothing(page: Any) -> None:
     assert page.locator(".caution.verdict").inner_text().startswith("Nothing to compare.")
 
 
+def test_a_comparison_that_is_stopped_later_counts_the_whole_runs(page: Any) -> None:
+    page.check("#compare")
+    begin(page, "tell me")
+    page.wait_for_selector(".end:has-text('Run 2 of 3')")
+    page.keyboard.press("Escape")
+    ended(page)
+    verdict = page.locator(".verdict").inner_text()
+    assert verdict.startswith("2.1x faster with drafts.")
+    assert "over one run" in verdict or "over two runs" in verdict
+    assert "Stopped by you" not in page.locator(".answer").inner_text()
+
+
 def test_a_refused_side_is_not_asked_twice(page: Any, server: Scripted) -> None:
     page.check("#compare")
     begin(page, "refuse")
@@ -236,7 +257,7 @@ def test_key_is_asked_for_sent_and_kept_in_this_tab_only(open_page: Any, server:
     assert KEY not in page.evaluate("document.cookie + JSON.stringify(localStorage)")
     page.click("#settings-toggle")
     page.click("#defaults")
-    assert page.input_value("#key") == KEY
+    expect(page.locator("#key")).to_have_value(KEY)
 
 
 def test_page_waits_for_models_that_are_still_loading(open_page: Any, server: Scripted) -> None:
@@ -307,7 +328,8 @@ def test_settings_arrive_in_the_request(page: Any, server: Scripted) -> None:
     }
     for field, value in fields.items():
         page.fill(f"#{field}", value)
-    ask(page, "again")
+    answer = ask(page, "again")
+    assert answer.locator(".code-head span").inner_text() == "json"  # shown as what it is
     body = server.bodies[-1]
     assert body["speculation"] == {"mode": "fixed", "max_draft_tokens": 4, "drafter": "ngram"}
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}

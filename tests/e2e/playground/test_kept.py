@@ -45,6 +45,8 @@ def test_conversations_and_settings_survive_a_reload(page: Any, server: Scripted
     assert body["top_k"] == 5
     page.click("#settings-toggle")
     page.click("#defaults")
+    expect(page.locator("#system")).to_have_value("")
+    page.wait_for_selector("[data-mode=reading]")
     reload(page)
     assert page.input_value("#system") == ""
     assert page.input_value("#length") == "auto"
@@ -194,6 +196,20 @@ def test_a_full_storage_is_told_and_stops_nothing(page: Any) -> None:
     ask(page, "three")
     reload(page)
     assert page.locator(".message").count() == 6
+
+
+def test_a_browser_that_keeps_nothing(page: Any, server: Scripted) -> None:
+    """Where a reader forbids storage, even the question for it throws."""
+    other = page.context.new_page()
+    other.add_init_script("""for (const name of ["localStorage", "sessionStorage"]) {
+        Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+    }""")
+    other.goto(server.url)
+    other.wait_for_selector("#about:has-text('drafters')")
+    ask(other, "one")
+    assert "This browser keeps nothing for this page" in other.inner_text("#notice-text")
+    ask(other, "two")
+    assert texts(server.bodies[-1]) == ["one", STORY_TEXT, "two"]
 
 
 def test_two_tabs_do_not_lose_each_others_conversations(page: Any, server: Scripted) -> None:
