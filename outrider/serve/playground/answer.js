@@ -59,9 +59,9 @@ export class AnswerView {
     this.numbers = make("dl", "numbers");
     this.end = make("div", "ends");
     this.foot = make("div", "foot");
+    this.foot.append(this.numbers);
     if (title) this.element.append(make("h2", "", title));
     else this.foot.append(answerActions());
-    this.foot.append(this.numbers);
     this.element.append(this.text, this.end, this.foot);
     this.show();
   }
