@@ -1,14 +1,15 @@
 """A server that speaks as ours does and answers from a script: what the playground shows is known
 in advance.
 
-The last message chooses the scene: "break", "busy", "differ", "html", "refuse", "slow", "unknown";
-anything else gets STORY.
+The last message chooses the scene: "attack", "break", "busy", "differ", "html", "long", "markdown",
+"refuse", "slow", "think", "tortoise", "unknown"; anything else gets STORY.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -39,7 +40,43 @@ STORY: list[Step] = [
 ]
 STORY_TEXT = "".join(piece for step in STORY for piece, _ in step)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;b&gt;\u202e\x1b[31m"
+MARKDOWN = """Use **this**:
+
+```python
+def double(number):
+    return 2 * number  # twice
+```
+
+| name | value |
+|---|---|
+| one | 1 |
+
+1. first
+2. [second](https://example.com/ "there")
+"""
+ATTACK = """<script>document.title = 'owned'</script><img src=x onerror="document.title='owned'">
+<svg onload="document.title='owned'"><iframe srcdoc="<script>parent.document.title='owned'</script>"></iframe>
+<math><mtext><table><mglyph><style><img src=x onerror="document.title='owned'"></style></mglyph></table></mtext></math>
+
+[a](javascript:document.title='owned') [b](data:text/html,<script>1</script>) [c](vbscript:x)
+[d](java&#115;cript:document.title='owned') <javascript:document.title='owned'>
+![pixel](http://evil.example/pixel.png "x\" onerror=\"document.title='owned'")
+[e](https://fine.example/"onmouseover="document.title='owned')
+
+```"><img src=x onerror=document.title='owned'>
+</code></pre><script>document.title='owned'</script>
+```
+
+<style>body { display: none }</style><form action="http://evil.example"><input></form>
+| <img src=x onerror=document.title='owned'> | b |
+|---|---|
+| <a href="javascript:document.title='owned'">x</a> | d |
+"""
 KEY = "sesame"
+PLAIN_SPEED = 200.0  # tokens per second, as the server tells them
+SPEEDUPS = {"tortoise": 1 / 1.3}
+SPEEDUP = 2.1
+SPREAD = (1.0, 0.95, 1.05)  # of the runs of a comparison
 FILE = "/models/second.gguf"
 
 
@@ -119,18 +156,35 @@ def answer(state: Scripted, body: dict[str, Any], asked: str, form: str) -> Any:
         return refusal(400, "temperature must be at most 2, got <9>")
     if asked == "busy":
         return refusal(429, "256 requests wait already", {"Retry-After": "3"})
+    if asked == "long":
+        message = "prompt is too long: 3006 tokens > 1023 maximum"
+        return refusal(400, message, code="context_length_exceeded")
     return StreamingResponse(stream(state, body, asked, form), media_type="text/event-stream")
 
 
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def refusal(
+    status: int, message: str, headers: dict[str, str] | None = None, code: str | None = None
+) -> JSONResponse:
     return JSONResponse(
-        {"error": {"message": message, "type": "invalid_request_error"}}, status, headers
+        {"error": {"message": message, "type": "invalid_request_error", "code": code}},
+        status,
+        headers,
     )
 
 
 def scene(asked: str, speculates: bool) -> list[Step]:
     if asked == "html":
         return [[(HOSTILE, "accepted"), ("end", "bonus")]]
+    if asked in ("attack", "markdown"):
+        text = ATTACK if asked == "attack" else MARKDOWN
+        return [[(piece, "plain")] for piece in re.findall(r".{1,7}", text, re.DOTALL)]
+    if asked == "think":
+        return [
+            [("<think>", "plain")],
+            [("*Hm*.", "plain")],
+            [("</think>", "plain")],
+            [("Yes.", "plain")],
+        ]
     if asked == "slow":
         return [[(" tick", "plain")]] * 400
     story = STORY if speculates else [[(piece, "plain")] for step in STORY for piece, _ in step]
@@ -152,7 +206,7 @@ async def stream(
         state.cut_off += 1
         raise
     yield event(chunk([], form, known=True, reason="stop"))
-    yield event(last(steps))
+    yield event(last(steps, speed(state, body, asked)))
     yield "data: [DONE]\n\n"
 
 
@@ -163,14 +217,25 @@ def chunk(step: Step, form: str, *, known: bool, reason: str | None = None) -> d
     return {"choices": [{"index": 0, "finish_reason": reason, **fields, **origins}]}
 
 
-def last(steps: list[Step]) -> dict[str, Any]:
+def speed(state: Scripted, body: dict[str, Any], asked: str) -> float:
+    """Tokens per second: the same without drafts, another one with them in each round of two."""
+    if body["speculation"]["mode"] == "off":
+        return PLAIN_SPEED
+    round_number = (len(state.bodies) - 1) // 2
+    return PLAIN_SPEED * SPEEDUPS.get(asked, SPEEDUP) * SPREAD[round_number % len(SPREAD)]
+
+
+def last(steps: list[Step], tokens_per_s: float) -> dict[str, Any]:
     fates = [fate for step in steps for _, fate in step]
     accepted = fates.count("accepted")
     counts = {"num_draft_tokens": accepted + 6, "num_accepted_draft_tokens": accepted}
     return {
         "choices": [],
         "usage": {"completion_tokens": len(fates)},
-        "metrics": {"speculative_decoding": counts if accepted else None},
+        "metrics": {
+            "speculative_decoding": counts if accepted else None,
+            "timing": {"decode_tokens_per_s": tokens_per_s},
+        },
     }
 
 

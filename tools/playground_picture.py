@@ -72,17 +72,19 @@ def wait_for(url: str) -> None:
 
 
 def take(url: str) -> None:
-    """One question, with speculation and without, beside each other."""
+    """One question, with drafts and without, side by side."""
     chromium = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page = browser.new_page(viewport={"width": 1200, "height": 720})
         page.goto(url)
         page.wait_for_selector("#about:has-text('drafters')")
         page.check("#compare")
-        page.fill("#max-tokens", "160")
+        page.check("input[value=watching]")
+        page.click("#settings-toggle")
         page.focus("#temperature")
         page.keyboard.press("Home")  # 0: greedy
+        page.click("#settings .close")
         page.mouse.move(5, 5)  # away from the tokens, which say more about themselves below it
         page.fill("#message", QUESTION)
         page.press("#message", "Enter")

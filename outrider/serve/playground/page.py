@@ -1,47 +1,68 @@
-"""One HTML file, put together here: style and script inside, nothing fetched but this server's own
-API.
+"""The page and what it loads: its own scripts and style, and the libraries in `vendor/`, all from
+this server.
 
-    page.html    the page             page.css     its looks: the reports' colours of fates
-    stream.js    asking the server, reading the stream, counting       page.js     the controls and the tokens
+    page.html    the page                         page.css       its looks: the reports' colours of fates
+    page.js      puts the parts together          chat.js        the conversation that is open
+    stream.js    asking the server                tally.js       an answer as it grows, counted
+    answer.js    how a message looks              markdown.js    an answer as formatted text
+    compare.js   with drafts and without          card.js        what is known of a token
+    settings.js  the settings and the models      sidebar.js     the list of conversations
+    storage.js   what the browser keeps           files.js       text files beside a message
+    dom.js       elements, notices, panels
 
-The content security policy allows exactly this style and this script, by their hashes, and
-connections to this server alone, so that not even a text that slipped past the escaping could load
-or run anything.
+The content security policy allows the scripts of this very page (a nonce), its style and
+connections to this server. Strings become markup nowhere but in DOMPurify (trusted types): not even
+a text that slipped past it could load or run anything.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
+import secrets
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from string import Template
 
-from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import HTMLResponse, Response
 
 from outrider.version import __version__
 
-
-@cache
-def page() -> str:
-    """The whole document."""
-    return Template(_asset("page.html")).substitute(
-        style=_style(), script=_script(), version=__version__
-    )
+FOLDER = Path(__file__).parent
+KINDS = {".css": "text/css", ".js": "text/javascript"}
+A_YEAR_S = 365 * 24 * 3600
 
 
-@cache
-def policy() -> str:
+def page(nonce: str) -> str:
+    """The whole document, whose script may run because it carries the header's nonce."""
+    text = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return Template(text).substitute(version=__version__, digest=digest(), nonce=nonce)
+
+
+def policy(nonce: str) -> str:
     """The Content-Security-Policy header that `page` wants."""
-    style, script = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for text in (_style(), _script())
-    )
     return (
-        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'self'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types dompurify"
     )
+
+
+@cache
+def assets() -> dict[str, bytes]:
+    """The scripts and styles by their paths below the page's folder."""
+    files = sorted(file for file in FOLDER.rglob("*") if file.suffix in KINDS)
+    return {file.relative_to(FOLDER).as_posix(): file.read_bytes() for file in files}
+
+
+@cache
+def digest() -> str:
+    """A part of the assets' addresses that changes with any of them, so that browsers may keep
+    them."""
+    contents = hashlib.sha256()
+    for name, content in assets().items():
+        contents.update(f"{name} {len(content)} ".encode() + content)
+    return contents.hexdigest()[:16]
 
 
 def router() -> APIRouter:
@@ -50,28 +71,23 @@ def router() -> APIRouter:
 
     @routes.get("/", include_in_schema=False)
     def playground() -> HTMLResponse:
-        return HTMLResponse(page(), headers=_headers())
+        nonce = secrets.token_urlsafe(16)
+        headers = {
+            "Content-Security-Policy": policy(nonce),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",  # the nonce is good for one answer
+        }
+        return HTMLResponse(page(nonce), headers=headers)
+
+    @routes.get("/playground/{version}/{name:path}", include_in_schema=False)
+    def asset(version: str, name: str) -> Response:
+        if version != digest() or name not in assets():
+            raise HTTPException(404)
+        headers = {
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": f"public, max-age={A_YEAR_S}, immutable",
+        }
+        return Response(assets()[name], media_type=KINDS[Path(name).suffix], headers=headers)
 
     return routes
-
-
-def _headers() -> dict[str, str]:
-    return {
-        "Content-Security-Policy": policy(),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",  # asked for again after an upgrade of the server
-    }
-
-
-def _style() -> str:
-    return _asset("page.css")
-
-
-def _script() -> str:
-    """Both scripts as one module: page.js uses what stream.js defines."""
-    return _asset("stream.js") + "\n" + _asset("page.js")
-
-
-def _asset(name: str) -> str:
-    return files("outrider.serve.playground").joinpath(name).read_text(encoding="utf-8")

@@ -1,31 +1,43 @@
-// Talking to the server: what is asked of it, the events of a streamed answer, and what can be counted while it runs.
+// Talking to the server: what is asked of it, and the events of a streamed answer.
 
-const FATES = {
-  accepted: "drafted and accepted",
-  correction: "the target's correction of a rejected draft token",
-  bonus: "the target's bonus token after a draft kept whole",
-  plain: "written by the target without a draft",
-};
-const AUTO = -1; // the draft length that leaves the choice to the server
+export const AUTO = "auto"; // the draft length that leaves the choice to the server
 
-/** Something went wrong that the reader of the page can be told in one sentence. `status`: of the server's answer, where it gave one. */
-class Trouble extends Error {
-  constructor(message, status = null) {
+/** Something went wrong that the reader of the page can be told in one sentence. `status`, `code`: the server's, where it gave them. */
+export class Trouble extends Error {
+  constructor(message, status = null, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
-/** The body of one request. `length`: AUTO, 0 for none, or the number of draft tokens of every step. */
-function requestBody(wish, history, length) {
+/** The body of one request for an answer to `messages`, or for more of their last. `length`: AUTO, 0 for none, or the
+    number of draft tokens of every step. */
+export function requestBody(wish, messages, length, continued = false) {
   const body = {
     model: wish.model, stream: true, stream_options: { include_usage: true }, return_token_origins: true,
-    temperature: wish.temperature, max_tokens: wish.maxTokens, speculation: speculation(length, wish.drafter),
+    ...wish.sampling, speculation: speculation(length, wish.drafter),
   };
   if (wish.seed !== null) body.seed = wish.seed;
-  if (wish.format === "chat") Object.assign(body, { messages: history, separate_reasoning: false }); // tokens as they come
-  else body.prompt = history[history.length - 1].content;
+  if (wish.format === "text") {
+    const last = messages.findLastIndex((message) => message.role === "user");
+    return { ...body, prompt: messages.slice(last).map(told).join("") };
+  }
+  body.messages = messages.map((message) => ({ role: message.role, content: told(message) }));
+  if (wish.system) body.messages.unshift({ role: "system", content: wish.system });
+  body.separate_reasoning = false; // tokens as they come
+  if (continued) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
   return body;
+}
+
+/** What the model reads of a message: its files, each between fences longer than any in it, and its text. */
+export function told(message) {
+  const files = (message.files ?? []).map(({ name, text }) => {
+    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `File ${name}:\n${fence}\n${text}\n${fence}\n\n`;
+  });
+  return files.join("") + message.content;
 }
 
 function speculation(length, drafter) {
@@ -35,13 +47,24 @@ function speculation(length, drafter) {
   return wanted;
 }
 
-/** The parsed objects of a stream of server-sent events, until [DONE]. Throws Trouble where it breaks off. */
+/** The parsed objects of a streamed answer, until [DONE]. Throws Trouble where it is refused or breaks off. */
+export async function* stream(body, key, signal) {
+  const response = await call(body.messages ? "v1/chat/completions" : "v1/completions", key, body, signal);
+  for await (const event of events(response)) {
+    if (event.error) throw new Trouble(event.error.message ?? "The server broke off without a reason.");
+    yield event;
+  }
+}
+
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        if (error.name === "AbortError") throw error;
+        return { done: true };
+      });
       if (done) throw new Trouble("The connection ended in the middle of the answer.");
       const whole = (rest + value).split(/\r?\n\r?\n/);
       rest = whole.pop();
@@ -58,7 +81,7 @@ async function* events(response) {
 }
 
 /** GET, or POST where there is a body. Throws Trouble with the server's own words when it refuses. */
-async function call(path, key, body, signal) {
+export async function call(path, key, body = null, signal = undefined) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const options = { headers, signal, credentials: "same-origin" };
   if (body) {
@@ -73,83 +96,27 @@ async function call(path, key, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Trouble("The server does not answer. Is it still running?");
   }
-  if (!response.ok) throw new Trouble(await refusal(response), response.status);
+  if (!response.ok) throw await refusal(response);
   return response;
 }
 
 async function refusal(response) {
   let said = "";
+  let code = null;
   try {
     const answer = await response.json();
     said = answer.error?.message ?? (typeof answer.detail === "string" ? answer.detail : "");
+    code = answer.error?.code ?? null;
   } catch { /* not JSON: a proxy answered */ }
+  return new Trouble(refusalWords(response, said, code), response.status, code);
+}
+
+function refusalWords(response, said, code) {
   if (response.status === 401) return `The server wants an API key: enter it in the settings. ${said}`.trim();
   if (response.status === 429) {
     const wait = Number(response.headers.get("Retry-After"));
     return `The server is busy. ${wait ? `Try again in ${wait} s. ` : ""}${said}`.trim();
   }
+  if (code === "context_length_exceeded") return `Too long for this model. Shorten the message, or start a new conversation. (${said})`;
   return said || `The server refused with status ${response.status} and no reason.`;
-}
-
-/** What one answer has been so far, in this page's own clock. */
-class Tally {
-  constructor() {
-    this.fates = { accepted: 0, correction: 0, bonus: 0, plain: 0 };
-    this.tokens = 0;
-    this.last = null;
-    this.startedAt = performance.now();
-    this.firstAt = null;
-    this.atFirst = null; // tokens of the first chunk
-    this.lastAt = null;
-  }
-
-  /** Count a token; returns [step, place in the step], both from 1. A step ends with a token of the target's own. */
-  add(fate) {
-    const step = this.passes + (this.last === "accepted" ? 0 : 1);
-    this.place = this.last === "accepted" ? this.place + 1 : 1;
-    this.fates[fate] += 1;
-    this.tokens += 1;
-    this.last = fate;
-    return [step, this.place];
-  }
-
-  /** After the tokens of a chunk were added. */
-  heard() {
-    this.lastAt = performance.now();
-    this.firstAt ??= this.lastAt;
-    this.atFirst ??= this.tokens;
-  }
-
-  get passes() {
-    const { correction, bonus, plain } = this.fates;
-    return correction + bonus + plain + (this.last === "accepted" ? 1 : 0);
-  }
-
-  get tau() { return this.passes ? this.tokens / this.passes : null; }
-
-  get tested() { return this.fates.accepted + this.fates.correction; }
-
-  get alpha() { return this.tested ? this.fates.accepted / this.tested : null; }
-
-  get firstAfter() { return this.firstAt === null ? null : (this.firstAt - this.startedAt) / 1000; }
-
-  /** Tokens per second behind the first chunk; null where the answer came in one. */
-  get perSecond() {
-    return this.lastAt > this.firstAt ? (this.tokens - this.atFirst) / ((this.lastAt - this.firstAt) / 1000) : null;
-  }
-}
-
-/** How many times the tokens per second of `other` `one` had, once each had begun: reading the prompt, which the second of
-    two finds cached, is left out. null where an answer came in one piece. */
-function timesAsFast(one, other) {
-  const times = one.perSecond / other.perSecond;
-  return Number.isFinite(times) && times > 0 ? times : null;
-}
-
-/** Where two texts part, in characters; null when they are the same. */
-function firstDifference(one, other) {
-  if (one === other) return null;
-  let place = 0;
-  while (place < one.length && one[place] === other[place]) place += 1;
-  return place;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from importlib.resources import files
@@ -14,53 +13,84 @@ pytest.importorskip("fastapi")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from outrider.serve.playground import page, policy, router
+from outrider.serve.playground import assets, page, policy, router
 from outrider.version import __version__
 
-MAX_BYTES = 40_000
+MAX_BYTES = 110_000  # of what is ours
+MAX_BYTES_OF_LIBRARIES = 300_000
+MAX_LINES = 300  # of a script of ours
+OURS = {name: text.decode() for name, text in assets().items() if not name.startswith("vendor/")}
+VENDOR = files("outrider.serve.playground").joinpath("vendor")
 
 
-def inside(tag: str) -> str:
-    """The text of the page's only element of that name."""
-    found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page(), re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+@pytest.fixture
+def client() -> TestClient:
+    app = FastAPI()
+    app.include_router(router())
+    return TestClient(app)
 
 
 def test_page_is_small_and_complete() -> None:
     """A part that was left out, or a page that grew past what a phone on a bad line should fetch."""
-    assert len(page().encode()) < MAX_BYTES
-    assert __version__ in page()
-    assert "$style" not in page()
-    assert "async function* events" in inside("script")
-    assert "--accepted" in inside("style")
+    document = page("nonce")
+    ours = len(document.encode()) + sum(len(assets()[name]) for name in OURS)
+    assert ours < MAX_BYTES
+    assert sum(map(len, assets().values())) + len(document.encode()) - ours < MAX_BYTES_OF_LIBRARIES
+    assert __version__ in document
+    assert "$" not in document
+    for name, text in OURS.items():
+        assert len(text.splitlines()) <= MAX_LINES, name
 
 
 def test_page_names_no_other_host() -> None:
     """A font, script or picture from another host would reveal requests to it."""
-    assert not re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", page())
-    assert "@import" not in page()
-    assert "url(" not in page()
+    for text in (page("nonce"), *OURS.values()):
+        named = set(re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.]+", text))
+        assert named <= {"http://www.w3.org"}  # the name of SVG, which nothing fetches
+        assert "@import" not in text
+        assert "url(" not in text
 
 
-def test_policy_allows_this_style_and_script_and_nothing_else() -> None:
-    """A hash of something else leaves the page bare and dead; a missing directive leaves it open."""
-    for tag in ("style", "script"):
-        digest = base64.b64encode(hashlib.sha256(inside(tag).encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy()
-    assert policy().startswith("default-src 'none'")
-    assert "connect-src 'self'" in policy()
-    assert "unsafe" not in policy()
+def test_policy_allows_this_pages_scripts_and_nothing_else() -> None:
+    directives = policy("n0nce").split("; ")
+    assert directives[0] == "default-src 'none'"
+    assert "script-src 'nonce-n0nce'" in directives
+    assert "style-src 'self'" in directives
+    assert "connect-src 'self'" in directives
+    assert "require-trusted-types-for 'script'" in directives
+    assert "trusted-types dompurify" in directives
+    assert "unsafe" not in policy("n0nce")
 
 
 def test_nothing_in_the_page_is_forbidden_by_its_own_policy() -> None:
-    """Style attributes and inline handlers are silently dropped by the policy."""
-    body = re.sub(r"<(style|script)\b.*?</\1>", "", page(), flags=re.DOTALL)
-    assert not re.findall(r"\son[a-z]+=", body)
-    assert "style=" not in body
-    assert not re.findall(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", inside("script")
-    )
+    """Style attributes and inline handlers are silently dropped by the policy; markup from strings
+    throws."""
+    document = page("nonce")
+    assert not re.findall(r"\son[a-z]+=", document)
+    assert "style=" not in document
+    assert re.findall(r"<script\b[^>]*>", document) == [
+        f'<script type="module" nonce="nonce" src="playground/{address(document)}/page.js">'
+    ]
+    scripts = "".join(text for name, text in OURS.items() if name.endswith(".js"))
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", scripts)
+
+
+def address(document: str) -> str:
+    """The part of the assets' addresses that changes with them."""
+    found = re.search(r'href="playground/([0-9a-f]+)/page\.css"', document)
+    assert found
+    return found[1]
+
+
+def test_libraries_are_those_of_the_list() -> None:
+    """A library that was changed, or renewed without its line, or whose licence is missing."""
+    text = VENDOR.joinpath("README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w.]+)` .*`([\w.]+LICENSE)`.*`([0-9a-f]{64})` \|$", text, re.M)
+    hashes = {f"vendor/{name}": digest for name, _, digest in listed}
+    there = {name for name in assets() if name.startswith("vendor/")}
+    assert {name: hashlib.sha256(assets()[name]).hexdigest() for name in there} == hashes
+    for _, licence, _ in listed:
+        assert "copyright" in VENDOR.joinpath(licence).read_text(encoding="utf-8").lower()
 
 
 def test_colours_of_fates_are_those_of_the_reports() -> None:
@@ -68,23 +98,46 @@ def test_colours_of_fates_are_those_of_the_reports() -> None:
     report = files("outrider.report").joinpath("page.css").read_text(encoding="utf-8")
     for name in ("accepted", "correction", "bonus", "series-1", "series-2", "series-3"):
         pattern = rf"--{name}: (#[0-9a-f]{{6}})"
-        assert re.findall(pattern, inside("style")) == re.findall(pattern, report), name
+        assert re.findall(pattern, OURS["page.css"]) == re.findall(pattern, report), name
 
 
-def test_every_control_has_a_label() -> None:
-    """A field a screen reader can only call "edit"."""
-    wrapped = re.findall(r'<label class="check"><input type="checkbox" id="([a-z-]+)">', page())
-    labelled = set(re.findall(r'<label for="([a-z-]+)"', page())) | set(wrapped)
-    assert set(re.findall(r'<(?:input|select|textarea)\b[^>]*\bid="([a-z-]+)"', page())) <= labelled
+def test_page_is_answered_with_a_policy_of_its_own(client: TestClient) -> None:
+    """The page without its header is a page without protection; a nonce that is known is none."""
+    answers = [client.get("/") for _ in range(2)]
+    nonces = []
+    for answer in answers:
+        assert answer.status_code == 200
+        found = re.search(r'nonce="([\w-]{20,})"', answer.text)
+        assert found
+        assert answer.headers["Content-Security-Policy"] == policy(found[1])
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        nonces.append(found[1])
+    assert nonces[0] != nonces[1]
+    assert client.get("/openapi.json").json()["paths"] == {}
 
 
-def test_route_answers_with_the_policy() -> None:
-    """The page without its header is a page without protection."""
-    app = FastAPI()
-    app.include_router(router())
-    answer = TestClient(app).get("/")
-    assert answer.status_code == 200
-    assert answer.text == page()
-    assert answer.headers["Content-Security-Policy"] == policy()
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert "/" not in app.openapi()["paths"]
+def test_assets_are_answered_and_nothing_beside_them(client: TestClient) -> None:
+    """A script with a type that browsers refuse; a file of the package that is nobody's business."""
+    folder = f"/playground/{address(page('nonce'))}"
+    for name, content in assets().items():
+        answer = client.get(f"{folder}/{name}")
+        assert answer.content == content
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        assert answer.headers["Content-Type"].startswith(kind)
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "immutable" in answer.headers["Cache-Control"]
+    for path in (
+        f"{folder}/page.py",
+        f"{folder}/..%2Fapp.py",
+        "/playground/0123456789abcdef/page.js",
+    ):
+        assert client.get(path).status_code == 404
+
+
+def test_scripts_import_what_is_there() -> None:
+    """A module that a browser looks for in vain leaves the whole page dead."""
+    for name, text in OURS.items():
+        for imported in re.findall(
+            r'^import [^;]*?"\./([^"]+)";|^} from "\./([^"]+)";', text, re.M
+        ):
+            assert "".join(imported) in assets(), name
