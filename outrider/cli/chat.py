@@ -84,8 +84,7 @@ def chat(
         conversation = Conversation(
             llm, target, params, system=system, show_drafts=show_drafts, verbose=verbose
         )
-        if sys.stdin.isatty():
-            conversation.introduce()
+        conversation.introduce()
         return _talk(conversation)
 
 
@@ -129,15 +128,16 @@ class Conversation:
         self.history: list[dict[str, str]] = []
         self.stats = DecodeStats()
         self._begin([] if system is None else [_system(system)])
-        if isinstance(self._printer, MarkedText):
-            Console(stderr=True, highlight=False).print(self._printer.legend())
 
     def introduce(self) -> None:
-        """Say in two lines who answers and who drafts."""
-        session.say(_model(self._target, self._llm.config))
-        session.say(_drafting(self._llm.config))
+        """Say to a person in two lines who answers and who drafts; what marks mean to everybody."""
+        if sys.stdin.isatty():
+            session.say(_model(self._target, self._llm.config))
+            session.say(_drafting(self._llm.config))
         if self._verbose:
             session.say(_memory(self._llm.memory))
+        if isinstance(self._printer, MarkedText):
+            Console(stderr=True, highlight=False).print(self._printer.legend())
 
     def answer(self, message: str) -> None:
         """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it

@@ -162,11 +162,12 @@ def _history() -> History:
                 super().store_string(string)
 
     path = state_folder() / HISTORY
+    history: History = InMemoryHistory()
     with keeping("the history of inputs"):
         make_folder(path.parent)
         refuse_unsafe(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.fchmod(handle, 0o600)
         os.close(handle)
-        return KeptHistory(path)
-    return InMemoryHistory()
+        history = KeptHistory(path)
+    return history

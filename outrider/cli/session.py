@@ -37,7 +37,7 @@ def load_llm(
         )
     _check_settings(target, options)
     for note in llm.notes if notes else ():
-        sys.stderr.write(f"note: {note}\n")
+        say(f"note: {note}")
     return llm
 
 
@@ -47,9 +47,9 @@ def _check_settings(target: str, options: ModelOptions) -> None:
         options.settings is not None
         and (made_for := read_settings(options.settings).target) != target
     ):
-        sys.stderr.write(
+        say(
             f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for "
-            f"{target}\n"
+            f"{target}"
         )
 
 
