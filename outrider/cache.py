@@ -1,7 +1,8 @@
-"""The folder of files that a later start may use: a native library built here, costs of steps,
-findings of earlier starts.
+"""The folders of files that a later start may use. One is a cache: a native library built here,
+costs of steps, findings of earlier starts. The other has what a user would miss: saved
+conversations.
 
-What lies there is run, so it must be the user's own: a folder of another user, or one that
+What lies in the cache is run, so it must be the user's own: a folder of another user, or one that
 everybody may write to, is not used.
 """
 
@@ -30,8 +31,18 @@ def cache_folder() -> Path:
     ~/.cache."""
     if named := os.environ.get("OUTRIDER_CACHE"):
         return Path(named).expanduser()
-    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "outrider"
+    return _of_user("XDG_CACHE_HOME", "~/.cache")
+
+
+def state_folder() -> Path:
+    """The folder of what a user would miss: `outrider` in $XDG_STATE_HOME, which must be absolute,
+    else in ~/.local/state."""
+    return _of_user("XDG_STATE_HOME", "~/.local/state")
+
+
+def _of_user(variable: str, otherwise: str) -> Path:
+    named = Path(os.environ.get(variable) or otherwise).expanduser()
+    return (named if named.is_absolute() else Path(otherwise).expanduser()) / "outrider"
 
 
 def why_unsafe(path: Path) -> str | None:
@@ -53,12 +64,15 @@ def why_unsafe(path: Path) -> str | None:
             return None
         if state.st_uid not in (os.geteuid(), 0):
             return (
-                f"'{place}' belongs to user {state.st_uid}, not to user {os.geteuid()}: {_remedy()}"
+                f"'{place}' belongs to user {state.st_uid}, not to user {os.geteuid()}: "
+                f"{_remedy(path)}"
             )
         if state.st_mode & stat.S_IWOTH or (
             state.st_mode & stat.S_IWGRP and state.st_gid not in _groups()
         ):
-            return f"'{place}' can be changed by other users: chmod go-w '{place}', or {_remedy()}"
+            return (
+                f"'{place}' can be changed by other users: chmod go-w '{place}', or {_remedy(path)}"
+            )
     return None
 
 
@@ -75,16 +89,22 @@ def keep_json(path: Path, content: Any, *, max_files: int) -> None:
     """Write a file whole or not at all; the oldest ones beyond `max_files` in its folder go. Raises
     OSError where it cannot."""
     text = json.dumps(content)
+    write_private(path, f"{_digest(text)}\n{text}\n")
+    for old in sorted(path.parent.glob("*.json"), key=_changed_at)[:-max_files]:
+        old.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole or not at all, for its owner's eyes alone. Raises OSError where it
+    cannot."""
     make_folder(path.parent)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{_digest(text)}\n{text}\n")
+            file.write(text)
         os.replace(scratch, path)
     finally:
         Path(scratch).unlink(missing_ok=True)
-    for old in sorted(path.parent.glob("*.json"), key=_changed_at)[:-max_files]:
-        old.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -131,12 +151,14 @@ def refuse_unsafe(path: Path) -> None:
         return
     if why not in _warned:
         _warned.add(why)
-        log.warning("the cache is not used: %s", why)
+        folder = "the state folder" if path.is_relative_to(state_folder()) else "the cache"
+        log.warning("%s is not used: %s", folder, why)
     raise PermissionError(why)
 
 
-def _remedy() -> str:
-    return "set OUTRIDER_CACHE to a folder of your own"
+def _remedy(path: Path) -> str:
+    variable = "XDG_STATE_HOME" if path.is_relative_to(state_folder()) else "OUTRIDER_CACHE"
+    return f"set {variable} to a folder of your own"
 
 
 def _groups() -> list[int]:

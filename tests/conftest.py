@@ -1,5 +1,5 @@
-"""What every test may count on: no network, a cache folder of this run instead of the user's, and
-where real models lie.
+"""What every test may count on: no network, folders of this run instead of the user's, and where
+real models lie.
 
 `../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another folder).
 Tests that need them skip where they are absent; nothing is ever downloaded.
@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="outrider-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["OUTRIDER_CACHE"] = os.environ[CACHE]
+    os.environ["XDG_STATE_HOME"] = os.environ[CACHE]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

@@ -52,9 +52,14 @@ def _bare(name: str) -> str:
 
 
 VERBS = (  # a module of `outrider.cli` each, and the function of that name in it
-    "generate", "chat", "serve", "demo", "ls", "doctor", "estimate", "report", "bench", "tune", "replay", "certify", "explain",
-    "train", "export",
+    "generate", "chat", "serve", "demo", "pull", "ls", "doctor", "estimate", "report", "bench", "tune", "replay", "certify",
+    "explain", "train", "export",
 )  # fmt: skip
+# other names, as ollama has them: the verb's module, its function there, and its help
+ALIASES = {
+    "run": ("chat", "chat", "The same as chat."),
+    "list": ("ls", "list_models", None),
+}
 SERVICE = "service"  # the group of verbs for a deployment in parts
 LOADING = "loading"  # the name of threads that load models for servers and services
 INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
@@ -97,6 +102,10 @@ def build_app(only: str | None = None) -> typer.Typer:
     for verb in VERBS:
         if only in (None, verb):
             add_verb(app, getattr(importlib.import_module(f"outrider.cli.{verb}"), verb))
+    for alias, (module, function, help) in ALIASES.items():
+        if only in (None, alias):
+            verb = getattr(importlib.import_module(f"outrider.cli.{module}"), function)
+            add_verb(app, verb, alias, help)
     if only in (None, SERVICE):
         app.add_typer(importlib.import_module("outrider.cli.service").service_app())
     return app
@@ -115,9 +124,12 @@ def top_level(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
     try:
-        only = arguments[0] if arguments and arguments[0] in (*VERBS, SERVICE) else None
+        named = arguments[0] if arguments else None
+        only = named if named in (*VERBS, *ALIASES, SERVICE) else None
         command: Any = typer.main.get_command(build_app(only))
-        words = _translated(command.commands[only], arguments) if only in VERBS else list(arguments)
+        words = list(arguments)
+        if only not in (None, SERVICE):
+            words = _translated(command.commands[only], arguments)
         return command(args=spread_help(words), prog_name="outrider", standalone_mode=False) or 0
     except OutriderError as error:
         return _fail(str(error), error.exit_code)

@@ -101,7 +101,7 @@ def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], b
         console.print(marked.legend())
     for prompt in DEMO_PROMPTS[:count]:
         if not silent:
-            console.print(f"\n{prompt}", style="bold", markup=False, end="", soft_wrap=True)
+            marked.write([(f"\n{prompt}", "bold")])
         completion = run_stream(
             llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), Printer() if silent else marked
         )

@@ -150,18 +150,16 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
 
 
 def full_context(completion: Completion, params: SamplingParams) -> list[str]:
-    """A note for an answer that ended because the context was full, before the length that was
+    """A note for an answer that ended because the context was full, not at the length that was
     asked for."""
     num_prompt = len(completion.prompt_token_ids)
     num_output = len(completion.token_ids)
-    if (
-        completion.finish_reason != "length"
-        or params.max_tokens is None
-        or num_output >= params.max_tokens
-    ):
+    most = params.max_tokens
+    if completion.finish_reason != "length" or (most is not None and num_output >= most):
         return []
+    wanted = "" if most is None else f" of up to {most}"
     return [
-        f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens after "
+        f"the context of {num_prompt + num_output} tokens is full: {num_output}{wanted} new tokens after "
         f"{num_prompt} of the prompt"
     ]
 

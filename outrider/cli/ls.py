@@ -1,8 +1,9 @@
-"""`outrider ls [drafters|verifiers|NAME]`: what is registered, third-party entries included; of one
-name also its settings."""
+"""`outrider ls [drafters|verifiers|models|NAME]`: what is registered, third-party entries included;
+of one name also its settings; and the models on this machine, which `outrider list` shows, too."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 from outrider.cli.options import Json
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
-from outrider.report.text import to_json
+from outrider.report.text import amount, to_json
 from outrider.settings import NoSettings, describe_settings
 
 if TYPE_CHECKING:
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 What = Annotated[
     str | None,
     typer.Argument(
-        help="drafters, verifiers, or the name of one, with its settings; default: all.",
+        help="drafters, verifiers, models, or the name of a drafter or verifier, with its settings; "
+        "default: drafters and verifiers.",
         show_default=False,
     ),
 ]
+MODELS = "models"
 FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
 
 @with_groups
 def ls(what: What = None, json: Json = False) -> int:
-    """List drafters and verifiers, or the settings of one of them."""
+    """List drafters and verifiers, the settings of one of them, or models (outrider list)."""
+    if what == MODELS:
+        return _list_models(json)
     from outrider.report.console import print_blocks
     from outrider.report.document import facts_table
 
@@ -62,6 +67,33 @@ def ls(what: What = None, json: Json = False) -> int:
             if settings:
                 blocks.append(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
     print_blocks(blocks)
+    return 0
+
+
+@with_groups
+def list_models(json: Json = False) -> int:
+    """List the models that are on this machine."""
+    return _list_models(json)
+
+
+def _list_models(json: bool) -> int:
+    from outrider.cli.cached import cache_path, cached_models
+    from outrider.report.console import print_blocks
+    from outrider.report.document import Column, Table
+
+    models = cached_models()
+    if json:
+        rows = [dataclasses.asdict(model) for model in models]
+        sys.stdout.write(to_json({MODELS: rows}) + "\n")
+        return 0
+    columns = [
+        Column("name", "left"),
+        Column("format", "left"),
+        Column("size"),
+        Column("last used"),
+    ]
+    cells = [[model.name, model.format, amount(model.num_bytes), model.used()] for model in models]
+    print_blocks([Table(columns, cells, f"models in {cache_path()}")])
     return 0
 
 
@@ -104,6 +136,7 @@ def _with_entry(name: str) -> dict[str, Registry]:
     if not having:
         known = {
             *FACTS,
+            MODELS,
             *(entry for registry in registries.values() for entry in registry.entries()),
         }
         raise ConfigError(f"nothing called '{name}' to list.{did_you_mean(name, known)}")

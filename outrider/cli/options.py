@@ -178,6 +178,19 @@ class ModelOptions(MachineOptions):
             refuse_unused(unused, "with drafter 'none', which drafts nothing")
         return chosen | {"max_num_seqs": 1}
 
+    def with_free_length(self) -> ModelOptions:
+        """With draft lengths that follow measured times, where nothing says otherwise: not for
+        drafts of another machine, which would be timed at every start, nor with a verifier under
+        which texts depend on the drafts."""
+        chosen = self.llm_arguments()
+        is_free = (
+            chosen["num_draft_tokens"] is None
+            and chosen["drafter"] not in ("none", "remote")
+            and chosen["draft_endpoint"] is None
+            and chosen["verifier"] == "auto"
+        )
+        return dataclasses.replace(self, num_draft_tokens="auto") if is_free else self
+
     def _with_file(self, values: dict[str, Any], file: Path | None) -> dict[str, Any]:
         """`values`, and from the file what was not given."""
         if file is None:

@@ -232,6 +232,7 @@ class LimitOptions:
         "max_instances",
         "max_requests_per_second",
         "idle_timeout",
+        "drain_timeout",
     ),
 )
 def draft(

@@ -7,22 +7,27 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from outrider import collector
 from outrider.cli.options import ModelOptions
+from outrider.report.text import printable
 from outrider.settings_file import read_settings
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
 
 
-def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
-    """The model, ready. Raises the library's errors as they are."""
+def load_llm(
+    target: str, options: ModelOptions, generation_config: str = "none", *, notes: bool = True
+) -> LLM:
+    """The model, ready. `notes`: say how it runs. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status, collector.paused():
         from outrider.llm import LLM
 
@@ -31,8 +36,8 @@ def load_llm(target: str, options: ModelOptions, generation_config: str = "none"
             target, **options.llm_arguments(), generation_config=generation_config, status=status
         )
     _check_settings(target, options)
-    for note in llm.notes:
-        sys.stderr.write(f"note: {note}\n")
+    for note in llm.notes if notes else ():
+        say(f"note: {note}")
     return llm
 
 
@@ -42,9 +47,9 @@ def _check_settings(target: str, options: ModelOptions) -> None:
         options.settings is not None
         and (made_for := read_settings(options.settings).target) != target
     ):
-        sys.stderr.write(
+        say(
             f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for "
-            f"{target}\n"
+            f"{target}"
         )
 
 
@@ -64,9 +69,22 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
             yield lambda line: spinner.update(_dim(line))
 
 
-def say(line: str) -> None:
-    """Write a line on stderr."""
-    sys.stderr.write(f"{line}\n")
+def say(line: str, *, dim: bool = False) -> None:
+    """Write a line on stderr, on a terminal broken between words."""
+    if sys.stderr.isatty():
+        Console(stderr=True, highlight=False).print(Text(line, "dim" if dim else ""))
+    else:
+        sys.stderr.write(f"{line}\n")
+
+
+def say_facts(facts: Mapping[str, str]) -> None:
+    """Write names and what they stand for on stderr, in two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, meaning in facts.items():
+        table.add_row(Text(name), Text(printable(meaning)))
+    Console(stderr=True, highlight=False).print(table)
 
 
 def _dim(line: str) -> str:

@@ -234,7 +234,7 @@ class MeasuringOptions:
 
 
 @gathered(
-    sampling=(*SELDOM_SAMPLING, "responses_per_prompt"),
+    sampling=(*SELDOM_SAMPLING, "responses_per_prompt", "max_num_seqs"),
     model_options=SELDOM_MODEL,
     reading=(*SELDOM_READING, "recorded_answers"),
     training=(*(name for name in CONFIG_FIELDS if name not in OFTEN_SET), "feature_cache"),

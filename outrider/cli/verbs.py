@@ -169,9 +169,14 @@ def _value(text: str, name: str, values: Sequence[str], option: inspect.Paramete
         raise ConfigError(f"{written(text)}: {name}={values[0]}: {words}") from error
 
 
-def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
-    """Add a verb to the application. The last line of its help says how to see the options that it
-    leaves out."""
+def add_verb(
+    app: typer.Typer,
+    verb: Callable[..., int | None],
+    name: str | None = None,
+    help: str | None = None,
+) -> None:
+    """Add a verb to the application, under another name than its own where one is given. The last
+    line of its help says how to see the options that it leaves out."""
     parameters = inspect.signature(verb).parameters
     infos = [
         _info(parameter.annotation) for name, parameter in parameters.items() if name != "help_of"
@@ -179,7 +184,7 @@ def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
     hidden = [info for info in infos if info is not None and info.hidden]
     groups = dict.fromkeys(_group(info.rich_help_panel) for info in hidden)
     more = f"{len(hidden)} further options: --help={ALL}, or of one group --help={'|'.join(groups)}"
-    app.command(epilog=more if hidden else None)(verb)
+    app.command(name, help=help, epilog=more if hidden else None)(verb)
 
 
 def _group(panel: str | None) -> str:

@@ -45,6 +45,7 @@ class AutoLength:
         self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
+        self._timed_s = 0.0  # of all steps that the clock teaches
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
@@ -99,6 +100,7 @@ class AutoLength:
         # a first step reads the prompt, too
         timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])
         seconds = facts.seconds if timed else None
+        self._timed_s += seconds or 0.0
         for name, indices in self._rows.items():
             self.drafters[name].learn(
                 ObservedStep(
@@ -118,15 +120,18 @@ class AutoLength:
             self.reading.ended(rows, self.name_of)
 
     def summary(self) -> dict[str, Any]:
-        """The first drafter's, with the lengths of all; where there are several, each one's own
-        below `by_drafter`."""
+        """The first drafter's report, with the lengths that all chose and the seconds of timed steps.
+
+        Where there are several drafters, each one's own report stands below `by_drafter`.
+        """
         each = {name: goodput.summary() for name, goodput in self.drafters.items()}
+        first = {**each[self._first], "timed_s": self._timed_s}
         if len(each) == 1:
-            return each[self._first]
+            return first
         chosen: Counter[int] = sum(
             (Counter(drafter["chosen"]) for drafter in each.values()), Counter()
         )
-        return {**each[self._first], "chosen": dict(sorted(chosen.items())), "by_drafter": each}
+        return {**first, "chosen": dict(sorted(chosen.items())), "by_drafter": each}
 
     def name_of(self, row: Row) -> str:
         """The name in `drafters` of a row's drafter."""

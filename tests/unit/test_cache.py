@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from outrider import cache
-from outrider.cache import cache_folder, keep_json, kept_json, why_unsafe
+from outrider.cache import (
+    cache_folder,
+    keep_json,
+    kept_json,
+    state_folder,
+    why_unsafe,
+    write_private,
+)
 from outrider.errors import CapabilityError
 from outrider.models.loading.tensor_store import keep_tensors, kept_tensors
 from outrider.runtime import library
@@ -47,6 +54,35 @@ def test_where_it_is(
     monkeypatch.setenv("OUTRIDER_CACHE", named)
     monkeypatch.setenv("XDG_CACHE_HOME", users)
     assert str(cache_folder()) == expected.format(home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("users", "expected"),
+    [
+        ("", "{home}/.local/state/outrider"),
+        ("relative/folder", "{home}/.local/state/outrider"),
+        ("/var/state", "/var/state/outrider"),
+    ],
+)
+def test_where_the_state_is(
+    users: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", users)
+    assert str(state_folder()) == expected.format(home=tmp_path)
+
+
+def test_an_unsafe_state_folder_has_a_remedy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write_private(state_folder() / "one", "text")
+    assert (state_folder() / "one").stat().st_mode & 0o777 == 0o600
+    state_folder().chmod(0o777)
+    with pytest.raises(PermissionError, match="set XDG_STATE_HOME to a folder of your own"):
+        write_private(state_folder() / "one", "another")
+    assert "the state folder is not used" in caplog.text
+    assert (state_folder() / "one").read_text(encoding="utf-8") == "text"
 
 
 def test_a_kept_file_is_whole_or_none(folder: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from outrider.errors import CheckpointError, did_you_mean
+from outrider.errors import CheckpointError, did_you_mean, first_line
 from outrider.lazy import huggingface_hub
 from outrider.models.gguf.header import SHARD, GgufFile, is_gguf, read_gguf
 from outrider.models.loading import hub
@@ -48,6 +48,21 @@ def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> 
             f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf."
         )
     return None
+
+
+def parts_on_hub(name: str, revision: str | None = None) -> tuple[str, list[str]] | None:
+    """The repository and the files in it that a name means; None where it means no GGUF file on the
+    hub, which is asked. Raises CheckpointError as `gguf_in` does."""
+    asked = _asked_of_hub(name)
+    if asked is None:
+        return None
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(asked["repo"], revision=revision)
+        return asked["repo"], _parts(names, asked["repo"], asked["wanted"])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot fetch '{name}': {first_line(error)}") from error
 
 
 def names_gguf(name: str) -> bool:
@@ -133,26 +148,11 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None, offline: bool
     name = repo if wanted is None else f"{repo}:{wanted}"
     try:
         if offline:
-            folder = Path(
-                huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True)
-            )
+            folder = hub.cached_snapshot(repo, revision)
             names = [str(file.relative_to(folder)) for file in folder.rglob(f"*{SUFFIX}")]
         else:
             names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
-        file_name = only_file(names, repo, wanted)
-        if file_name is None:
-            raise CheckpointError(
-                f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone."
-            )
-        shard = SHARD.fullmatch(file_name)
-        parts = (
-            [file_name]
-            if shard is None
-            else [
-                f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}"
-                for number in range(1, int(shard["count"]) + 1)
-            ]
-        )
+        parts = _parts(names, repo, wanted)
         fetched = [
             huggingface_hub.hf_hub_download(repo, part, revision=revision, local_files_only=offline)
             for part in parts
@@ -162,6 +162,21 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None, offline: bool
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(f"cannot fetch '{name}': {reason}") from error
+        raise CheckpointError(f"cannot fetch '{name}': {first_line(error)}") from error
     return Path(fetched[0])
+
+
+def _parts(names: Sequence[str], repo: str, wanted: str | None) -> list[str]:
+    """The file that is meant among those of a repository, or all shards of it."""
+    file_name = only_file(names, repo, wanted)
+    if file_name is None:
+        raise CheckpointError(
+            f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone."
+        )
+    shard = SHARD.fullmatch(file_name)
+    if shard is None:
+        return [file_name]
+    return [
+        f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}"
+        for number in range(1, int(shard["count"]) + 1)
+    ]

@@ -47,6 +47,20 @@ def snapshot_of(name: str, revision: str | None = None, *, fetches: bool = True)
     return Path(config).parent
 
 
+def cached_snapshot(name: str, revision: str | None) -> Path:
+    """The cache's folder of a model, which may lack files that were never asked for. Raises what
+    the hub's client raises where there is none."""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)
+        )
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        folder = _incomplete(error)
+        if folder is None:
+            raise
+        return folder
+
+
 def template_of_processor(name: str, revision: str | None, is_offline: bool) -> str | None:
     """The chat template of older multimodal checkpoints, which is in a file that only processors
     read."""
@@ -72,9 +86,18 @@ def file_of(name: str, file: str, revision: str | None, is_offline: bool) -> Pat
 
 
 def is_absent(error: BaseException) -> bool:
-    """Whether this error of `from_pretrained` says that the cache does not have the file."""
+    """Whether this error of `from_pretrained` says that the cache does not have the file, or
+    nothing of the model."""
     absent = huggingface_hub.errors.LocalEntryNotFoundError
-    return isinstance(error, absent) or isinstance(error.__cause__, absent)
+    return _incomplete(error) is None and (
+        isinstance(error, absent) or isinstance(error.__cause__, absent)
+    )
+
+
+def _incomplete(error: BaseException) -> Path | None:
+    """The folder that this error calls incomplete, as clients since 2.0 do."""
+    folder = getattr(error, "snapshot_path", None)
+    return None if folder is None else Path(folder)
 
 
 def not_found(name: str) -> str:

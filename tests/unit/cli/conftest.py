@@ -38,11 +38,33 @@ class FakeLLM:
     closed: bool = False
     finish_reason: str = "stop"
     last_completion: Completion | None = None
-    config: dict[str, Any] = field(default_factory=lambda: {"target": "fake", "threads": 1})
+    config: dict[str, Any] = field(
+        default_factory=lambda: {
+            "target": "fake",
+            "threads": 1,
+            "max_model_len": 100,
+            "drafter": "ngram",
+            "draft": None,
+            "num_draft_tokens": 5,
+            "verifier": "block",
+            "lossless": True,
+        }
+    )
+    memory: dict[str, Any] = field(
+        default_factory=lambda: {
+            "target": {"kv_bytes_per_token": 2048},
+            "draft": None,
+            "heads": (),
+            "weights_bytes": 1 << 20,
+            "draft_bytes": 0,
+        }
+    )
     versions: dict[str, str] = field(default_factory=lambda: {"outrider": "0"})
     notes: list[str] = field(default_factory=list)
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     generation_configs: list[str] = field(default_factory=list)
+    notes_wanted: bool = True
+    refused: str | None = None  # a role that the template does not know
 
     control: ClassVar[dict[str, Any]] = {"fixed": 5}
     drafter_summary: ClassVar[list[str]] = []
@@ -57,6 +79,8 @@ class FakeLLM:
     def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         if not self.has_chat_template:
             raise ConfigError("'fake' has no chat template; use generate with a plain prompt")
+        if any(message["role"] == self.refused for message in messages):
+            raise ConfigError(f"no {self.refused} here")
         return [len(json.dumps(messages))]
 
     def stream(
@@ -121,9 +145,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     asked: list[tuple[str, ModelOptions]] = []
     llm.asked = asked
 
-    def load(target: str, options: ModelOptions, generation_config: str = "none") -> FakeLLM:
+    def load(
+        target: str, options: ModelOptions, generation_config: str = "none", *, notes: bool = True
+    ) -> FakeLLM:
         asked.append((target, options))
         llm.generation_configs.append(generation_config)
+        llm.notes_wanted = notes
         return llm
 
     monkeypatch.setattr(session, "load_llm", load)

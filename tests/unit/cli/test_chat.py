@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.cli import chat
+from outrider.cli import messages as chat_messages
 from outrider.errors import RequestError
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of saved conversations, this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "outrider"
 
 
 def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
@@ -24,81 +33,6 @@ def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
     assert result.code == 0
     assert result.out == "Paris is the capital.\n" * 2
     assert fake.prompts[1] > fake.prompts[0], "the second prompt contains the first exchange"
-
-
-TALK = """
-from outrider.cli import chat
-
-class Echo:
-    def answer(self, message):
-        print("message", repr(message))
-
-    def command(self, name):
-        print("command", repr(name))
-
-chat._talk(Echo())
-print("bye")
-"""
-BRACKETS_ON = b"\x1b[?2004h"  # with which a program asks for marks around what is pasted
-
-
-def pasted(terminal_asked: bytes, text: bytes) -> bytes:
-    """What a terminal sends for a paste: with marks around it only where the program asked for
-    them."""
-    return b"\x1b[200~" + text + b"\x1b[201~" if BRACKETS_ON in terminal_asked else text
-
-
-# what is pasted (text) or typed (bytes) -> what is taken
-SEVERAL_LINES: dict[str, tuple[list[str | bytes], bytes]] = {
-    "a backslash": ([b"one\\\rtwo\r"], rb"message 'one\ntwo'"),
-    "pasted": (["one\rtwo", b"\r"], rb"message 'one\ntwo'"),
-    "quotes pasted": (['"""\rone\r  two\r"""', b"\r"], rb"message 'one\n  two'"),
-    "quotes typed": ([b'"""one\r', b'  two"""\r'], rb"message 'one\n  two'"),
-    "quotes alone": ([b'"""\r', b"  one\r", b"\r", b'two\r"""\r'], rb"message '  one\n\ntwo'"),
-    "quotes and a slash": ([b'"""/reset"""\r'], b"message '/reset'"),
-    "a path pasted": (["/etc/hosts:\rnot found", b"\r"], rb"message '/etc/hosts:\nnot found'"),
-    "a docstring pasted": (
-        ['"""Adds."""\rimport os', b"\r"],
-        b"message '" + b'"' * 3 + b"Adds." + b'"' * 3 + rb"\nimport os'",
-    ),
-    "a command": ([b"/reset\r"], b"command '/reset'"),
-}
-
-
-@pytest.mark.parametrize("case", SEVERAL_LINES)
-def test_a_message_of_several_lines(case: str) -> None:
-    """Catches code that is pasted and answered line by line."""
-    pytest.importorskip("readline")
-    keys, wanted = SEVERAL_LINES[case]
-    terminal, its_side = os.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-c", TALK],
-        stdin=its_side,
-        stdout=its_side,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(its_side)
-    timer = threading.Timer(60, child.kill)
-    timer.start()
-    asked = _until(terminal, b"> ")
-    for key in [*keys, b"/quit\r"]:
-        os.write(terminal, key if isinstance(key, bytes) else pasted(asked, key.encode()))
-    shown = _until(terminal, b"bye")
-    timer.cancel()
-    assert child.wait(timeout=60) == 0
-    os.close(terminal)
-    assert wanted in shown
-
-
-def _until(terminal: int, wanted: bytes) -> bytes:
-    """What a terminal shows until it shows `wanted`, or its program has ended."""
-    shown = b""
-    while wanted not in shown:
-        try:
-            shown += os.read(terminal, 4096)
-        except OSError:  # Linux says so at the end
-            break
-    return shown
 
 
 def test_quotes_in_a_pipe(cli: Callable[..., Any], fake: Any) -> None:
@@ -123,7 +57,180 @@ def test_commands(cli: Callable[..., Any], fake: Any) -> None:
     assert "no answer yet" in result.err
     assert "5 tokens" in result.err
     assert "Did you mean '/reset'?" in result.err
-    assert all(command in result.err for command in chat.COMMANDS)
+    assert all(command in result.err for command in chat.COMMANDS if command != "/exit")
+
+
+@pytest.mark.parametrize("leaving", ["/bye", "/quit", "/exit"])
+def test_names_of_commands_as_ollama_has_them(
+    cli: Callable[..., Any], fake: Any, leaving: str
+) -> None:
+    result = cli("chat", "demo", stdin=f"first\n/clear\nfirst\n/?\n{leaving}\nnever\n")
+    assert (result.code, len(fake.prompts)) == (0, 2)
+    assert fake.prompts[0] == fake.prompts[1]
+    assert "/set parameter NAME VALUE" in result.err
+    assert "Did you mean '/bye'?" in cli("chat", "demo", stdin="/bey\n").err
+
+
+def test_parameters_are_set_in_the_middle(cli: Callable[..., Any], fake: Any) -> None:
+    """From the next answer on, and only the one that was named."""
+    lines = "temperature 0.7", "max-tokens 9", "stop ###", "seed none"
+    typed = "".join(f"/set parameter {line}\n" for line in lines)
+    result = cli("chat", "demo", "--top-k", "5", stdin=f"first\n{typed}second\n/show\n")
+    assert result.code == 0, result.err
+    before, after = fake.params
+    assert (before.temperature, before.top_k, before.max_tokens) == (0.0, 5, None)
+    assert (after.temperature, after.top_k, after.max_tokens) == (0.7, 5, 9)
+    assert (after.stop, after.seed) == (["###"], None)
+    shown = dict(line.split(None, 1) for line in result.err.splitlines() if "  " in line)
+    assert (shown["temperature"].strip(), shown["max_tokens"].strip()) == ("0.7", "9")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set parameter temperature hot", "temperature must be a number, got 'hot'"),
+        ("/set parameter temperature", "temperature must be a number, got ''"),
+        ("/set parameter temperature -1", "temperature must be at least 0"),
+        ("/set parameter repeat_penalty 1.1", "Did you mean 'repetition_penalty'?"),
+        ("/set parameter n 2", "/set parameter has no 'n'. Available: max_tokens"),
+        (
+            "/set temperature 0.7",
+            "'/set temperature 0.7' is written /set parameter temperature 0.7",
+        ),
+        ("/set sytem x", "/set has no 'sytem x'. Did you mean 'system'?"),
+        ("/set", "/set has no ''. Available: parameter"),
+        ("/clear all", "/clear takes nothing after it, got 'all'"),
+        ("/save ../x", "a conversation's name has letters, digits, '.', '_' and '-', got '../x'"),
+        ("/save", "a conversation's name has letters"),
+        ("/load nowhere", "no saved conversation 'nowhere'"),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_ends_a_pipe(
+    cli: Callable[..., Any], fake: Any, line: str, message: str
+) -> None:
+    """What follows was meant to be asked otherwise."""
+    result = cli("chat", "demo", stdin=f"{line}\nnever\n")
+    assert (result.code, fake.prompts) == (2, [])
+    assert message in result.err
+
+
+def test_the_system_message_is_set_in_the_middle(cli: Callable[..., Any], fake: Any) -> None:
+    cli("chat", "demo", "--system", "Be brief.", stdin="first\n")
+    typed = "/system Be.\n/set system Be brief.\n/system\nfirst\n/clear\nfirst\n"
+    result = cli("chat", "demo", stdin=typed)
+    assert fake.prompts == [fake.prompts[0]] * 3
+    assert "Be brief." in result.err
+
+
+def test_saved_conversations(cli: Callable[..., Any], fake: Any, folder: Path) -> None:
+    """What was said before is before the next message again, in another run, too."""
+    cli("chat", "demo", "--system", "Be.", stdin="first\n/save one\nsecond\n")
+    result = cli("chat", "demo", stdin="/load\n/load one\nsecond\n")
+    assert (result.code, fake.prompts[1]) == (0, fake.prompts[2])
+    assert "one\n3 messages loaded" in result.err
+    assert (folder / "chats" / "one.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_conversation_that_the_template_refuses_is_not_loaded(
+    cli: Callable[..., Any], fake: Any, folder: Path
+) -> None:
+    """Otherwise every further message would be refused."""
+    cli("chat", "demo", stdin="first\n/save one\n")
+    fake.refused = "system"
+    file = folder / "chats" / "one.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"user"', '"system"'), "utf-8")
+    result = cli("chat", "demo", stdin="/load one\nnever\n")
+    assert (result.code, len(fake.prompts)) == (2, 1)
+    assert "no system here" in result.err
+    assert cli("chat", "demo", stdin="/system Be.\nnever\n").code == 2
+
+
+def test_answers_are_not_cut_off(cli: Callable[..., Any], fake: Any) -> None:
+    """Unless somebody said where: on the command line, or in the model's own file."""
+    cli("chat", "demo", stdin="first\n")
+    cli("chat", "demo", "--max-tokens", "7", stdin="first\n")
+    fake.sampling_defaults = SamplingDefaults({"max_tokens": 9})
+    cli("chat", "demo", stdin="first\n")
+    assert [params.max_tokens for params in fake.params] == [None, 7, 9]
+
+
+def test_the_full_context_is_said(cli: Callable[..., Any], fake: Any) -> None:
+    fake.finish_reason = "length"
+    said = cli("chat", "demo", stdin="first\n").err
+    assert "the context of 6 tokens is full: 5 new tokens after 1 of the prompt; /clear" in said
+
+
+def test_numbers_and_notes_are_for_those_who_ask(cli: Callable[..., Any], fake: Any) -> None:
+    fake.notes.append("a note")
+    quiet = cli("chat", "demo", stdin="first\n")
+    assert (quiet.err, fake.notes_wanted) == ("", False)
+    verbose = cli("chat", "demo", "--verbose", stdin="first\n/set quiet\nsecond\n")
+    assert fake.notes_wanted
+    assert verbose.err.count("τ") == 1
+    shown = cli("chat", "demo", stdin="/show\n").err
+    assert "note: a note" in shown
+    assert "2.0 KiB for each token of context" in shown
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "spent_s", "said"),
+    [
+        (0.5, 0.6, "6.0 tokens/s, 2.5x"),
+        (0.5, 1.5, "6.0 tokens/s, 1.0x: drafts do not help here"),
+        (None, 1.5, "6.0 tokens/s"),
+    ],
+)
+def test_how_fast_an_answer_came(
+    cli: Callable[..., Any],
+    fake: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_s: float | None,
+    spent_s: float,
+    said: str,
+) -> None:
+    """A person is told the speed; and how much faster that is, where plain steps were timed."""
+    steps = {} if plain_s is None else {0: plain_s}
+    controls = iter(
+        [
+            {"by_rows": {}, "timed_s": 1.0},
+            {"by_rows": {1: {"seconds": steps}}, "timed_s": 1.0 + spent_s},
+        ]
+    )
+    monkeypatch.setattr(type(fake), "control", property(lambda self: next(controls)))
+    answers = iter([chat_messages.Message("first"), None])
+    monkeypatch.setattr(chat, "messages", lambda: SimpleNamespace(read=lambda: next(answers)))
+    result = cli("chat", "demo")
+    assert result.err.splitlines() == [
+        "demo, 100 tokens of context",
+        "drafts by ngram, 5 tokens a step",
+        said,
+    ]
+
+
+def test_drafts_that_were_all_wrong_do_not_help() -> None:
+    stats = DecodeStats(decode_s=1.0, first_tokens=1, emitted=4)
+    assert chat._speed(stats, None) == "3.0 tokens/s"
+    stats.drafted = 6
+    assert chat._speed(stats, None) == "3.0 tokens/s: drafts do not help here"
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), "auto"),
+        (("--num-draft-tokens", "3"), "3"),
+        (("--drafter", "suffix k=3"), None),
+        (("--drafter", "none"), None),
+        (("--verifier", "token", "--seed", "1"), None),
+        (("--draft-endpoint", "local"), None),
+    ],
+)
+def test_draft_lengths_follow_the_clock_where_nothing_was_said(
+    cli: Callable[..., Any], fake: Any, options: tuple[str, ...], asked: str | None
+) -> None:
+    """So a chat is never slower for its drafts, and knows how much faster it is."""
+    assert cli("chat", "demo", *options, stdin="first\n").code == 0
+    assert fake.asked[0][1].num_draft_tokens == asked
 
 
 def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> None:
@@ -137,7 +244,7 @@ def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> Non
         2,
         "error: --system is not UTF-8 text: letter 2 is half of a surrogate pair\n",
     )
-    conversation = chat.Conversation(fake, SamplingParams(), None, False)
+    conversation = chat.Conversation(fake, "demo", SamplingParams())
     with pytest.raises(RequestError, match="the message is not UTF-8 text"):
         conversation.answer("M\udcfcnchen")
 
@@ -173,7 +280,6 @@ def test_an_answer_that_is_cut_off_says_so(cli: Callable[..., Any], fake: Any) -
     fake.finish_reason = "length"
     result = cli("chat", "demo", "--max-tokens", "5", stdin="first\n")
     assert "cut off after 5 tokens, the most for one answer: --max-tokens sets it" in result.err
-    assert "the context of 6 tokens is full" in cli("chat", "demo", stdin="first\n").err
 
 
 def test_an_error_ends_a_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:

@@ -23,11 +23,32 @@ SETTINGS = (
     "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty stop logprobs runtime "
     "stream chat_template lossy"
 )
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "psutil",
+    "prompt_toolkit",
+    "huggingface_hub",
+)
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"], ["serve"], ["train"]]
+    "verb",
+    [
+        [],
+        ["generate"],
+        ["chat"],
+        ["run"],
+        ["demo"],
+        ["pull"],
+        ["ls"],
+        ["list"],
+        ["doctor"],
+        ["serve"],
+        ["train"],
+    ],
 )
 def test_help_imports_nothing_heavy(verb: list[str]) -> None:
     """Help that loads torch takes seconds. The import set is checked, since time depends on the

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from outrider.cli.app import VERBS, build_app, unknown_option
+from outrider.cli.app import ALIASES, VERBS, build_app, unknown_option
 from outrider.foreign import ABSENT, FOREIGN
 
 MAX_SHOWN = 20  # --help itself is one of them
@@ -20,6 +20,17 @@ def commands() -> dict[str, Any]:
     """Every verb, those of the group `service` too."""
     top: Any = typer.main.get_command(build_app())
     return {verb: top.commands[verb] for verb in VERBS} | dict(top.commands["service"].commands)
+
+
+def test_other_names_of_verbs(cli: Cli, fake: Any) -> None:
+    """They are in the help, take the same options, and refuse the same ones."""
+    top = cli("--help").out
+    assert all(f"│ {alias} " in top for alias in ALIASES)
+    assert cli("run", "demo", "-n", "7", stdin="first\n").out == "Paris is the capital.\n"
+    assert fake.params[0].max_tokens == 7
+    assert "Did you mean '--verbose'? See 'outrider run" in cli("run", "demo", "--verbos").err
+    assert "--system" in cli("run", "--help").out
+    assert cli("list", "--json").out == cli("ls", "models", "--json").out
 
 
 def test_help_shows_few_options_and_says_how_to_see_the_others(cli: Cli) -> None:

@@ -187,6 +187,20 @@ def test_the_report_adds_up() -> None:
     assert sum(report["by_drafter"]["copy"]["chosen"].values()) == 20
 
 
+def test_the_report_has_the_seconds_of_timed_steps() -> None:
+    """Against what plain steps take they say what drafts brought: steps that read prompts, and
+    those of several drafters, are no part of them."""
+    each = control()
+    alpha = {"model": True, "copy": True}
+    for _ in range(3):
+        step(each, rows_of("model"), alpha, seconds=2.0)
+    step(each, rows_of("copy", "model"), alpha, seconds=60.0)
+    first = rows_of("model")
+    first[0].stats.steps = 1
+    step(each, first, alpha, seconds=60.0)
+    assert each.summary()["timed_s"] == 6.0
+
+
 def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     """Nor do the others where too few of them are left to pay for a step with drafts; a row's own
     number stays what it is."""
