@@ -38,7 +38,6 @@ from outrider.cli.options import RuntimeName
 from outrider.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
@@ -83,7 +82,7 @@ def measure(
     probe, confirm = split(samples)
     plan = TunePlan(probe, confirm)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
-    found = Tuner(runner, families, plan, journal, Progress()).run()
+    found = Tuner(runner, families, plan, journal).run()
     journal.close()
     advice = recommendations(found, found.finalists, options.draft)[0]
     tune_s = time.perf_counter() - began

@@ -15,7 +15,7 @@ from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
 from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.llm import LLM
 from outrider.models.graphs import GraphedPass
 from outrider.models.probes.probe import probe_logits
@@ -191,7 +191,7 @@ def law(context: Context) -> dict[str, Any]:
     tokenizer: Any = subject.built.target.tokenizer
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     found = sampled_distribution(
-        subject, prompts, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units()
+        subject, prompts, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Journal()
     )
     verdict = {"passed": True, "failed": False}.get(found.status)
     return {

@@ -20,8 +20,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -32,7 +30,6 @@ from outrider.configuration import PLAIN, Configuration
 from outrider.engine.step_costs import Sweep
 from outrider.lab.bench import stages
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
@@ -285,13 +282,8 @@ def rehearse(
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
     plan = TunePlan(probe, confirm, most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
-    with (
-        TemporaryDirectory() as folder,
-        patch.object(stages, "time", clock),
-        patch.object(tune, "time", clock),
-    ):
-        journal = Journal.open(Path(folder) / "journal", {}, resume=False)
-        found = Tuner(cast(Runner, _Models(world)), families, plan, journal, Progress()).run()
+    with patch.object(stages, "time", clock), patch.object(tune, "time", clock):
+        found = Tuner(cast(Runner, _Models(world)), families, plan, Journal()).run()
     spent = world.now
     advice = recommendations(found, found.finalists, None)[0]
     truth = {

@@ -6,7 +6,6 @@ size that are decoded.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -238,11 +237,3 @@ def groups(
         order[start : start + batch_size]
         for start in range(0, len(order) - batch_size + 1, batch_size)
     ]
-
-
-def digest(workload: Workload) -> str:
-    """Name and prompts, for knowing a workload again."""
-    asked = "\n".join(
-        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
-    )
-    return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

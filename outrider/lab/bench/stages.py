@@ -24,7 +24,6 @@ from outrider.lab.bench.plan import Material, Plan, baseline_of, groups
 from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.prompts import PreparedPrompt
 
@@ -128,12 +127,11 @@ class Rounds:
         material: Material,
         keys: list[CellKey],
         journal: Journal,
-        progress: Progress,
     ) -> None:
         self._field = field
         self._plan = plan
         self._journal = journal
-        self._progress = progress
+        self._progress = journal.progress
         self.configurations = plan.all_configurations
         self.baselines = {
             number: number
@@ -143,7 +141,7 @@ class Rounds:
         }
         self.cells = [CellState(cell_key, material.prompts(cell_key)) for cell_key in keys]
         self._warm: set[str] = set()  # cells that this process has run
-        self._repeats = Repeats(plan.max_other_cpu, progress.say)
+        self._repeats = Repeats(plan.max_other_cpu, self._progress.say)
 
     @property
     def spent_s(self) -> float:

@@ -33,7 +33,7 @@ from outrider.lab.certify.certify_result import (
 )
 from outrider.lab.certify.ranks import GStatistic, Ranks, detectable, holm
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.run import run_rows
@@ -93,17 +93,19 @@ def sampled_distribution(
     params: SamplingParams,
     num_draws: int,
     seed: int,
-    units: Units,
+    journal: Journal,
 ) -> SampledDistribution:
     """The section: texts after these prompts, with `num_draws` draws in every band of positions."""
     tolerated = 0.0 if subject.built.config()["exact"] else FILTER_EDGE
     room = min(LATEST, subject.built.context - max(map(len, prompts)))
-    units.progress.stage("sampled distribution", -(-BANDS * num_draws // (MAX_ROWS * max(1, room))))
-    drawn = draw(subject, "speculative", prompts, params, num_draws, seed, units)
+    journal.progress.stage(
+        "sampled distribution", -(-BANDS * num_draws // (MAX_ROWS * max(1, room)))
+    )
+    drawn = draw(subject, "speculative", prompts, params, num_draws, seed, journal)
     statistics = _statistics(subject, "speculative", drawn, params, num_draws, seed, tolerated)
     tests = judged(statistics)
     if any(test.rejected for test in tests):  # is it the test that is wrong?
-        plain = draw(subject, "plain", prompts, params, num_draws, seed, units)
+        plain = draw(subject, "plain", prompts, params, num_draws, seed, journal)
         tests = judged(
             statistics | _statistics(subject, "plain", plain, params, num_draws, seed, tolerated)
         )
@@ -130,7 +132,7 @@ def draw(
     params: SamplingParams,
     num_draws: int,
     seed: int,
-    units: Units,
+    journal: Journal,
 ) -> Drawn:
     """Texts after the prompts in turn, until every band has its draws, or there is a text for each
     draw: a grammar may end them early."""
@@ -144,7 +146,7 @@ def draw(
         some = list(islice(turns, min(MAX_ROWS, -(-missing // room))))
         start = len(drawn.texts)
         seeds = row_seeds([seed, start, sampler == "plain"], len(some))
-        batch = units.get(
+        batch = journal.unit(
             f"texts/{sampler}/{start}", _draw_batch, subject, sampler, some, params, seeds
         )
         drawn.prompts += some

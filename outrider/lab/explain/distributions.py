@@ -37,7 +37,6 @@ class FinishedText:
     prompt: Sequence[int]
     output: Sequence[int]
     params: SamplingParams
-    limit: int  # most tokens the output could have had
     seed: int = 0
     coupled: bool = False  # emitted with shared noise, which is known again
     step_lengths: Sequence[int] = ()  # tokens that each step took

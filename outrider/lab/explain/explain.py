@@ -9,7 +9,10 @@ summarise   by position and kind of text, with advice (`summary.py`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from outrider.build import Options
 from outrider.configuration import Configuration
@@ -18,55 +21,54 @@ from outrider.lab.explain.causes import account
 from outrider.lab.explain.distributions import FinishedText, forced_distributions
 from outrider.lab.explain.explain_result import ExplainedText, ExplainResult
 from outrider.lab.explain.summary import ReadText, add_words, summarise
-from outrider.lab.progress import QUIET, Progress
-from outrider.lab.runner import Contender, Runner
+from outrider.lab.journal import Journal
+from outrider.lab.runner import Contender, Runner, Trace
+from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.sampling.params import SamplingParams
 
 MAX_SHOWN = 4000  # tokens whose places a result keeps: about 2 MB
 
 
-@dataclass(frozen=True)
-class Question:
-    """One prompt, as token ids."""
-
-    tokens: Sequence[int]
-    id: str = ""  # unique in its run
-    task: str = "other"
-    max_tokens: int | None = None  # fewer than the run's, where its log asked for fewer
+TRACE = TypeAdapter(Trace)  # as the journal keeps it
 
 
 def explain(
     options: Options,
     configuration: Configuration,
-    questions: Callable[[Runner], Sequence[Question]],
+    prompts_of: Callable[[Runner], Sequence[PreparedPrompt]],
     params: SamplingParams,
     *,
     workload: str = "",
     max_shown: int = MAX_SHOWN,
-    progress: Progress = QUIET,
+    journal: Journal | None = None,
 ) -> ExplainResult:
     """Decode all prompts, and look at every text.
 
-    `questions`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds
-    params.seed (0), + 1, ... After Ctrl-C the result is of the prompts that were finished
-    (`interrupted`), or KeyboardInterrupt is raised where none was. Raises ConfigError for plain
-    decoding, CapabilityError for lossy verifiers, RequestError for a prompt that cannot run.
+    `prompts_of`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds
+    params.seed (0), + 1, ... The journal keeps how each was decoded. After Ctrl-C the result is of
+    the prompts that were finished (`interrupted`), or KeyboardInterrupt is raised where none was.
+    Raises ConfigError for plain decoding, CapabilityError for lossy verifiers, RequestError for a
+    prompt that cannot run.
     """
     check(configuration, params, lossy=options.lossy)
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)
-    runner = Runner(options, [configuration], progress.say)
+    journal = Journal() if journal is None else journal
+    runner = Runner(options, [configuration], journal.progress.say)
     contender = runner.open(configuration)
-    asked = questions(runner)
-    if not asked:
+    prompts = prompts_of(runner)
+    if not prompts:
         raise ConfigError("there is no prompt to explain: give one, or --prompts FILE")
     texts: list[ReadText] = []
     stopped = False
-    progress.stage("decoding and explaining", len(asked))
+    journal.progress.stage("decoding and explaining", len(prompts))
     try:
-        for number, question in enumerate(asked):
-            texts.append(_explained(contender, question, number, params))
-            progress.advance()
+        if contender.keeps_learning:  # it must have seen what an interrupted run had finished
+            for number in range(len(journal)):
+                _trace(contender, prompts[number], number, params)
+        for number, prompt in enumerate(prompts):
+            decoded = journal.unit(f"prompt {number}", _trace, contender, prompt, number, params)
+            texts.append(_read(contender, prompt, TRACE.validate_python(decoded), params))
     except KeyboardInterrupt:
         stopped = True
         if not texts:
@@ -83,7 +85,7 @@ def explain(
     if stopped:
         result.interrupted = True
         result.notes.append(
-            f"the run was stopped: {len(texts)} of {len(asked)} prompts were explained"
+            f"the run was stopped: {len(texts)} of {len(prompts)} prompts were explained"
         )
     return result
 
@@ -102,30 +104,33 @@ def check(configuration: Configuration, params: SamplingParams, *, lossy: bool =
         )
 
 
-def _explained(
-    contender: Contender, question: Question, number: int, params: SamplingParams
+def _trace(
+    contender: Contender, prompt: PreparedPrompt, number: int, params: SamplingParams
+) -> dict[str, Any]:
+    """One prompt decoded, as plain JSON data."""
+    seed = None if params.seed is None else (params.seed + number) % 2**64
+    of_prompt = replace(params, seed=seed, max_tokens=params.limit(prompt.max_tokens))
+    [trace] = contender.run([prompt.tokens], of_prompt)
+    unit: dict[str, Any] = TRACE.dump_python(trace, mode="json")
+    return unit
+
+
+def _read(
+    contender: Contender, prompt: PreparedPrompt, trace: Trace, params: SamplingParams
 ) -> ReadText:
-    """Decode one prompt, and look at the text."""
-    if question.max_tokens is not None:
-        params = replace(params, max_tokens=params.limit(question.max_tokens))
-    if params.seed is not None and not params.is_greedy:
-        params = replace(params, seed=(params.seed + number) % 2**64)
+    """The account of one finished text."""
     built = contender.built
-    trace = contender.run([list(question.tokens)], params)[0]
     text = FinishedText(
-        prompt=list(question.tokens),
+        prompt=prompt.tokens,
         output=trace.completion.token_ids,
         params=params,
-        limit=params.limit(built.context - len(question.tokens)),
         seed=trace.completion.seed,
         coupled=built.decoder.verifier.coupled,
         step_lengths=[step.taken for step in trace.steps],
     )
     distributions = forced_distributions(built.target.lm, built.decoder.drafter, text)
-    tally = account(trace.steps, distributions, is_greedy=params.is_greedy)
-    prompt = add_words(built.target.tokenizer, text, trace.completion.origins, tally.places)
-    return ReadText(
-        ExplainedText(id=question.id, task=question.task, prompt=prompt, places=tally.places),
-        trace,
-        tally.ideal,
-    )
+    lost = account(trace.steps, distributions, is_greedy=params.is_greedy)
+    words = add_words(built.target.tokenizer, text, trace.completion.origins, lost.places)
+    request = prompt.request
+    explained = ExplainedText(id=request.id, task=request.task, prompt=words, places=lost.places)
+    return ReadText(explained, trace, lost.ideal)

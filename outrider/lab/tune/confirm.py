@@ -10,7 +10,6 @@ from outrider.lab.bench.plan import Material, Plan
 from outrider.lab.bench.stages import Contenders, Rounds
 from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record
 from outrider.lab.runner import Runner
 from outrider.lab.tune.probe import Sample, rounds_of
@@ -45,7 +44,6 @@ def confirmation(
     batch_size: int,
     budget_s: float,
     journal: Journal,
-    progress: Progress,
 ) -> tuple[Rounds, dict[str, str]]:
     """One round over the prompts, ready to run, and why some of the finalists cannot be built.
     Raises OutriderError where none can. Tasks take turns in one cell: whenever the budget ends,
@@ -75,7 +73,7 @@ def confirmation(
     contenders, errors = Contenders.open(runner, plan.all_configurations)
     failures = {plan.all_configurations[number].label: why for number, why in errors.items()}
     return Rounds(
-        contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal, progress
+        contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal
     ), failures
 
 

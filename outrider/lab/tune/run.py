@@ -10,7 +10,6 @@ from typing import Any
 
 from outrider.build import DEMO, Options, target_config
 from outrider.errors import ConfigError, counted
-from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
@@ -24,7 +23,7 @@ from outrider.lab.tune.space import Family, SpaceOptions, num_members
 from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import OnBad, Workload
+from outrider.lab.workload.types import OnBad, Workload, digest
 from outrider.machine import versions
 from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device
@@ -88,7 +87,7 @@ def run_tune(
 ) -> TuneResult:
     """`options`: of models and machine. Raises what cannot be built or run."""
     identity = _identity(options, request, workload, chat_template=chat_template)
-    with Journal.open(journal_path, identity, resume=resume) as journal:
+    with Journal.open(journal_path, identity, resume=resume, progress=progress) as journal:
         drafts = read_drafts(options, request.drafts)
         options = replace(options, draft=drafts.model)
         families = choose_space(options, request, drafts)
@@ -110,7 +109,7 @@ def run_tune(
         progress.say(
             f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm"
         )
-        findings = Tuner(runner, families, plan, journal, progress).run()
+        findings = Tuner(runner, families, plan, journal).run()
     tried = Tried(
         temperature=request.sampling.temperature,
         max_new_tokens=request.sampling.required_max_tokens,

@@ -18,7 +18,6 @@ from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.bench.stages import Rounds
 from outrider.lab.bench.summary import others_during
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
 from outrider.lab.tune.forecast import (
@@ -101,13 +100,12 @@ class Tuner:
         families: Sequence[Family],
         plan: TunePlan,
         journal: Journal,
-        progress: Progress,
     ) -> None:
         self._runner = runner
         self._families = {family.label: family for family in families}
         self._plan = plan
         self._journal = journal
-        self._progress = progress
+        self._progress = journal.progress
 
     def run(self) -> Findings:
         """All stages; after Ctrl-C after the forecasts what is known by then.
@@ -149,7 +147,7 @@ class Tuner:
                 )
             except OutriderError as error:
                 findings.failures[label] = str(error)
-            self._progress.advance()
+                self._progress.advance()
 
     def _is_enough(self, findings: Findings, family: Family, until: float, probe: Probe) -> bool:
         """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may
@@ -179,7 +177,6 @@ class Tuner:
                 plan.batch_size,
                 self._budget_s(findings),
                 self._journal,
-                self._progress,
             )
         except OutriderError as error:
             findings.failures.update(dict.fromkeys(findings.family_of, str(error)))
@@ -214,7 +211,6 @@ class Tuner:
                 findings.by_load.setdefault(family.label, []).append(
                     best_at(rows, timed[-1:], findings.shares)
                 )
-                self._progress.advance()
             if timed:
                 findings.schedule.append(best_at(rows, timed, findings.shares))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -92,3 +93,11 @@ def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:
     return (
         f"{head}\n{listed}{'' if listed.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"
     )
+
+
+def digest(workload: Workload) -> str:
+    """Name and prompts, for knowing a workload again."""
+    asked = "\n".join(
+        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
+    )
+    return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

@@ -28,11 +28,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; then Ctrl-C."""
     calls: list[dict[str, Any]] = []
 
-    def explain(options: Any, configuration: Any, questions: Any, params: Any, **more: Any) -> Any:
+    def explain(options: Any, configuration: Any, prompts_of: Any, params: Any, **more: Any) -> Any:
         one = {
             "options": options,
             "configuration": configuration,
-            "questions": questions,
+            "prompts_of": prompts_of,
             "params": params,
         }
         calls.append({**one, **more})
@@ -72,8 +72,8 @@ def test_every_option_reaches_the_library(
         "demo",
         "--limit",
         "3",
-        "--show-tokens",
-        "77",
+        "--reading",
+        "show_tokens=77",
         "--out",
         str(tmp_path / "e.json"),
     )
@@ -119,6 +119,7 @@ def test_auto_is_what_it_is_elsewhere(
         (["demo", "--prompts", "missing.jsonl"], "does not exist"),
         (["demo", "--out", "no/such/folder/x.html"], "does not exist"),
         (["demo", "--temperature", "-1"], "temperature"),
+        (["demo", "--resume"], "there is no interrupted run to resume"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> None:
@@ -161,8 +162,8 @@ def test_a_prompt_is_asked_as_generate_asks_it(
     cli("explain", "somewhere", "hi", *more)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
-    [question] = asked[0]["questions"](SimpleNamespace(tokenizer=tokenizer, context=64))
-    assert tokenizer.decode(question.tokens) == text
+    [prompt] = asked[0]["prompts_of"](SimpleNamespace(tokenizer=tokenizer, context=64))
+    assert tokenizer.decode(prompt.tokens) == text
 
 
 def test_a_number_of_draft_tokens_means_nothing_where_nothing_drafts(

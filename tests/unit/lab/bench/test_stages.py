@@ -73,7 +73,7 @@ class Setting:
         field, _ = Contenders.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
         journal = Journal.open(self.path, self.plan.identity(), resume=resume)
         keys, _ = runnable_cells(self.plan, self.material)
-        return Rounds(field, self.plan, self.material, keys, journal, Progress())
+        return Rounds(field, self.plan, self.material, keys, journal)
 
     def run(self, *, resume: bool = False) -> list[CellState]:
         return self.rounds(resume=resume).run()

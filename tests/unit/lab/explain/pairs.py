@@ -48,7 +48,6 @@ def finished(contender: Contender, trace: Trace, params: SamplingParams) -> Fini
         prompt=prompt,
         output=list(trace.completion.token_ids),
         params=params,
-        limit=min(contender.built.context - len(prompt), params.max_tokens),
         seed=trace.completion.seed,
         coupled=contender.built.decoder.verifier.coupled,
         step_lengths=[step.taken for step in trace.steps],

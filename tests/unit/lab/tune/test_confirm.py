@@ -10,7 +10,6 @@ import pytest
 from outrider.configuration import PLAIN, Configuration
 from outrider.errors import CapabilityError
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.result import Interval
 from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
@@ -88,7 +87,7 @@ class FakeRunner:
 def confirmed(
     runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal
 ) -> list[Confirmed]:
-    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     return summarise(rounds)
 
@@ -130,7 +129,7 @@ def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) ->
         FakeContender(FAST, 0.010, 3),
         failing=(SLOW,),
     )
-    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     assert [one.configuration for one in summarise(rounds)] == [FAST.label]
     assert failures == {SLOW.label: "no ngram here"}
@@ -245,7 +244,7 @@ def test_tasks_take_turns(journal: Journal) -> None:
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
     )
     prompts = [*samples(3), *samples(2, "chat")]
-    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal)  # type: ignore[arg-type]
     assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
 
 

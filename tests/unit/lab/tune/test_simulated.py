@@ -76,9 +76,7 @@ def test_probing_ends_when_it_was_announced(
     announced = _Announced()
     plan = TunePlan(samples, ())
     models: Any = SimpleNamespace(open=opened)
-    found = Tuner(
-        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
-    ).run()
+    found = Tuner(models, world.families, plan, Journal(progress=announced)).run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
     spent = sum(probe.seconds for probe in found.probes.values())
     assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, (
@@ -115,9 +113,7 @@ def test_confirming_ends_when_it_was_announced(
     models: Any = SimpleNamespace(
         open=lambda configuration, *, any_length=False: world.open(configuration)
     )
-    found = Tuner(
-        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
-    ).run()
+    found = Tuner(models, world.families, plan, Journal(progress=announced)).run()
     spent = announced.began_s["timing other loads"] - announced.began_s["round 1"]
     runs = 1 + len(found.finalists)
     one_prompt = runs * (max_tokens + stages.WARMUP_TOKENS) * slower * PLAIN_S * 2
