@@ -42,9 +42,9 @@ from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.probe import Sample
-from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
-from outrider.lab.tune.space import num_members
-from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.tune.run import choose_space, gather_samples, split
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import Tuner
 from outrider.lab.workload.load import load_workload
 from tools.tune_simulation import simulate
 
@@ -80,11 +80,11 @@ def measure(
 
     began = time.perf_counter()
     probe, confirm = split(samples)
-    plan = TunePlan(probe, confirm)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
-    found = Tuner(runner, families, plan, journal).run()
+    found = Tuner(runner, families, request, probe, confirm, journal)
+    found.run()
     journal.close()
-    advice = recommendations(found, found.finalists, options.draft)[0]
+    advice = recommendations(found, options.draft)[0]
     tune_s = time.perf_counter() - began
 
     members = [Configuration(PLAIN), *(one for family in families for _, one in family.members())]
@@ -106,7 +106,7 @@ def measure(
         "prompts": prompts,
         "fresh_prompts": len(unseen),
         "max_tokens": max_tokens,
-        "num_members": num_members(families),
+        "num_members": sum(len(family.sizes) for family in families),
         "advice": advice.configuration,
         "advice_speedup": advice.model_dump()["speedup"],
         "exhaustive_best": best[0],

@@ -36,8 +36,8 @@ from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
-from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.tune.space import Family, TrainedHead, TuneRequest
+from outrider.lab.tune.tune import Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -274,18 +274,19 @@ def rehearse(
 ) -> Outcome:
     """One world, tuned as the command tunes at temperature 0 with a draft model; `heads`: and with
     three heads and the target's own weights, as the demo is."""
-    wide = SpaceOptions(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
-    families = default_space(wide if heads else SpaceOptions(has_draft=True, own_weights=False))
+    wide = TuneRequest(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
+    families = default_space(wide if heads else TuneRequest(has_draft=True, own_weights=False))
     world = World(seed, families, noise, greedy)
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
-    plan = TunePlan(probe, confirm, most_share=most_share)
+    request = TuneRequest(load_sizes=(), most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with patch.object(stages, "time", clock), patch.object(tune, "time", clock):
-        found = Tuner(cast(Runner, _Models(world)), families, plan, Journal()).run()
+        found = Tuner(cast(Runner, _Models(world)), families, request, probe, confirm, Journal())
+        found.run()
     spent = world.now
-    advice = recommendations(found, found.finalists, None)[0]
+    advice = recommendations(found, None)[0]
     truth = {
         PLAIN: 1.0,
         **{one.label: world.speedup(one) for family in families for _, one in family.members()},

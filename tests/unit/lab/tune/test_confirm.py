@@ -15,8 +15,9 @@ from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
 from outrider.lab.tune.decide import pays, recommendations
 from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.probe import Probe, Sample
-from outrider.lab.tune.tune import Findings
+from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -173,7 +174,7 @@ def test_advice_for_all_and_for_the_task_that_differs() -> None:
             SLOW.label: (1.5, {"code": 1.2, "chat": 1.8}),
         }
     )
-    first, *others = recommendations(found, [FAST, SLOW], draft=None)
+    first, *others = recommendations(found, draft=None)
     assert (first.task, first.configuration, first.speculate) == ("all", FAST.label, True)
     assert first.options == {"drafter": "suffix", "num_draft_tokens": 4, "verifier": "auto"}
     assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
@@ -193,8 +194,9 @@ def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
     narrow.speedup = Interval(value=1.5, low=1.4, high=2.0)
     narrow.by_task["chat"] = Interval(value=1.7, low=1.1, high=2.0)
     for order in ([FAST, SLOW], [SLOW, FAST]):
+        found.finalists = order
         found.confirmed.reverse()
-        first, *others = recommendations(found, order, draft=None)
+        first, *others = recommendations(found, draft=None)
         assert (first.configuration, first.speedup) == (FAST.label, wide.speedup)
         assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
 
@@ -210,7 +212,7 @@ def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(
             SLOW.label: (1.4, {"code": 1.2, "chat": value}),
         }
     )
-    _, *others = recommendations(found, [FAST, SLOW], draft=None)
+    _, *others = recommendations(found, draft=None)
     assert [one.task for one in others] == named
 
 
@@ -225,7 +227,7 @@ def test_automatic_lengths_win_by_far_or_not_at_all() -> None:
                 FAST.label: (1.4, {}),
             }
         )
-        (first,) = recommendations(found, [AUTO, AUTO_2, FAST, SLOW], draft=None)
+        (first,) = recommendations(found, draft=None)
         assert first.configuration == best.label
 
 
@@ -234,7 +236,7 @@ def test_a_task_that_no_run_came_to_gets_no_advice_of_its_own() -> None:
     made up."""
     found = findings({FAST.label: (1.6, {"code": 1.6})})
     found.shares = {"code": 0.5, "chat": 0.5}
-    assert [one.task for one in recommendations(found, [FAST], draft=None)] == ["all"]
+    assert [one.task for one in recommendations(found, draft=None)] == ["all"]
 
 
 def test_tasks_take_turns(journal: Journal) -> None:
@@ -251,7 +253,7 @@ def test_tasks_take_turns(journal: Journal) -> None:
 def test_do_not_speculate() -> None:
     """The best of bad choices is no advice; a task for which it pays is named all the same."""
     found = findings({FAST.label: (0.9, {"code": 0.7, "chat": 1.4})})
-    first, *others = recommendations(found, [FAST], draft=None)
+    first, *others = recommendations(found, draft=None)
     assert (first.speculate, first.configuration, first.options) == (
         False,
         "none",
@@ -266,7 +268,7 @@ def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: boo
     """A single batch of prompts has no interval; its open ends are no numbers to show."""
     found = findings({FAST.label: (value, {})})
     found.confirmed[0].speedup = Interval.unknown(value)
-    (first,) = recommendations(found, [FAST], draft=None)
+    (first,) = recommendations(found, draft=None)
     assert first.speculate is speculate
     assert first.reason.endswith(
         f"{FAST.label}{' reaches' if speculate else ', reaches'} {value:.2f}x plain decoding"
@@ -274,44 +276,44 @@ def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: boo
 
 
 def test_a_forecast_alone_recommends_nothing() -> None:
-    (first,) = recommendations(findings({}), [], draft=None)
+    (first,) = recommendations(findings({}), draft=None)
     assert not first.speculate
     assert "confirmed" in first.reason
 
 
-def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Findings:
-    probe = Probe(family="none", steps={}, num_prompts=0, tokens=0, seconds=0.0)
+def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Tuner:
     tasks = {task for _, by_task in speedups.values() for task in by_task}
-    return Findings(
-        plain=probe,
-        shares=dict.fromkeys(sorted(tasks), 1 / max(len(tasks), 1)),
-        forecasts=[
-            Forecast(
-                family="x",
-                configuration=one,
-                size=4,
-                task="code",
-                tau=2,
-                step_s=1,
-                tokens_per_s=1,
-                speedup=2,
-                break_even_alpha=None,
-            )
-            for one in speedups
-        ],
-        confirmed=[
-            Confirmed(
-                configuration=one,
-                speedup=_interval(value),
-                by_task={t: _interval(v) for t, v in by_task.items()},
-                tokens_per_s=1,
-                tau=1,
-                identical=1,
-                texts=1,
-            )
-            for one, (value, by_task) in speedups.items()
-        ],
-    )
+    nobody: Any = None
+    tuner = Tuner(nobody, [], TuneRequest(), [], [], Journal())
+    tuner.shares = dict.fromkeys(sorted(tasks), 1 / max(len(tasks), 1))
+    tuner.finalists = [Configuration.parse(label) for label in speedups]
+    tuner.forecasts = [
+        Forecast(
+            family="x",
+            configuration=one,
+            size=4,
+            task="code",
+            tau=2,
+            step_s=1,
+            tokens_per_s=1,
+            speedup=2,
+            break_even_alpha=None,
+        )
+        for one in speedups
+    ]
+    tuner.confirmed = [
+        Confirmed(
+            configuration=one,
+            speedup=_interval(value),
+            by_task={t: _interval(v) for t, v in by_task.items()},
+            tokens_per_s=1,
+            tau=1,
+            identical=1,
+            texts=1,
+        )
+        for one, (value, by_task) in speedups.items()
+    ]
+    return tuner
 
 
 def _interval(value: float) -> Interval:

@@ -4,10 +4,12 @@ distribution is known."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from outrider.configuration import Configuration
+from outrider.configuration import PLAIN, Configuration
+from outrider.lab.journal import Journal
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import best_at, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.probe import (
@@ -21,8 +23,8 @@ from outrider.lab.tune.probe import (
     survival,
     sweep_order,
 )
-from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
-from outrider.lab.tune.tune import Findings, TunePlan
+from outrider.lab.tune.space import PLAIN_FAMILY, Family, TuneRequest
+from outrider.lab.tune.tune import Tuner
 from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import World
 
@@ -175,8 +177,11 @@ def test_trying_everything_takes_the_time_to_read_prompts_too() -> None:
         Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True))
         for n in range(4)
     ]
-    found = Findings(plain, overall={CHAIN.member(4).label: 2.0})
-    assert found.exhaustive_seconds(TunePlan(samples[:1], samples[1:])) == pytest.approx(
+    nobody: Any = None
+    tuner = Tuner(nobody, [], TuneRequest(), samples[:1], samples[1:], Journal())
+    tuner.plain = plain
+    tuner.overall = {CHAIN.member(4).label: 2.0}
+    assert tuner.seconds([PLAIN, CHAIN.member(4).label], samples) == pytest.approx(
         200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0
     )
 
@@ -189,7 +194,7 @@ def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
 
 
 def rehearsed() -> tuple[World, Family]:
-    space = default_space(SpaceOptions(has_draft=True, own_weights=False))
+    space = default_space(TuneRequest(has_draft=True, own_weights=False))
     return World(0, space), next(family for family in space if family.label == "draft-model")
 
 

@@ -15,7 +15,8 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.stages import Rounds
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, run_tune
+from outrider.lab.tune.run import choose_space, gather_samples, run_tune
+from outrider.lab.tune.space import TuneRequest
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.report.markdown import to_markdown

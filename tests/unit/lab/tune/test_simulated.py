@@ -19,8 +19,8 @@ from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split, summarise_tuning
-from outrider.lab.tune.space import SpaceOptions
-from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, TunePlan, Tuner
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import Tried
 from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
@@ -58,7 +58,7 @@ def test_probing_ends_when_it_was_announced(
 ) -> None:
     """On a machine that becomes slow behind the plain probe, families that no time is left for are
     named; the others compete."""
-    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
     max_tokens = 24
 
@@ -74,9 +74,11 @@ def test_probing_ends_when_it_was_announced(
         for n in range(4)
     ]
     announced = _Announced()
-    plan = TunePlan(samples, ())
     models: Any = SimpleNamespace(open=opened)
-    found = Tuner(models, world.families, plan, Journal(progress=announced)).run()
+    found = Tuner(
+        models, world.families, TuneRequest(load_sizes=()), samples, (), Journal(progress=announced)
+    )
+    found.run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
     spent = sum(probe.seconds for probe in found.probes.values())
     assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, (
@@ -85,7 +87,7 @@ def test_probing_ends_when_it_was_announced(
     left_out = {label for label, why in found.failures.items() if "no time was left" in why}
     assert left_out | set(found.probes) == {family.label for family in world.families}
     assert bool(left_out) == (slower > 1)
-    assert recommendations(found, found.finalists, None)
+    assert recommendations(found, None)
 
 
 @pytest.mark.parametrize(("slower", "tasks"), [(1, 1), (300, 1), (300, 6)])
@@ -94,7 +96,7 @@ def test_confirming_ends_when_it_was_announced(
 ) -> None:
     """On a machine that becomes slow behind the probes the first prompt that it runs is the last
     one, however many tasks wait, and the result says on how little its advice rests."""
-    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
     max_tokens = 24
     monkeypatch.setattr(
@@ -109,11 +111,12 @@ def test_confirming_ends_when_it_was_announced(
         for n in range(12)
     ]
     announced = _Announced(lambda: world.now)
-    plan = TunePlan(*split(samples))
     models: Any = SimpleNamespace(
         open=lambda configuration, *, any_length=False: world.open(configuration)
     )
-    found = Tuner(models, world.families, plan, Journal(progress=announced)).run()
+    request = TuneRequest(load_sizes=())
+    found = Tuner(models, world.families, request, *split(samples), Journal(progress=announced))
+    found.run()
     spent = announced.began_s["timing other loads"] - announced.began_s["round 1"]
     runs = 1 + len(found.finalists)
     one_prompt = runs * (max_tokens + stages.WARMUP_TOKENS) * slower * PLAIN_S * 2
@@ -132,8 +135,8 @@ def test_confirming_ends_when_it_was_announced(
         draft=None,
         model_options={},
     )
-    notes = summarise_tuning(found, world.families, plan, tried, []).notes
-    assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (
+    notes = summarise_tuning(found, tried, []).notes
+    assert any(f"ended after 1 of {len(found.to_confirm)} prompts" in note for note in notes) == (
         slower > 1
     )
 
