@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -29,9 +29,8 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     Sampler,
     Status,
-    View,
 )
-from outrider.lab.certify.ranks import GStatistic, Ranks, detectable, holm
+from outrider.lab.certify.ranks import Ranks, detectable, holm
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Journal
 from outrider.models.lm import LM
@@ -48,20 +47,6 @@ CHUNK = 32  # tokens of a teacher-forced pass
 FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 ORIGINS = ("accepted", "correction", "bonus")
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The subject of a test: see `DistributionTest`."""
-
-    part: Part
-    sampler: Sampler
-    view: View
-    first: int
-    last: int
-
-
-Statistics = dict[Tested, GStatistic]
 
 
 @dataclass
@@ -102,13 +87,10 @@ def sampled_distribution(
         "sampled distribution", -(-BANDS * num_draws // (MAX_ROWS * max(1, room)))
     )
     drawn = draw(subject, "speculative", prompts, params, num_draws, seed, journal)
-    statistics = _statistics(subject, "speculative", drawn, params, num_draws, seed, tolerated)
-    tests = judged(statistics)
-    if any(test.rejected for test in tests):  # is it the test that is wrong?
+    tests = _tests(subject, "speculative", drawn, params, num_draws, seed, tolerated)
+    if any(test.rejected for test in judged(tests)):  # is it the test that is wrong?
         plain = draw(subject, "plain", prompts, params, num_draws, seed, journal)
-        tests = judged(
-            statistics | _statistics(subject, "plain", plain, params, num_draws, seed, tolerated)
-        )
+        tests += _tests(subject, "plain", plain, params, num_draws, seed, tolerated)
     result = SampledDistribution(
         status="passed",
         why="",
@@ -116,7 +98,7 @@ def sampled_distribution(
         num_texts=len(drawn.texts),
         num_tokens=drawn.num_tokens,
         origins=dict(drawn.origins),
-        tests=tests,
+        tests=judged(tests),
     )
     result.status, result.why = _judgement(result)
     return result
@@ -275,7 +257,7 @@ def ranks_of(
 # ------------------------------------------------ testing
 
 
-def _statistics(
+def _tests(
     subject: Subject,
     sampler: Sampler,
     drawn: Drawn,
@@ -283,40 +265,48 @@ def _statistics(
     num_draws: int,
     seed: int,
     tolerated: float,
-) -> Statistics:
-    statistics: Statistics = {}
-    for band in ranks_of(subject, drawn, params, num_draws, seed):
-        for view, statistic in band.ranks.tests(tolerated):
-            statistics[Tested("texts", sampler, view, band.first, band.last)] = statistic
-    for view, statistic in drawn.drafted.tests():
-        statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = statistic
-    return statistics
-
-
-def judged(statistics: Statistics) -> list[DistributionTest]:
-    """The tests of one certificate, corrected for their number."""
-    rejected = holm([statistic.p_value for statistic in statistics.values()], FALSE_ALARMS)
-    level = FALSE_ALARMS / max(1, len(statistics))
+) -> list[DistributionTest]:
+    bands = ranks_of(subject, drawn, params, num_draws, seed)
+    parts: list[tuple[Part, Band, float]] = [("texts", band, tolerated) for band in bands]
+    parts.append(("drafts", Band(1, subject.max_drafted, drawn.drafted), 0.0))
     return [
         DistributionTest(
-            **asdict(tested),
-            **asdict(one),
-            rejected=no,
-            detectable_total_variation=detectable(one, level, POWER),
+            **statistic.model_dump(),
+            part=part,
+            sampler=sampler,
+            view=view,
+            first=band.first,
+            last=band.last,
         )
-        for (tested, one), no in zip(statistics.items(), rejected, strict=True)
+        for part, band, allowed in parts
+        for view, statistic in band.ranks.tests(allowed)
+    ]
+
+
+def judged(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
+    """The tests of one certificate, corrected for their number."""
+    rejected = holm([test.p_value for test in tests], FALSE_ALARMS)
+    level = FALSE_ALARMS / max(1, len(tests))
+    return [
+        test.model_copy(
+            update={
+                "rejected": no,
+                "detectable_total_variation": detectable(test, level, POWER),
+            }
+        )
+        for test, no in zip(tests, rejected, strict=True)
     ]
 
 
 def _judgement(section: SampledDistribution) -> tuple[Status, str]:
     what = f"{section.num_tokens} tokens in {counted(section.num_texts, 'text')}"
     rejected = [test for test in section.tests if test.rejected]
-    if plain := [index for index in rejected if index.sampler == "plain"]:
+    if plain := [test for test in rejected if test.sampler == "plain"]:
         return "inconclusive", (
             f"the plain sampler itself deviates at {_where(plain[0])} (p = {plain[0].p_value:.1e})"
         )
     if rejected:
-        first = min(rejected, key=lambda one: one.p_value)
+        first = min(rejected, key=lambda test: test.p_value)
         of_drafts = first.part == "drafts"
         beyond = f"(p = {first.p_value:.1e})"
         if first.impossible:

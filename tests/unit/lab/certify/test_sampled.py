@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 
 from outrider.lab.certify import sampled
-from outrider.lab.certify.certify_result import POWER, SampledDistribution
-from outrider.lab.certify.ranks import GStatistic, detectable
+from outrider.lab.certify.certify_result import POWER, DistributionTest, SampledDistribution
+from outrider.lab.certify.ranks import detectable
 from outrider.lab.certify.sampled import (
     BANDS,
     FALSE_ALARMS,
@@ -190,14 +190,25 @@ def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str, m
 # ------------------------------------------------ several tests
 
 
-def statistics_of(p_values: list[float]) -> dict[sampled.Tested, GStatistic]:
+def outcomes_of(p_values: list[float]) -> list[DistributionTest]:
     """Tests of one certificate that came out like this."""
-    return {
-        sampled.Tested("texts", "speculative", "by id", number, number): GStatistic(
-            1000, 1000, 11, 20.0, 10, p_value, 0
+    return [
+        DistributionTest(
+            part="texts",
+            sampler="speculative",
+            view="by id",
+            first=number,
+            last=number,
+            num_draws=1000,
+            num_uncertain=1000,
+            num_cells=11,
+            g=20.0,
+            df=10,
+            p_value=p_value,
+            impossible=0,
         )
         for number, p_value in enumerate(p_values, 1)
-    }
+    ]
 
 
 def test_a_certificate_of_several_tables_corrects_for_their_number() -> None:
@@ -211,7 +222,7 @@ def test_a_certificate_of_several_tables_corrects_for_their_number() -> None:
         ([level / 50, level / 18.5, *[0.5] * 18], [1, 0]),
         ([level * 0.9, level / 50, level / 2.1], [1, 1, 1]),
     ):
-        found = [test.rejected for test in judged(statistics_of(p_values))]
+        found = [test.rejected for test in judged(outcomes_of(p_values))]
         assert found == [*map(bool, rejected), *[False] * (len(p_values) - len(rejected))], p_values
 
 
@@ -224,7 +235,7 @@ def test_certificates_of_many_tables_raise_as_few_false_alarms_as_stated(
     monkeypatch.setattr(sampled, "detectable", lambda *given: None)
     rng = np.random.default_rng(0)
     failed = [
-        any(one.rejected for one in judged(statistics_of(rng.random(20).tolist())))
+        any(one.rejected for one in judged(outcomes_of(rng.random(20).tolist())))
         for _ in range(1000)
     ]
     assert stats.binom.ppf(0.001, 1000, 0.05) <= sum(failed) <= stats.binom.ppf(0.999, 1000, 0.05)
@@ -233,12 +244,12 @@ def test_certificates_of_many_tables_raise_as_few_false_alarms_as_stated(
 def test_what_a_table_would_find_is_at_the_level_that_it_gets() -> None:
     """The more tables a certificate has, the less each finds."""
     alone, among_many = (
-        judged(statistics_of([0.5] * num))[0].detectable_total_variation for num in (1, 20)
+        judged(outcomes_of([0.5] * num))[0].detectable_total_variation for num in (1, 20)
     )
     assert alone is not None
     assert among_many is not None
     assert among_many > alone
-    [one] = statistics_of([0.5]).values()
+    [one] = outcomes_of([0.5])
     assert among_many == detectable(one, FALSE_ALARMS / 20, POWER)
 
 
