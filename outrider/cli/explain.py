@@ -83,27 +83,25 @@ def explain(
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     check_lab("explain")
     from outrider.lab.explain.explain import explain as run_explain
-    from outrider.lab.workload.types import digest
-    from outrider.machine import versions
+    from outrider.lab.workload.types import identity
 
     output.check()
     params = sampling.params()
     max_tokens = params.required_max_tokens
     asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models)
-    identity = {
-        "verb": "explain",
-        "models": asdict(options),
-        "configuration": configuration.label,
-        "sampling": asdict(params),
-        "workload": digest(asked),
-        "chat template": prompts.chat_template,
-        "on_bad": prompts.on_bad,
-        "versions": versions(),
-    }
+    facts = identity(
+        "explain",
+        options,
+        asked,
+        chat_template=prompts.chat_template,
+        configuration=configuration.label,
+        sampling=asdict(params),
+        on_bad=prompts.on_bad,
+    )
 
     def run(path: Path, *, resume: bool, progress: Progress) -> ExplainResult:
-        with Journal.open(path, identity, resume=resume, progress=progress) as journal:
+        with Journal.open(path, facts, resume=resume, progress=progress) as journal:
             return run_explain(
                 options,
                 configuration,

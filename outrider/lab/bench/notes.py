@@ -85,7 +85,7 @@ def notes_of(
                 prompt=prompts[row],
                 round=turn,
                 group=group,
-                prompt_tokens=trace.num_prompt,
+                prompt_tokens=len(trace.completion.prompt_token_ids),
                 tokens=stats.emitted,
                 steps=stats.steps,
                 drafted=stats.drafted,

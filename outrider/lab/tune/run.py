@@ -23,8 +23,7 @@ from outrider.lab.tune.space import MIN_PROBED, Family, TuneRequest
 from outrider.lab.tune.tune import MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import OnBad, Workload, digest
-from outrider.machine import versions
+from outrider.lab.workload.types import OnBad, Workload, identity
 from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device
 
@@ -44,8 +43,9 @@ def run_tune(
     progress: Progress = QUIET,
 ) -> TuneResult:
     """`options`: of models and machine. Raises what cannot be built or run."""
-    identity = _identity(options, request, workload, chat_template=chat_template)
-    with Journal.open(journal_path, identity, resume=resume, progress=progress) as journal:
+    asked = {**asdict(request), "drafters": sorted(request.drafters)}
+    facts = identity("tune", options, workload, chat_template=chat_template, **asked)
+    with Journal.open(journal_path, facts, resume=resume, progress=progress) as journal:
         drafts = read_drafts(options, request.drafts)
         options = replace(options, draft=drafts.model)
         families = choose_space(options, request, drafts)
@@ -170,21 +170,6 @@ def _plain_options(options: Options) -> dict[str, Any]:
         name: value
         for name, value in asdict(options).items()
         if name in names and value is not None
-    }
-
-
-def _identity(
-    options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool
-) -> dict[str, Any]:
-    """The facts that an interrupted run must share with the one that continues it."""
-    return {
-        "verb": "tune",
-        **asdict(request),
-        "drafters": sorted(request.drafters),
-        "models": asdict(options),
-        "chat template": chat_template,
-        "workload": digest(workload),
-        "versions": versions(),
     }
 
 
