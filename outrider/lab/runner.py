@@ -76,7 +76,6 @@ class StepRecorder:
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
     def observe(self, facts: StepFacts) -> None:
-        """A step is over."""
         now = time.perf_counter()
         rows = facts.rows
         draft = facts.draft
@@ -162,7 +161,6 @@ class Contender:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every option as it was resolved."""
         return self._llm.config
 
     @property

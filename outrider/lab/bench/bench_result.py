@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -69,12 +71,7 @@ class DepthAcceptance(Record):
     def survival(self) -> list[float]:
         """S(i) = c_1 ... c_i, the product-limit estimate (Kaplan & Meier 1958): drafts of different
         lengths count as far as they go."""
-        product = 1.0
-        curve = []
-        for share in self.conditional:
-            product *= share or 0.0
-            curve.append(product)
-        return curve
+        return list(accumulate((share or 0.0 for share in self.conditional), mul))
 
 
 class Parting(Record):

@@ -133,7 +133,6 @@ class Material:
     notes: tuple[str, ...] = ()
 
     def prompts(self, key: CellKey) -> list[PreparedPrompt]:
-        """The prompts of a cell."""
         prompts = self.by_task[key.task]
         if key.context is None:
             return prompts

@@ -66,7 +66,6 @@ class Contenders:
         return list(self._kept)
 
     def restart(self) -> None:
-        """A new round or cell begins."""
         self._now = {number: self.spare(number) for number in self._kept}
 
     def spare(self, number: int) -> Contender:
@@ -86,14 +85,11 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 
 
 def one_line(error: OutriderError) -> str:
-    """For a list of failures."""
     return " ".join(str(error).split())
 
 
 @dataclass
 class CellState:
-    """The measurements of a cell so far."""
-
     cell_key: CellKey
     prompts: list[PreparedPrompt]
     notes: list[RunNote] = field(default_factory=list)

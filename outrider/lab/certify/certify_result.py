@@ -28,8 +28,6 @@ Cause = Literal["rounding", "verifier", "state"]
 
 
 class Section(Record):
-    """One line of evidence."""
-
     status: Status
     why: str  # one sentence
 
@@ -124,8 +122,6 @@ class SampledDistribution(Section):
 
 
 class CertifyResult(Result):
-    """The certificate."""
-
     kind: Literal["certify"] = "certify"
     verdict: Verdict
     reasons: list[str]  # why this verdict, one line each

@@ -135,7 +135,6 @@ def _drafted(draft: Draft) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _earlier_siblings(draft: Draft, row: int, node: int) -> list[int]:
-    """Their tokens."""
     siblings = draft.children[row][draft.parent_lists[row][node] + 1]
     return [draft.lists[0][row][sibling] for sibling in siblings[: siblings.index(node)]]
 

@@ -82,7 +82,6 @@ def _depth(step: Step) -> int:
 
 
 def _cause(point: Distributions, tested: Sequence[int], is_tree: bool) -> str:
-    """The cause of a rejection."""
     token = point.token
     if point.outside is not None and point.outside[token]:
         return "vocabulary"

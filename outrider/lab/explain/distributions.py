@@ -85,7 +85,6 @@ def forced_distributions(
 
 
 def _source(target: LM, drafter: Drafter, text: FinishedText) -> _Reader | _Viewer | _Asked | None:
-    """The source of the draft's logits."""
     model = drafter.model
     if model is None:
         asks = drafter.requires.draft or drafter.requires.module

@@ -85,7 +85,6 @@ def summarise(
     workload: str,
     max_shown: int,
 ) -> ExplainResult:
-    """The whole result."""
     built = contender.built
     places = [place for text in texts for place in text.places]
     steps = [len(text.trace.steps) for text in texts]

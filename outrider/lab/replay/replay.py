@@ -58,7 +58,6 @@ class Replay:
 
     @property
     def total(self) -> DecodeStats:
-        """The sum over all texts."""
         return _total(self.texts)
 
 
@@ -300,7 +299,6 @@ def run_replay(
 
 
 def _notes(replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
-    """Notes for a reader of these numbers."""
     yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
     if any(replay.learns for replay in replayed):
         yield (

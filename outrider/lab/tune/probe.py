@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from outrider.lab.result import Record
 from outrider.lab.runner import Contender
@@ -132,12 +134,7 @@ def conditional_acceptance(steps: Sequence[StepNote], length: int) -> list[float
 
 def survival(steps: Sequence[StepNote], length: int) -> list[float]:
     """S(1) .. S(length) of nested drafts."""
-    curve = []
-    product = 1.0
-    for acceptance in conditional_acceptance(steps, length):
-        product *= acceptance
-        curve.append(product)
-    return curve
+    return list(accumulate(conditional_acceptance(steps, length), mul))
 
 
 def mean_kept(steps: Sequence[StepNote], size: int, *, nested: bool) -> float | None:
