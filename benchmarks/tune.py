@@ -41,19 +41,24 @@ from outrider.lab.journal import Journal
 from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.probe import Sample
-from outrider.lab.tune.run import choose_space, gather_samples, split
+from outrider.lab.tune.run import choose_space, gather_prompts, split
 from outrider.lab.tune.space import TuneRequest
 from outrider.lab.tune.tune import Tuner
 from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.prompts import PreparedPrompt
 from tools.tune_simulation import simulate
 
 FINALISTS = 4  # of the exhaustive search, measured again
 
 
-def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[float]:
+def seconds_per_token(
+    contender: Contender, prompts: Sequence[PreparedPrompt], request: TuneRequest
+) -> list[float]:
     """Decode phase, prompt by prompt."""
-    return [contender.run([one.tokens], [one.params])[0].seconds_per_token for one in samples]
+    return [
+        contender.run([prompt.tokens], [request.params(prompt)])[0].seconds_per_token
+        for prompt in prompts
+    ]
 
 
 def measure(
@@ -73,10 +78,10 @@ def measure(
     runner = Runner(options, [family.largest for family in families], print)
     wider = TuneRequest(request.sampling, prompts + fresh)
     loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
-    samples, _ = gather_samples(loaded, runner, wider, on_bad="skip", chat_template=False)
+    samples, _ = gather_prompts(loaded, runner, wider, on_bad="skip", chat_template=False)
     samples, unseen = samples[:prompts], samples[prompts:]
     # touches all weights once
-    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [samples[0].params])
+    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [request.params(samples[0])])
 
     began = time.perf_counter()
     probe, confirm = split(samples)
@@ -90,7 +95,7 @@ def measure(
     members = [Configuration(PLAIN), *(one for family in families for _, one in family.members())]
     began = time.perf_counter()
     everything = {
-        one.label: sum(seconds_per_token(runner.open(one), samples))
+        one.label: sum(seconds_per_token(runner.open(one), samples, request))
         for one in track(members, description=f"exhaustive, T = {temperature:g}", console=console())
     }
     exhaustive_s = time.perf_counter() - began
@@ -98,7 +103,7 @@ def measure(
     best = sorted(everything, key=lambda label: everything[label])[:FINALISTS]
     labels = list(dict.fromkeys([advice.configuration, PLAIN, *best]))
     by_label = {one.label: one for one in [*members, *found.finalists]}
-    again = _in_turn(runner, [by_label[label] for label in labels], unseen)
+    again = _in_turn(runner, [by_label[label] for label in labels], unseen, request)
     winner = min((label for label in labels if label != PLAIN), key=lambda label: sum(again[label]))
     return {
         "temperature": temperature,
@@ -127,15 +132,18 @@ def measure(
 
 
 def _in_turn(
-    runner: Runner, configurations: Sequence[Configuration], samples: Sequence[Sample]
+    runner: Runner,
+    configurations: Sequence[Configuration],
+    prompts: Sequence[PreparedPrompt],
+    request: TuneRequest,
 ) -> dict[str, list[float]]:
     """Everybody on every prompt, the order rotating."""
     contenders = [runner.open(one) for one in configurations]
     found: dict[str, list[float]] = {one.label: [] for one in configurations}
-    for turn, sample in enumerate(samples):
+    for turn, prompt in enumerate(prompts):
         for index in range(len(contenders)):
             contender = contenders[(index + turn) % len(contenders)]
-            found[contender.configuration.label] += seconds_per_token(contender, [sample])
+            found[contender.configuration.label] += seconds_per_token(contender, [prompt], request)
     return found
 
 

@@ -34,10 +34,11 @@ from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
 from outrider.lab.tune.space import Family, TrainedHead, TuneRequest
 from outrider.lab.tune.tune import Tuner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -278,8 +279,12 @@ def rehearse(
     families = default_space(wide if heads else TuneRequest(has_draft=True, own_weights=False))
     world = World(seed, families, noise, greedy)
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
+    probe, confirm = split(
+        [
+            PreparedPrompt(WorkloadRequest(str(number), task="all"), [number], max_tokens, number)
+            for number in numbers
+        ]
+    )
     request = TuneRequest(load_sizes=(), most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with patch.object(stages, "time", clock), patch.object(tune, "time", clock):
@@ -308,7 +313,7 @@ def rehearse(
     )
 
 
-def _exhaustive(world: World, families: Sequence[Family], samples: Sequence[Sample]) -> str:
+def _exhaustive(world: World, families: Sequence[Family], prompts: Sequence[PreparedPrompt]) -> str:
     """The configuration that trying everything would choose, plain decoding included."""
     seconds = {}
     for one in (
@@ -316,7 +321,10 @@ def _exhaustive(world: World, families: Sequence[Family], samples: Sequence[Samp
         *(member for family in families for _, member in family.members()),
     ):
         contender = world.open(one)
-        traces = [contender.run([sample.tokens], [sample.params])[0] for sample in samples]
+        traces = [
+            contender.run([prompt.tokens], SamplingParams(max_tokens=prompt.max_tokens))[0]
+            for prompt in prompts
+        ]
         seconds[one.label] = sum(trace.seconds_per_token for trace in traces)
     return min(seconds, key=lambda label: seconds[label])
 

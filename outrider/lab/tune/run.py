@@ -18,11 +18,11 @@ from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.launch_lines import launch_lines
-from outrider.lab.tune.probe import Sample, survival
+from outrider.lab.tune.probe import survival
 from outrider.lab.tune.space import MIN_PROBED, Family, TuneRequest
 from outrider.lab.tune.tune import MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
-from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.prompts import PreparedPrompt, prepare
 from outrider.lab.workload.types import OnBad, Workload, identity
 from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device
@@ -50,10 +50,10 @@ def run_tune(
         options = replace(options, draft=drafts.model)
         families = choose_space(options, request, drafts)
         runner = Runner(options, [family.largest for family in families], progress.say)
-        samples, notes = gather_samples(
+        prompts, notes = gather_prompts(
             workload, runner, request, on_bad=on_bad, chat_template=chat_template
         )
-        probe, confirm = split(samples)
+        probe, confirm = split(prompts)
         if len(confirm) < request.batch_size:
             raise ConfigError(
                 f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: "
@@ -72,7 +72,7 @@ def run_tune(
         batch_size=request.batch_size,
         probe_prompts=len(probe),
         confirm_prompts=len(confirm),
-        tasks=_count(samples),
+        tasks=_count(prompts),
         workload=workload.name,
         target=options.target,
         draft=options.draft,
@@ -119,11 +119,11 @@ def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
             )
 
 
-def gather_samples(
+def gather_prompts(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
-) -> tuple[list[Sample], list[str]]:
-    """The first `request.prompts` of every task, as token ids, each with its seed; in place of
-    those that are skipped later ones. Raises ConfigError as `prepare` does."""
+) -> tuple[list[PreparedPrompt], list[str]]:
+    """The first `request.prompts` of every task, as token ids, numbered; in place of those that are
+    skipped later ones. Raises ConfigError as `prepare` does."""
     prepared = prepare(
         workload,
         runner.tokenizer,
@@ -133,34 +133,31 @@ def gather_samples(
         chat_template=chat_template,
         per_task=request.prompts,
     )
-    samples = []
-    for number, prompt in enumerate(prepared.prompts):
-        params = replace(request.sampling, max_tokens=prompt.max_tokens, seed=request.seed + number)
-        samples.append(Sample(prompt.request.id, prompt.request.task, prompt.tokens, params))
-    if min(_count(samples).values()) < 2 * MIN_PROBED:
+    prompts = [replace(prompt, number=number) for number, prompt in enumerate(prepared.prompts)]
+    if min(_count(prompts).values()) < 2 * MIN_PROBED:
         raise ConfigError(
             f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; "
-            f"got {_count(samples)}"
+            f"got {_count(prompts)}"
         )
-    return samples, prepared.notes
+    return prompts, prepared.notes
 
 
-def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+def split(prompts: Sequence[PreparedPrompt]) -> tuple[list[PreparedPrompt], list[PreparedPrompt]]:
     """Some of each task for the probes, all others for the confirmation."""
     quota = {
         task: min(max(MIN_PROBED, count // PROBE_SHARE), MAX_PROBED)
-        for task, count in _count(samples).items()
+        for task, count in _count(prompts).items()
     }
-    probe: list[Sample] = []
-    confirm: list[Sample] = []
-    for sample in samples:
-        quota[sample.task] -= 1
-        (probe if quota[sample.task] >= 0 else confirm).append(sample)
+    probe: list[PreparedPrompt] = []
+    confirm: list[PreparedPrompt] = []
+    for prompt in prompts:
+        quota[prompt.request.task] -= 1
+        (probe if quota[prompt.request.task] >= 0 else confirm).append(prompt)
     return probe, confirm
 
 
-def _count(samples: Sequence[Sample]) -> dict[str, int]:
-    return dict(Counter(sample.task for sample in samples))
+def _count(prompts: Sequence[PreparedPrompt]) -> dict[str, int]:
+    return dict(Counter(prompt.request.task for prompt in prompts))
 
 
 def _plain_options(options: Options) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from outrider.configuration import PLAIN, Configuration
 from outrider.errors import ConfigError
 from outrider.lab.result import Record
 from outrider.lab.runner import MAX_ROWS
+from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.sampling.params import SamplingParams
 
 MIN_PROBED = 2  # prompts of a task
@@ -98,6 +99,10 @@ class TuneRequest:
     heads: tuple[TrainedHead, ...] = ()  # trained for this target
     num_layers: int = 0  # of the target; 0: not known, so no exits are tried
     on_accelerator: bool = False  # a GPU: wide passes are cheap, so trees are larger
+
+    def params(self, prompt: PreparedPrompt) -> SamplingParams:
+        """Sampling parameters of a prompt, by its number."""
+        return replace(self.sampling, max_tokens=prompt.max_tokens, seed=self.seed + prompt.number)
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * MIN_PROBED:

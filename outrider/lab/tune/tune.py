@@ -27,8 +27,9 @@ from outrider.lab.tune.forecast import (
     plain_tokens_per_s,
     step_costs,
 )
-from outrider.lab.tune.probe import Probe, Sample, run_probe
+from outrider.lab.tune.probe import Probe, run_probe
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, TuneRequest
+from outrider.lab.workload.prompts import PreparedPrompt
 
 # of plain decoding's speed: a family whose every size is forecast below this is not run on
 GIVE_UP = 0.6
@@ -48,8 +49,8 @@ class Tuner:
         runner: Runner,
         families: Sequence[Family],
         request: TuneRequest,
-        probe: Sequence[Sample],
-        confirm: Sequence[Sample],
+        probe: Sequence[PreparedPrompt],
+        confirm: Sequence[PreparedPrompt],
         journal: Journal,
     ) -> None:
         self.families = {family.label: family for family in families}
@@ -94,10 +95,10 @@ class Tuner:
             self.interrupted = True
         self.seconds_spent = time.perf_counter() - began
 
-    def seconds(self, labels: Sequence[str], samples: Sequence[Sample]) -> float:
+    def seconds(self, labels: Sequence[str], prompts: Sequence[PreparedPrompt]) -> float:
         """Forecast of running some configurations, reading prompts included; one without a forecast
         counts as plain."""
-        tokens = sum(sample.params.required_max_tokens for sample in samples)
+        tokens = sum(prompt.max_tokens for prompt in prompts)
         base = plain_tokens_per_s(self.plain, self._request.batch_size)
         if not base:
             return 0.0
@@ -105,7 +106,7 @@ class Tuner:
             1, self.plain.num_prompts
         )
         decoding_s = sum(1 / self.overall.get(label, 1.0) for label in labels) * tokens / base
-        return decoding_s + len(labels) * len(samples) * reading_s
+        return decoding_s + len(labels) * len(prompts) * reading_s
 
     # ---------------------------------------------------------------- stages
 
@@ -141,7 +142,7 @@ class Tuner:
                 self._runner,
                 self.finalists,
                 self.to_confirm,
-                self._request.batch_size,
+                self._request,
                 self._budget_s(),
                 self._journal,
             )
@@ -201,7 +202,7 @@ class Tuner:
         def run() -> dict[str, Any]:
             contender = self._runner.open(family.largest, any_length=True)
             return run_probe(
-                contender, family, self.to_probe, self._request.batch_size, is_enough
+                contender, family, self.to_probe, self._request, is_enough
             ).model_dump()
 
         return Probe.model_validate(self._journal.unit(f"probe {family.label}", run))

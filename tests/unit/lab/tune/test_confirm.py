@@ -15,11 +15,11 @@ from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
 from outrider.lab.tune.decide import pays, recommendations
 from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.space import TuneRequest
 from outrider.lab.tune.tune import Tuner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.outputs import Completion
-from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
 FAST = Configuration("suffix", 4)
@@ -86,15 +86,21 @@ class FakeRunner:
 
 
 def confirmed(
-    runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal
+    runner: FakeRunner,
+    finalists: list[Configuration],
+    prompts: list[PreparedPrompt],
+    journal: Journal,
 ) -> list[Confirmed]:
-    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal)  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, finalists, prompts, TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     return summarise(rounds)
 
 
-def samples(count: int, task: str = "code") -> list[Sample]:
-    return [Sample(f"{task} {n}", task, [1], SamplingParams(max_tokens=24)) for n in range(count)]
+def samples(count: int, task: str = "code", first: int = 0) -> list[PreparedPrompt]:
+    return [
+        PreparedPrompt(WorkloadRequest(f"{task} {n}", task=task), [1], 24, n)
+        for n in range(first, first + count)
+    ]
 
 
 @pytest.fixture
@@ -119,7 +125,7 @@ def test_tasks_count_apart_and_together(journal: Journal) -> None:
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
     )
-    (found,) = confirmed(runner, [FAST], [*samples(3), *samples(2, "chat")], journal)
+    (found,) = confirmed(runner, [FAST], [*samples(3), *samples(2, "chat", 3)], journal)
     assert set(found.by_task) == {"code", "chat"}
     assert found.texts == 5, "prompts of two tasks are not mixed up"
 
@@ -130,7 +136,7 @@ def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) ->
         FakeContender(FAST, 0.010, 3),
         failing=(SLOW,),
     )
-    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal)  # type: ignore[arg-type]
+    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     assert [one.configuration for one in summarise(rounds)] == [FAST.label]
     assert failures == {SLOW.label: "no ngram here"}
@@ -245,8 +251,8 @@ def test_tasks_take_turns(journal: Journal) -> None:
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
     )
-    prompts = [*samples(3), *samples(2, "chat")]
-    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal)  # type: ignore[arg-type]
+    prompts = [*samples(3), *samples(2, "chat", 3)]
+    rounds, _ = confirmation(runner, [FAST], prompts, TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
 
 

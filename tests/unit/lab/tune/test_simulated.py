@@ -17,12 +17,12 @@ from outrider.lab.progress import Progress
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split, summarise_tuning
 from outrider.lab.tune.space import TuneRequest
 from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import Tried
-from outrider.sampling.params import SamplingParams
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
 
@@ -70,8 +70,7 @@ def test_probing_ends_when_it_was_announced(
 
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: world.now))
     samples = [
-        Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-        for n in range(4)
+        PreparedPrompt(WorkloadRequest(str(n), task="all"), [n], max_tokens, n) for n in range(4)
     ]
     announced = _Announced()
     models: Any = SimpleNamespace(open=opened)
@@ -104,9 +103,10 @@ def test_confirming_ends_when_it_was_announced(
     )
     for module in (tune, stages):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: world.now))
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     samples = [
-        Sample(f"{task} {n}", f"task {task}", [n], params)
+        PreparedPrompt(
+            WorkloadRequest(f"{task} {n}", task=f"task {task}"), [n], max_tokens, 12 * task + n
+        )
         for task in range(tasks)
         for n in range(12)
     ]
