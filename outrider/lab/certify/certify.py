@@ -21,7 +21,7 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.sampled import ORIGINS, sampled_distribution
+from outrider.lab.certify.sampled import ORIGINS, Draws
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.texts import greedy, invariance
 from outrider.lab.journal import Journal
@@ -100,9 +100,7 @@ def certify(
     subject.constraint([], plan.sampling)  # refuses a wrong grammar now
     text = greedy(subject, list(prompts), plan.sampling, journal)
     if subject.is_lossless:
-        sampled = sampled_distribution(
-            subject, prompts, plan.drawing, plan.samples, plan.seed, journal
-        )
+        sampled = Draws(subject, prompts, plan.drawing, plan.samples, plan.seed, journal).section()
         same = invariance(subject, list(prompts), plan.drawing, plan.seed, journal)
     else:
         text = _lossy(text)

@@ -19,12 +19,10 @@ from outrider.lab.certify.sampled import (
     BANDS,
     FALSE_ALARMS,
     LATEST,
+    Draws,
     bands_of,
-    draw,
     judged,
     probs_along,
-    ranks_of,
-    sampled_distribution,
 )
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Journal
@@ -40,7 +38,7 @@ short = pytest.mark.usefixtures("shorter_texts")
 def section(
     subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM
 ) -> SampledDistribution:
-    return sampled_distribution(subject, PROMPTS, params, samples, seed, Journal())
+    return Draws(subject, PROMPTS, params, samples, seed, Journal()).section()
 
 
 @short
@@ -316,13 +314,14 @@ def test_texts_that_end_early_make_fewer_bands() -> None:
 def test_end_tokens_do_not_end_texts(open_subject: Open) -> None:
     """Otherwise a model that likes to stop would leave late positions untested."""
     subject = open_subject()
-    drawn = draw(subject, "speculative", PROMPTS[:2], WARM, 100, 0, Journal())
+    draws = Draws(subject, PROMPTS[:2], WARM, 100, 0, Journal())
+    drawn = draws.draw("speculative")
     limit = min(LATEST + len(PROMPTS[0]), subject.built.context)
     ends = {
         len(prompt) + len(text) for prompt, text in zip(drawn.prompts, drawn.texts, strict=True)
     }
     assert max(ends) == limit
-    *parts, whole = (one.ranks.num_draws for one in ranks_of(subject, drawn, WARM, 100, 0))
+    *parts, whole = (one.ranks.num_draws for one in draws.bands(drawn))
     assert sum(parts) == whole == drawn.num_tokens
     assert drawn.drafted.num_draws > 100
     assert subject.target.kv.num_rows == 0
@@ -331,7 +330,8 @@ def test_end_tokens_do_not_end_texts(open_subject: Open) -> None:
 def test_short_texts_are_as_many_as_draws(open_subject: Open, monkeypatch: Any) -> None:
     """A grammar may end a text after a token: then there are more of them, not fewer draws."""
     monkeypatch.setattr(sampled, "LATEST", 3)
-    drawn = draw(open_subject(), "speculative", PROMPTS, WARM, 30, 0, Journal())
+    draws = Draws(open_subject(), PROMPTS, WARM, 30, 0, Journal())
+    drawn = draws.draw("speculative")
     assert {len(text) for text in drawn.texts} == {3}
     assert 30 <= len(drawn.texts) <= 30 + sampled.MAX_ROWS
     assert drawn.prompts[:4] == PROMPTS, "prompts take turns"
@@ -341,8 +341,9 @@ def test_short_texts_are_as_many_as_draws(open_subject: Open, monkeypatch: Any) 
 def test_a_rule_that_errs_only_at_late_positions_is_found_there(open_subject: Open) -> None:
     """The first band is sound; with the draft at hand its preference shows the bias."""
     subject = open_subject(verifier="resamples-late")
-    drawn = draw(subject, "speculative", PROMPTS, WARM, 1000, 0, Journal())
-    *bands, _ = ranks_of(subject, drawn, WARM, 1000, 0)
+    draws = Draws(subject, PROMPTS, WARM, 1000, 0, Journal())
+    drawn = draws.draw("speculative")
+    *bands, _ = draws.bands(drawn)
     p_values = [dict(band.ranks.tests())["preference"].p_value for band in bands]
     assert p_values[0] > 1e-3
     assert bands[0].last < 300
@@ -356,7 +357,7 @@ def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: 
     path = tmp_path / "journal"
 
     def run(journal: Journal) -> SampledDistribution:
-        return sampled_distribution(subject, PROMPTS, WARM, 2000, 0, journal)
+        return Draws(subject, PROMPTS, WARM, 2000, 0, journal).section()
 
     whole = run(Journal.open(path, {}, resume=False))
     lines = path.read_text().splitlines(keepends=True)
