@@ -170,9 +170,9 @@ def rehearsed(worlds: int, *, greedy: bool, heads: bool) -> str:
     found = [simulate.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
     good = sorted(one.of_best for one in found)
     which = f"{'greedy' if greedy else 'sampled'}, {'all families' if heads else 'a draft model and look-up'}"
-    beside = fmean(one.of_exhaustive for one in found)
+    exhaustive = fmean(one.of_exhaustive for one in found)
     return (
-        f"{which}: {beside:.3f} of what trying everything on the same prompts chooses, on average; "
+        f"{which}: {exhaustive:.3f} of what trying everything on the same prompts chooses, on average; "
         f"{fmean(good):.3f} of the truly best on average, median {good[worlds // 2]:.3f}, tenth percentile "
         f"{good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on average, "
         f"{max(one.cost_share for one in found):.3f} at most"
@@ -195,7 +195,7 @@ def main(
     threads: Annotated[int, typer.Option()] = 2,
     runtime: Annotated[RuntimeName, typer.Option()] = "auto",
     rehearse: Annotated[
-        int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")
+        int, typer.Option(help="Only tune this many simulated machines, greedy and sampled.")
     ] = 0,
     render: Annotated[
         Path | None, typer.Option(exists=True, help="Only print the table of this result.")

@@ -49,7 +49,7 @@ ALL = "all"
 KINDS = (ALL, DECOMPOSITION, ARITHMETIC, RESTATING, CONCLUSION)
 REASONS = NEAR_TIE, SECOND_GUESS, DOUBT, SURE = "near tie", "second guess", "doubt", "sure"
 LONGEST = 12
-LENGTHS = (2, 5, 8)  # draft lengths to measure, beside the one that the replay puts first
+LENGTHS = (2, 5, 8)  # draft lengths to measure, besides the one that the replay puts first
 CHAIN = "draft-model"
 MAX_NEW_TOKENS = 128
 JOURNALS = WORK / "worked-solutions"
@@ -290,7 +290,7 @@ def expected_steps(chances: Sequence[float], length: int) -> float:
 def speeds(
     result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]
 ) -> Line:
-    """Forecasts of every length beside what was measured, and every configuration that ran."""
+    """Forecasts of every length next to what was measured, and every configuration that ran."""
     cell = result.cells[0]
     plain = cell.measured(0)
     assert plain is not None

@@ -9,7 +9,7 @@ and what it spent with what trying everything would have taken.
 
 How families behave is in `behaviour.py`. The noise is that of
 benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two cores): runs of one prompt differ
-by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
+by 0.09 from one configuration to the next and by 0.08 from minute to minute
 (standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw:
 acceptance, costs, and by how much sweeps mislead.
 """
@@ -45,7 +45,7 @@ from outrider.stats import DecodeStats
 from tools.tune_simulation.behaviour import NUM_LAYERS, Behaviour, behaviour_of
 
 PLAIN_S = 0.0054
-NINTH = 0.25  # of a plain pass: what the tokens of a pass behind the eighth cost at once
+NINTH = 0.25  # of a plain pass: what the tokens of a pass after the eighth cost at once
 # seconds that the machine's mood lasts, and how far it goes
 FAST = (0.3, 0.09)
 SLOW = (60.0, 0.08)
@@ -150,7 +150,7 @@ class World:
         return RehearsedContender(configuration, self)
 
     def tick(self, seconds: float) -> float:
-        """What a step of `seconds` takes now; the clock goes on."""
+        """What a step of `seconds` takes now; the clock continues."""
         for index, (lasts, spread) in enumerate((FAST, SLOW)):
             keep = math.exp(-seconds / lasts)
             self.moods[index] = keep * self.moods[index] + math.sqrt(1 - keep**2) * self.rng.normal(

@@ -144,25 +144,16 @@ def _read(
 ) -> ReadText:
     """The account of one finished text."""
     built = contender.built
-    text = FinishedText(
-        prompt=prompt.tokens,
-        output=trace.completion.token_ids,
-        params=params,
-        seed=trace.completion.seed,
-        coupled=built.decoder.verifier.coupled,
-        step_lengths=[step.taken for step in trace.steps],
-    )
+    text = FinishedText(trace, params, built.decoder.verifier.coupled)
     distributions = forced_distributions(built.target.lm, built.decoder.drafter, text)
     lost = account(trace.steps, distributions, is_greedy=params.is_greedy)
-    words = _add_words(built.target.tokenizer, text, trace.completion.origins, lost.places)
+    words = _add_words(built.target.tokenizer, text, lost.places)
     request = prompt.request
     explained = ExplainedText(id=request.id, task=request.task, prompt=words, places=lost.places)
     return ReadText(explained, trace, lost.ideal)
 
 
-def _add_words(
-    tokenizer: Any, text: FinishedText, fates: Sequence[str], places: Sequence[Place]
-) -> str:
+def _add_words(tokenizer: Any, text: FinishedText, places: Sequence[Place]) -> str:
     """Gives every place its words; returns the prompt's."""
     # an unfinished character at the end of the prompt belongs to the answer
     prompt = decode(tokenizer, text.prompt, special=True, flush=False)
@@ -172,7 +163,12 @@ def _add_words(
         pieces[-1] += detokenizer.flush()
     end = prompt[-PROMPT_END:]
     words = zip(
-        pieces, fates, token_kinds(end, pieces), token_sections(end, pieces), places, strict=True
+        pieces,
+        text.trace.completion.origins,
+        token_kinds(end, pieces),
+        token_sections(end, pieces),
+        places,
+        strict=True,
     )
     for piece, fate, kind, section, place in words:
         place.piece = piece

@@ -51,7 +51,7 @@ def probe(steps: list[StepNote], task: str = "code", family: Family = CHAIN) -> 
 def chain_steps(
     acceptance: float, count: int, *, offers: float = 1.0, seed: int = 0
 ) -> list[StepNote]:
-    """Steps of a drafter whose every token is kept with `acceptance`, and that goes on offering
+    """Steps of a drafter whose every token is kept with `acceptance`, and that continues offering
     with `offers`."""
     dice = random.Random(seed)
     steps = []

@@ -159,7 +159,7 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [0, 1])
-def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
+def test_ctrl_c_after_the_forecasts_leaves_what_is_known(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
     """Forecasts, and what was confirmed, as a result that says that it was cut short; the same

@@ -56,7 +56,7 @@ class _Announced(Progress):
 def test_probing_ends_when_it_was_announced(
     slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that becomes slow behind the plain probe, families that no time is left for are
+    """On a machine that becomes slow after the plain probe, families that no time is left for are
     named; the others compete."""
     world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
@@ -93,7 +93,7 @@ def test_probing_ends_when_it_was_announced(
 def test_confirming_ends_when_it_was_announced(
     slower: int, tasks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that becomes slow behind the probes the first prompt that it runs is the last
+    """On a machine that becomes slow after the probes, the first prompt that it runs is the last
     one, however many tasks wait, and the result says on how little its advice rests."""
     world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
