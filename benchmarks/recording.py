@@ -46,7 +46,7 @@ def decode_s(
     from outrider.llm import LLM
 
     decoder = contender.built.decoder
-    contender.recorder.clear()
+    contender.recorder.steps = {}
     decoder.observers = [recorder or contender.recorder] if recorded else []
     try:
         done = LLM.around(contender.built).generate([prompt], params)[0]

@@ -38,23 +38,27 @@ from outrider.cli.options import RuntimeName
 from outrider.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.probe import Sample
-from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
-from outrider.lab.tune.space import num_members
-from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.tune.run import choose_space, gather_prompts, split
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import Tuner
 from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.prompts import PreparedPrompt
 from tools.tune_simulation import simulate
 
 FINALISTS = 4  # of the exhaustive search, measured again
 
 
-def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[float]:
+def seconds_per_token(
+    contender: Contender, prompts: Sequence[PreparedPrompt], request: TuneRequest
+) -> list[float]:
     """Decode phase, prompt by prompt."""
-    return [contender.run([one.tokens], [one.params])[0].seconds_per_token for one in samples]
+    return [
+        contender.run([prompt.tokens], [request.params(prompt)])[0].seconds_per_token
+        for prompt in prompts
+    ]
 
 
 def measure(
@@ -74,24 +78,24 @@ def measure(
     runner = Runner(options, [family.largest for family in families], print)
     wider = TuneRequest(request.sampling, prompts + fresh)
     loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
-    samples, _ = gather_samples(loaded, runner, wider, on_bad="skip", chat_template=False)
+    samples, _ = gather_prompts(loaded, runner, wider, on_bad="skip", chat_template=False)
     samples, unseen = samples[:prompts], samples[prompts:]
     # touches all weights once
-    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [samples[0].params])
+    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [request.params(samples[0])])
 
     began = time.perf_counter()
     probe, confirm = split(samples)
-    plan = TunePlan(probe, confirm)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
-    found = Tuner(runner, families, plan, journal, Progress()).run()
+    found = Tuner(runner, families, request, probe, confirm, journal)
+    found.run()
     journal.close()
-    advice = recommendations(found, found.finalists, options.draft)[0]
+    advice = recommendations(found, options.draft)[0]
     tune_s = time.perf_counter() - began
 
     members = [Configuration(PLAIN), *(one for family in families for _, one in family.members())]
     began = time.perf_counter()
     everything = {
-        one.label: sum(seconds_per_token(runner.open(one), samples))
+        one.label: sum(seconds_per_token(runner.open(one), samples, request))
         for one in track(members, description=f"exhaustive, T = {temperature:g}", console=console())
     }
     exhaustive_s = time.perf_counter() - began
@@ -99,7 +103,7 @@ def measure(
     best = sorted(everything, key=lambda label: everything[label])[:FINALISTS]
     labels = list(dict.fromkeys([advice.configuration, PLAIN, *best]))
     by_label = {one.label: one for one in [*members, *found.finalists]}
-    again = _in_turn(runner, [by_label[label] for label in labels], unseen)
+    again = _in_turn(runner, [by_label[label] for label in labels], unseen, request)
     winner = min((label for label in labels if label != PLAIN), key=lambda label: sum(again[label]))
     return {
         "temperature": temperature,
@@ -107,7 +111,7 @@ def measure(
         "prompts": prompts,
         "fresh_prompts": len(unseen),
         "max_tokens": max_tokens,
-        "num_members": num_members(families),
+        "num_members": sum(len(family.sizes) for family in families),
         "advice": advice.configuration,
         "advice_speedup": advice.model_dump()["speedup"],
         "exhaustive_best": best[0],
@@ -128,15 +132,18 @@ def measure(
 
 
 def _in_turn(
-    runner: Runner, configurations: Sequence[Configuration], samples: Sequence[Sample]
+    runner: Runner,
+    configurations: Sequence[Configuration],
+    prompts: Sequence[PreparedPrompt],
+    request: TuneRequest,
 ) -> dict[str, list[float]]:
     """Everybody on every prompt, the order rotating."""
     contenders = [runner.open(one) for one in configurations]
     found: dict[str, list[float]] = {one.label: [] for one in configurations}
-    for turn, sample in enumerate(samples):
+    for turn, prompt in enumerate(prompts):
         for index in range(len(contenders)):
             contender = contenders[(index + turn) % len(contenders)]
-            found[contender.configuration.label] += seconds_per_token(contender, [sample])
+            found[contender.configuration.label] += seconds_per_token(contender, [prompt], request)
     return found
 
 
@@ -163,9 +170,9 @@ def rehearsed(worlds: int, *, greedy: bool, heads: bool) -> str:
     found = [simulate.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
     good = sorted(one.of_best for one in found)
     which = f"{'greedy' if greedy else 'sampled'}, {'all families' if heads else 'a draft model and look-up'}"
-    beside = fmean(one.of_exhaustive for one in found)
+    exhaustive = fmean(one.of_exhaustive for one in found)
     return (
-        f"{which}: {beside:.3f} of what trying everything on the same prompts chooses, on average; "
+        f"{which}: {exhaustive:.3f} of what trying everything on the same prompts chooses, on average; "
         f"{fmean(good):.3f} of the truly best on average, median {good[worlds // 2]:.3f}, tenth percentile "
         f"{good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on average, "
         f"{max(one.cost_share for one in found):.3f} at most"
@@ -188,7 +195,7 @@ def main(
     threads: Annotated[int, typer.Option()] = 2,
     runtime: Annotated[RuntimeName, typer.Option()] = "auto",
     rehearse: Annotated[
-        int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")
+        int, typer.Option(help="Only tune this many simulated machines, greedy and sampled.")
     ] = 0,
     render: Annotated[
         Path | None, typer.Option(exists=True, help="Only print the table of this result.")

@@ -13,9 +13,9 @@ from gpu_stages.context import Context
 from outrider.build import Models, Needs, Options, assemble, choose, load_models
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
-from outrider.lab.certify.sampled import sampled_distribution
+from outrider.lab.certify.sampled import Draws
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.llm import LLM
 from outrider.models.graphs import GraphedPass
 from outrider.models.probes.probe import probe_logits
@@ -190,9 +190,9 @@ def law(context: Context) -> dict[str, Any]:
     subject = Subject.open(options(context.device, mode_of(context), "draft-model"))
     tokenizer: Any = subject.built.target.tokenizer
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    found = sampled_distribution(
-        subject, prompts, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units()
-    )
+    found = Draws(
+        subject, prompts, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Journal()
+    ).section()
     verdict = {"passed": True, "failed": False}.get(found.status)
     return {
         "right": verdict,

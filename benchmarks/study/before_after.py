@@ -15,9 +15,11 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.configuration import Configuration
-from outrider.lab.explain.explain import Question, explain
+from outrider.lab.explain.explain import explain
 from outrider.lab.journal import Journal
 from outrider.lab.runner import Runner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 from study.common import DEMO, WORK, Way, counted, demo_answers, read_curve, saved, untrained
@@ -162,13 +164,18 @@ def _regions(one: Contestant, temperature: float) -> dict[str, Any]:
         temperature=temperature, max_tokens=MEASURED_TOKENS, seed=None if temperature == 0 else 0
     )
 
-    def questions(runner: Runner) -> list[Question]:
-        return [Question(text.prompt, text.id, text.task) for text in held_out(EXPLAINED, TARGET)]
+    def prompts_of(runner: Runner) -> list[PreparedPrompt]:
+        return [
+            PreparedPrompt(
+                WorkloadRequest(text.id, task=text.task), list(text.prompt), MEASURED_TOKENS
+            )
+            for text in held_out(EXPLAINED, TARGET)
+        ]
 
     result = explain(
         Options(str(TARGET), draft=draft, threads=1, runtime="eager"),
         configuration,
-        questions,
+        prompts_of,
         params,
         max_shown=0,
     )

@@ -33,12 +33,12 @@ from outrider.drafters.base import LARGE_TREE, SMALL_TREE
 from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.run import run_bench
-from outrider.lab.explain.explain import Question, explain
+from outrider.lab.explain.explain import explain
 from outrider.lab.explain.explain_result import ExplainedText, ExplainResult, Place
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.runner import Runner
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.prompts import PreparedPrompt, prepare
 from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.theory import speedup, tau
@@ -49,7 +49,7 @@ ALL = "all"
 KINDS = (ALL, DECOMPOSITION, ARITHMETIC, RESTATING, CONCLUSION)
 REASONS = NEAR_TIE, SECOND_GUESS, DOUBT, SURE = "near tie", "second guess", "doubt", "sure"
 LONGEST = 12
-LENGTHS = (2, 5, 8)  # draft lengths to measure, beside the one that the replay puts first
+LENGTHS = (2, 5, 8)  # draft lengths to measure, besides the one that the replay puts first
 CHAIN = "draft-model"
 MAX_NEW_TOKENS = 128
 JOURNALS = WORK / "worked-solutions"
@@ -87,21 +87,18 @@ def run_worked(target: str, draft: str | None, workload: str, problems: int) -> 
 def _explained(
     options: Options, workload: Workload, temperature: float, problems: int
 ) -> ExplainResult:
-    def questions(runner: Runner) -> list[Question]:
-        found = prepare(
+    def prompts_of(runner: Runner) -> Sequence[PreparedPrompt]:
+        prepared = prepare(
             workload,
             runner.tokenizer,
             context=runner.context,
             max_tokens=MAX_NEW_TOKENS,
             on_bad="skip",
         )
-        return [
-            Question(one.tokens, one.request.id, one.request.task, one.max_tokens)
-            for one in found.prompts[:problems]
-        ]
+        return prepared.prompts[:problems]
 
     params = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=0)
-    return explain(options, Configuration(CHAIN, LONGEST), questions, params, max_shown=SHOWN)
+    return explain(options, Configuration(CHAIN, LONGEST), prompts_of, params, max_shown=SHOWN)
 
 
 def _measured(
@@ -293,7 +290,7 @@ def expected_steps(chances: Sequence[float], length: int) -> float:
 def speeds(
     result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]
 ) -> Line:
-    """Forecasts of every length beside what was measured, and every configuration that ran."""
+    """Forecasts of every length next to what was measured, and every configuration that ran."""
     cell = result.cells[0]
     plain = cell.measured(0)
     assert plain is not None

@@ -21,7 +21,7 @@ from outrider.cli.options import (
 from outrider.cli.prompting import SELDOM_READING, PromptOptions, source
 from outrider.cli.verbs import gathered, option
 from outrider.extras import check_lab
-from outrider.lab.journal import Journal, Units
+from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ def certify(
     def run(path: Path, *, resume: bool, progress: Progress) -> CertifyResult:
         subject = Subject.open(options, progress.say)
         prompts = tokens_of(subject, workload, plan)
-        with Journal.open(path, identity(subject, prompts, plan), resume=resume) as journal:
-            result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
+        facts = identity(subject, prompts, plan)
+        with Journal.open(path, facts, resume=resume, progress=progress) as journal:
+            result = run_certify(subject, workload, prompts, plan, journal)
         subject.built.decoder.drafter.close()
         return result
 

@@ -3,13 +3,15 @@ do about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import OUTPUT, OutputOptions, answer
+from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import (
     SAMPLING,
     SELDOM_MODEL,
@@ -23,12 +25,15 @@ from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import gathered, listed, option
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.configuration import Configuration
-    from outrider.lab.explain.explain import Question
+    from outrider.lab.explain.explain_result import ExplainResult
     from outrider.lab.runner import Runner
+    from outrider.lab.workload.prompts import PreparedPrompt
     from outrider.lab.workload.types import Workload
 
 OWN_PROMPT = "your prompt"
@@ -60,7 +65,11 @@ class ExplainedSampling(SamplingOptions):
     seed: int | None = option(None, SAMPLING, "Of sampled answers.", show_default="0", common=True)
 
 
-@gathered(sampling=SELDOM_SAMPLING, model_options=SELDOM_MODEL, reading=SELDOM_READING)
+@gathered(
+    sampling=SELDOM_SAMPLING,
+    model_options=SELDOM_MODEL,
+    reading=(*SELDOM_READING, "show_tokens"),
+)
 def explain(
     target: Target,
     models: ModelOptions,
@@ -69,27 +78,41 @@ def explain(
     output: OutputOptions,
     prompt: Prompt = None,
     show_tokens: Texts = MAX_SHOWN,
+    resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     check_lab("explain")
     from outrider.lab.explain.explain import explain as run_explain
+    from outrider.lab.workload.types import identity
 
     output.check()
     params = sampling.params()
     max_tokens = params.required_max_tokens
     asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models)
-    questions = partial(_questions, asked=asked, prompts=prompts, max_tokens=max_tokens)
-    run = partial(
-        run_explain,
+    facts = identity(
+        "explain",
         options,
-        configuration,
-        questions,
-        params,
-        workload=asked.name,
-        max_shown=show_tokens,
+        asked,
+        chat_template=prompts.chat_template,
+        configuration=configuration.label,
+        sampling=asdict(params),
+        on_bad=prompts.on_bad,
     )
-    return answer(output, lambda progress: run(progress=progress))
+
+    def run(path: Path, *, resume: bool, progress: Progress) -> ExplainResult:
+        with Journal.open(path, facts, resume=resume, progress=progress) as journal:
+            return run_explain(
+                options,
+                configuration,
+                partial(_prepared, asked=asked, prompts=prompts, max_tokens=max_tokens),
+                params,
+                workload=asked.name,
+                max_shown=show_tokens,
+                journal=journal,
+            )
+
+    return measure("explain", output, run, resume=resume)
 
 
 def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:
@@ -119,13 +142,12 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
     return Workload(OWN_PROMPT, (WorkloadRequest(id=OWN_PROMPT, prompt=read_prompt(prompt)),))
 
 
-def _questions(
+def _prepared(
     runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int
-) -> list[Question]:
+) -> Sequence[PreparedPrompt]:
     """The prompts as token ids. One prompt of the user's own is in the chat template where the
     model has one, and may be cut by the context, as in `generate`; a workload's must fit."""
-    from outrider.lab.explain.explain import Question
-    from outrider.lab.workload.prompts import prepare, to_tokens
+    from outrider.lab.workload.prompts import PreparedPrompt, prepare, to_tokens
     from outrider.messages import template_text
 
     if asked.name == OWN_PROMPT:
@@ -134,16 +156,12 @@ def _questions(
             request = replace(
                 request, prompt=None, messages=({"role": "user", "content": request.prompt or ""},)
             )
-        return [Question(to_tokens(request, runner.tokenizer), OWN_PROMPT)]
-    prepared = prepare(
+        return [PreparedPrompt(request, to_tokens(request, runner.tokenizer), max_tokens)]
+    return prepare(
         asked,
         runner.tokenizer,
         context=runner.context,
         max_tokens=max_tokens,
         on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,
-    )
-    return [
-        Question(prompt.tokens, prompt.request.id, prompt.request.task, prompt.max_tokens)
-        for prompt in prepared.prompts
-    ]
+    ).prompts

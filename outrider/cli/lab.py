@@ -45,7 +45,7 @@ OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 REPORTS = (".html", ".md")
-Resume = Annotated[bool, listed(OUTPUT, "Go on with an interrupted run.", common=True)]
+Resume = Annotated[bool, listed(OUTPUT, "Continue an interrupted run.", common=True)]
 Reports = Annotated[
     list[Path] | None,
     listed(
@@ -159,8 +159,8 @@ def measure(
     with claimed(path):
         if path.exists() and not resume:
             sys.stderr.write(
-                f"note: {path} of an interrupted run is begun anew (--resume would have gone on "
-                "with it)\n"
+                f"note: {path} of an interrupted run is begun anew (--resume would have continued "
+                "it)\n"
             )
         return answer(
             output,

@@ -28,7 +28,7 @@ from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.lab.tune.run import TuneRequest
+    from outrider.lab.tune.space import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
 
 SPACE = "What is tried"
@@ -97,7 +97,7 @@ class TuneOptions(AnswerOptions):
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """The tuning plan that the options ask for. Raises ConfigError for values out of range."""
-        from outrider.lab.tune.run import TuneRequest
+        from outrider.lab.tune.space import TuneRequest
 
         loads = numbers("--batch-size", self.batch_size, int)
         if not loads:

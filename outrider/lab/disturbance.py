@@ -82,23 +82,16 @@ class Repeats:
         return best, len(attempts)
 
     def _may_repeat(self, share: float) -> bool:
+        counted = "so they count as they are and are called disturbed"
+        refusal = ""
         if time.perf_counter() >= self.deadline_s:
-            self._report(
-                share,
-                "there is no time left to repeat runs, so they count as they are and are called "
-                "disturbed",
-            )
-            return False
-        if self._num_disturbed >= GIVE_UP:
-            self._report(
-                share,
-                "repeating runs has not helped, so they count as they are and are called disturbed",
-            )
-            return False
-        self._report(share, "disturbed runs are repeated")
-        return True
-
-    def _report(self, share: float, what: str) -> None:
+            refusal = f"there is no time left to repeat runs, {counted}"
+        elif self._num_disturbed >= GIVE_UP:
+            refusal = f"repeating runs has not helped, {counted}"
         if time.perf_counter() - self._reported_s >= SILENCE_S:
             self._reported_s = time.perf_counter()
-            self.say(f"other processes use {share:.0%} of the processors: {what}")
+            self.say(
+                f"other processes use {share:.0%} of the processors: "
+                f"{refusal or 'disturbed runs are repeated'}"
+            )
+        return not refusal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,42 +20,26 @@ def proportion(count: int, total: int) -> Interval:
     return Interval(value=count / total, low=float(bounds.low), high=float(bounds.high))
 
 
-def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """sum(above) / sum(below) over the same prompts, with a bootstrap interval (percentiles,
-    prompts resampled in pairs).
-
-    One prompt says nothing about others: its interval is 0..infinity.
-    """
-    return _resampled(_ratio, above, below)
-
-
-def ratio_of_rates(
-    tokens: Sequence[float],
-    seconds: Sequence[float],
-    base_tokens: Sequence[float],
-    base_seconds: Sequence[float],
+def ratio_of_sums(
+    above: Sequence[float], below: Sequence[float], *base: Sequence[float]
 ) -> Interval:
-    """(sum(tokens) / sum(seconds)) / the same of the base, over the same prompts, with an interval
-    as of `ratio_of_sums`.
+    """sum(above) / sum(below), over the same ratio of `base` where its two columns are given: a value
+    a prompt, with a bootstrap interval (percentiles, prompts resampled).
 
-    For two sides that emitted different numbers of tokens in the time that counts.
+    One prompt says nothing about others: its interval is 0..infinity. Raises ValueError where the
+    columns are not of the same prompts.
     """
-    return _resampled(_ratio_of_rates, tokens, seconds, base_tokens, base_seconds)
-
-
-def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) -> Interval:
-    """A statistic of columns with a value for each prompt, prompts resampled. Raises ValueError
-    where these are not the same."""
+    columns = (above, below, *base)
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1 or not lengths[0]:
         raise ValueError(f"a ratio needs the same prompts on both sides, got {lengths}")
     arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)
-    value = float(statistic(*arrays))
+    value = float(_ratio(*arrays))
     if len(arrays[0]) == 1:
         return Interval.unknown(value)
     bootstrap = scipy.stats.bootstrap(
         arrays,
-        statistic,
+        _ratio,
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
@@ -66,15 +50,7 @@ def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) 
     return Interval(value=value, low=float(bootstrap.low), high=float(bootstrap.high))
 
 
-def _ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:
-    return above.sum(axis=axis) / below.sum(axis=axis)
-
-
-def _ratio_of_rates(
-    tokens: np.ndarray,
-    seconds: np.ndarray,
-    base_tokens: np.ndarray,
-    base_seconds: np.ndarray,
-    axis: int = -1,
-) -> np.ndarray:
-    return _ratio(tokens, seconds, axis) / _ratio(base_tokens, base_seconds, axis)
+def _ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+    above, below, *base = (column.sum(axis=axis) for column in columns)
+    ratio: np.ndarray = above / below
+    return ratio / (base[0] / base[1]) if base else ratio

@@ -1,9 +1,8 @@
 """The journal of a long run on disk, so that Ctrl-C and crashes cost one unit of work and no more.
 
-    journal = Journal.open(path, plan, resume=True)
-    for key in work:
-        journal.unit(key, measure, key)           # plain JSON data, measured unless it is there
-    journal.close()                               # finished: the file goes
+    with Journal.open(path, plan, resume=True) as journal:
+        for key in work:
+            journal.unit(key, measure, key)       # plain JSON data, measured unless it is there
 
 The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same
 plan (what is measured, with which code); half a last line, from a crash while writing, is dropped.
@@ -16,36 +15,43 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider.cache import cache_folder, make_folder
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.progress import Progress
+from outrider.lab.progress import QUIET, Progress
 from outrider.lazy import filelock
 from outrider.wellformed import parsed_json
 
 
 class Journal:
-    """Finished units by key; see the module docstring."""
+    """Finished units by key, and the progress that is told of them; without a path in memory alone."""
 
-    def __init__(self, path: Path, done: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        done: dict[str, Any] | None = None,
+        progress: Progress = QUIET,
+    ) -> None:
         self.path = path
-        self._done = done
+        self.progress = progress
+        self._done = done or {}
 
     @classmethod
-    def open(cls, path: Path, plan: dict[str, Any], *, resume: bool) -> Journal:
+    def open(
+        cls, path: Path, plan: dict[str, Any], *, resume: bool, progress: Progress = QUIET
+    ) -> Journal:
         """Start anew, or continue. Raises ConfigError when there is nothing to continue with, or when the
         plan was another."""
         if resume:
-            return cls(path, _read(path, plan))
+            return cls(path, _read(path, plan), progress)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"plan": plan}) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-        return cls(path, {})
+        return cls(path, progress=progress)
 
     def __enter__(self) -> Journal:
         """`with journal:` work that may fail or be interrupted: a file that holds nothing does not
@@ -70,25 +76,30 @@ class Journal:
 
     def add(self, key: str, value: Any) -> None:
         """Remember one finished unit; on disk when this returns."""
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "value": value}) + "\n")
-        except OSError as error:
-            raise OutriderError(
-                f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: "
-                "make room, then the same command with --resume"
-            ) from error
+        if self.path is not None:
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "value": value}) + "\n")
+            except OSError as error:
+                raise OutriderError(
+                    f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: "
+                    "make room, then the same command with --resume"
+                ) from error
         self._done[key] = value
 
     def unit(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """A unit's value: read, or what `run(*arguments)` returns now."""
-        if key not in self._done:
+        if key in self._done:
+            self.progress.skip(1)
+        else:
             self.add(key, run(*arguments))
+            self.progress.advance()
         return self._done[key]
 
     def close(self) -> None:
-        """Everything is done and written elsewhere."""
-        self.path.unlink(missing_ok=True)
+        """Everything is done and written elsewhere: the file goes."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -120,23 +131,6 @@ def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     if lines[-1]:
         path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     return done
-
-
-@dataclass
-class Units:
-    """A store of finished units, and the listeners that are notified of them."""
-
-    journal: Journal | None = None
-    progress: Progress = field(default_factory=Progress)
-
-    def get(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """The unit's value, plain JSON data: read, or what `run(*arguments)` returns."""
-        if self.journal is not None and key in self.journal:
-            self.progress.skip(1)
-            return self.journal[key]
-        value = run(*arguments) if self.journal is None else self.journal.unit(key, run, *arguments)
-        self.progress.advance()
-        return value
 
 
 log = logging.getLogger("outrider.lab")

@@ -10,7 +10,7 @@ Leviathan et al. 2211.17192, Theorem 3.8, where acceptance may differ by positio
 may cost more:
 
     costs = StepCosts(target=CostPoints.of({1: 0.020, 4: 0.021, 8: 0.026}), draft_s_per_token=0.002)
-    predict(survival_of([0.9, 0.85, 0.8], 5), costs, 5).speedup
+    predict([0.9, 0.85, 0.8], costs, 5).speedup
 
 Left out: rows that end in the middle of a batch, steps that draft less than they were asked for,
 and that a step's time may depend on what was drafted.
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 from typing import Self
 
 import numpy as np
@@ -28,9 +30,7 @@ from scipy.optimize import isotonic_regression
 
 from outrider.errors import ConfigError
 from outrider.lab.result import Record
-from outrider.sampling.theory import speedup, tau
-
-ROUNDING = 1e-9  # by which a survival curve may rise
+from outrider.sampling.theory import tau
 
 
 def survival_of(acceptance: Sequence[float], length: int) -> list[float]:
@@ -43,27 +43,11 @@ def survival_of(acceptance: Sequence[float], length: int) -> list[float]:
         raise ConfigError(
             "no acceptance given: one probability per position is needed, or one for all"
         )
-    survival = 1.0
-    curve = []
-    for position in range(max(length, len(acceptance))):
-        probability = acceptance[min(position, len(acceptance) - 1)]
+    for probability in acceptance:
         if not 0 <= probability <= 1:
             raise ConfigError(f"an acceptance must be between 0 and 1, got {probability}")
-        survival *= probability
-        curve.append(survival)
-    return curve[:length]
-
-
-def tokens_per_step(survival: Sequence[float], k: int) -> float:
-    """tau: 1 + S(1) + ... + S(k); positions after the curve's end accept like its last one. Raises
-    ConfigError."""
-    _check_curve(survival, k)
-    kept = list(survival[:k])
-    before_last = survival[-2] if len(survival) > 1 else 1.0
-    acceptance = survival[-1] / before_last if k and before_last > 0 else 0.0
-    while len(kept) < k:
-        kept.append(kept[-1] * acceptance)
-    return 1 + sum(kept)
+    by_position = [*acceptance, *[acceptance[-1]] * (length - len(acceptance))]
+    return list(accumulate(by_position[:length], mul))
 
 
 class CostPoint(Record):
@@ -131,15 +115,6 @@ class StepCosts(Record):
         points = CostPoints.of({drafted + 1: time for drafted, time in seconds.items()})
         return cls(target=points, num_rows=num_rows)
 
-    @property
-    def c(self) -> float:
-        """A draft token / a plain target pass; 0 where drafting is in the points."""
-        return self.draft_s_per_token / self.target.seconds(1)[0]
-
-    def wide_pass(self, k: int) -> float:
-        """v(k + 1), in plain passes."""
-        return self.target.seconds(k + 1)[0] / self.target.seconds(1)[0]
-
     def step_s(self, k: int) -> tuple[float, bool]:
         """Seconds of a step with `k` draft tokens per row, and whether its pass is outside of what
         was measured."""
@@ -148,7 +123,7 @@ class StepCosts(Record):
 
     def relative(self, k: int) -> float:
         """v(k + 1) + k c, a step in plain steps: tau must be above this to gain."""
-        return self.wide_pass(k) + k * self.c
+        return self.step_s(k)[0] / self.target.seconds(1)[0]
 
 
 class SpeedPrediction(Record):
@@ -161,25 +136,24 @@ class SpeedPrediction(Record):
     extrapolated: bool  # this step's pass, or the plain one, is outside of what was measured
 
 
-def predict(survival: Sequence[float], costs: StepCosts, k: int) -> SpeedPrediction:
-    """The formula for steps of `k` draft tokens per row; k = 0 is plain decoding. Raises
-    ConfigError for no survival curve."""
-    tokens = tokens_per_step(survival, k)
+def predict(acceptance: Sequence[float], costs: StepCosts, k: int) -> SpeedPrediction:
+    """The formula for steps of `k` draft tokens per row, acceptance as for `survival_of`; k = 0 is
+    plain decoding."""
+    tokens = 1 + sum(survival_of(acceptance, k))
+    cost = costs.relative(k)
     return SpeedPrediction(
         num_draft_tokens=k,
         tau=tokens,
-        step_cost=costs.relative(k),
-        speedup=speedup(tokens, k, costs.c, costs.wide_pass(k)),
+        step_cost=cost,
+        speedup=tokens / cost,
         extrapolated=costs.step_s(k)[1] or costs.step_s(0)[1],
     )
 
 
-def predict_best(survival: Sequence[float], costs: StepCosts, max_k: int) -> SpeedPrediction:
+def predict_best(acceptance: Sequence[float], costs: StepCosts, max_k: int) -> SpeedPrediction:
     """The length from 0 to `max_k` with the highest speedup; of equals the shortest."""
-    predictions = [predict(survival, costs, k) for k in range(max_k + 1)]
-    return max(
-        predictions, key=lambda prediction: (prediction.speedup, -prediction.num_draft_tokens)
-    )
+    lengths = (predict(acceptance, costs, k) for k in range(max_k + 1))
+    return max(lengths, key=lambda prediction: prediction.speedup)
 
 
 def break_even(costs: StepCosts, k: int) -> float | None:
@@ -202,17 +176,3 @@ def break_even(costs: StepCosts, k: int) -> float | None:
 def _slope(counts: np.ndarray, times: np.ndarray) -> float:
     """The slope of the line through two points; 0 for one point."""
     return float((times[-1] - times[0]) / (counts[-1] - counts[0])) if len(counts) > 1 else 0.0
-
-
-def _check_curve(survival: Sequence[float], k: int) -> None:
-    if k < 0:
-        raise ConfigError(f"k must be at least 0, got {k}")
-    if k and not survival:
-        raise ConfigError("the survival curve is empty: S(1) at least is needed to draft")
-    above = 1.0
-    for position, share in enumerate(survival, start=1):
-        if not 0 <= share <= above + ROUNDING:
-            raise ConfigError(
-                f"a survival curve falls from 1 to 0; S({position}) is {share} after {above}"
-            )
-        above = share

@@ -1,29 +1,13 @@
 """The one form of every result: a versioned envelope around what a verb found, checked when it is
 written and when it is read.
 
-A verb derives its own class with a `kind` of its own:
+`read_result` finds the class by the file's `kind`. Reports are rendered from these files alone. Numbers
+carry their unit in the name (`_s`, `_bytes`, `tokens_per_s`). No machine paths and no host names:
+models and files are named as the user named them, or relative.
 
-    class EstimateResult(Result):
-        kind: Literal["estimate"] = "estimate"
-        tau: float
-
-`read_result` finds the class by the file's `kind`. What a result does not say cannot be in a
-report: reports are rendered from these files alone. Numbers carry their unit in the name (`_s`,
-`_bytes`, `tokens_per_s`); ratios say their formula in the field's docstring. No machine paths and
-no host names: models and files are named as the user named them, or relative.
-
-Which numbers mean the same in another result of its kind, so that two can be laid side by side, a
-result says by its method `comparable`:
-
-    def comparable(self) -> list[Comparable]:
-        return [Comparable(f"{cell.task}: {name}", cell.speedup, higher_is_better=True, unit="x")
-        for ...]
-
-The label is what is compared: equal labels are the same number, so it holds everything that tells
-cells apart (task, batch size, configuration by its text form, never by its index in a list). An
-`Interval` is a measurement. A plain float is exact: it would come out the same again (a count, a
-size), and any difference is one. A measurement that has no interval is `Interval.unknown(value)`:
-its spread is not known.
+A result's method `comparable` says which numbers mean the same in another result of its kind: equal
+labels are the same number, so a label holds everything that tells cells apart. An `Interval` is a
+measurement (`Interval.unknown`: of unknown spread); a plain float is exact, and any difference is one.
 """
 
 from __future__ import annotations

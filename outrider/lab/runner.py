@@ -1,14 +1,12 @@
 """Many configurations on models that are loaded once, each run recorded step by step.
 
     runner = Runner(Options("demo"), [plain, Configuration.parse("draft-model k=5")])
-    one = runner.open(configuration)               # raises what cannot be built
-    traces = one.run(prompts, params, batch_size=4)
+    contender = runner.open(configuration)         # raises what cannot be built
+    traces = contender.run(prompts, params, batch_size=4)
 
 Configurations take turns on the same models: their caches are empty between runs. One that learns
 from texts, or whose draft length follows the clock, knows more after every run; `open` again for a
-fresh start. A step's record is a handful of lists that it has on the host anyway, so recording
-costs next to nothing; distributions, entropies and ranks come afterwards, from one pass of each
-model over the finished text (`outrider/lab/explain/`).
+fresh start.
 """
 
 from __future__ import annotations
@@ -73,12 +71,11 @@ class Step:
 
 @dataclass
 class StepRecorder:
-    """`steps[request]` are the steps of a row since `clear`."""
+    """`steps[request]` are the steps of a row in this run."""
 
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
     def observe(self, facts: StepFacts) -> None:
-        """A step is over."""
         now = time.perf_counter()
         rows = facts.rows
         draft = facts.draft
@@ -110,10 +107,6 @@ class StepRecorder:
                 )
             )
 
-    def clear(self) -> None:
-        """Forget all steps; requests are numbered anew by every call of `LLM.generate`."""
-        self.steps = {}
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -127,10 +120,6 @@ class Trace:
     @property
     def stats(self) -> DecodeStats:
         return self.completion.stats
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.completion.prompt_token_ids)
 
     @property
     def ttft_s(self) -> float:
@@ -172,7 +161,6 @@ class Contender:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every option as it was resolved."""
         return self._llm.config
 
     @property
@@ -190,7 +178,7 @@ class Contender:
     ) -> list[Trace]:
         """All prompts, at most `batch_size` rows at a time; in the order given. Sampled rows want a
         seed each in `params`."""
-        self.recorder.clear()
+        self.recorder.steps = {}  # requests are numbered anew by every call of `generate`
         self.built.options = replace(self.built.options, max_num_seqs=batch_size)
         others = Disturbance()
         began = time.perf_counter()

@@ -14,7 +14,7 @@ from outrider.drafters import DRAFTERS
 from outrider.lab.certify.certify import DETECTED, CertifyPlan, certify, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.lab.workload.load import load_workload
 from outrider.registry import Entry
 from outrider.sampling.params import SamplingParams
@@ -33,7 +33,7 @@ def _one_thread() -> Iterator[None]:
 def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyResult:
     subject = Subject.open(Options(target="demo", threads=1, **options))
     workload = load_workload("demo", limit=prompts)
-    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
+    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Journal())
 
 
 @pytest.mark.slow

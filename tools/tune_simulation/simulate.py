@@ -9,7 +9,7 @@ and what it spent with what trying everything would have taken.
 
 How families behave is in `behaviour.py`. The noise is that of
 benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two cores): runs of one prompt differ
-by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
+by 0.09 from one configuration to the next and by 0.08 from minute to minute
 (standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw:
 acceptance, costs, and by how much sweeps mislead.
 """
@@ -20,8 +20,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -32,22 +30,22 @@ from outrider.configuration import PLAIN, Configuration
 from outrider.engine.step_costs import Sweep
 from outrider.lab.bench import stages
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
-from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.tune.space import Family, TrainedHead, TuneRequest
+from outrider.lab.tune.tune import Tuner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from tools.tune_simulation.behaviour import NUM_LAYERS, Behaviour, behaviour_of
 
 PLAIN_S = 0.0054
-NINTH = 0.25  # of a plain pass: what the tokens of a pass behind the eighth cost at once
+NINTH = 0.25  # of a plain pass: what the tokens of a pass after the eighth cost at once
 # seconds that the machine's mood lasts, and how far it goes
 FAST = (0.3, 0.09)
 SLOW = (60.0, 0.08)
@@ -152,7 +150,7 @@ class World:
         return RehearsedContender(configuration, self)
 
     def tick(self, seconds: float) -> float:
-        """What a step of `seconds` takes now; the clock goes on."""
+        """What a step of `seconds` takes now; the clock continues."""
         for index, (lasts, spread) in enumerate((FAST, SLOW)):
             keep = math.exp(-seconds / lasts)
             self.moods[index] = keep * self.moods[index] + math.sqrt(1 - keep**2) * self.rng.normal(
@@ -277,23 +275,23 @@ def rehearse(
 ) -> Outcome:
     """One world, tuned as the command tunes at temperature 0 with a draft model; `heads`: and with
     three heads and the target's own weights, as the demo is."""
-    wide = SpaceOptions(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
-    families = default_space(wide if heads else SpaceOptions(has_draft=True, own_weights=False))
+    wide = TuneRequest(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
+    families = default_space(wide if heads else TuneRequest(has_draft=True, own_weights=False))
     world = World(seed, families, noise, greedy)
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
-    plan = TunePlan(probe, confirm, most_share=most_share)
+    probe, confirm = split(
+        [
+            PreparedPrompt(WorkloadRequest(str(number), task="all"), [number], max_tokens, number)
+            for number in numbers
+        ]
+    )
+    request = TuneRequest(load_sizes=(), most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
-    with (
-        TemporaryDirectory() as folder,
-        patch.object(stages, "time", clock),
-        patch.object(tune, "time", clock),
-    ):
-        journal = Journal.open(Path(folder) / "journal", {}, resume=False)
-        found = Tuner(cast(Runner, _Models(world)), families, plan, journal, Progress()).run()
+    with patch.object(stages, "time", clock), patch.object(tune, "time", clock):
+        found = Tuner(cast(Runner, _Models(world)), families, request, probe, confirm, Journal())
+        found.run()
     spent = world.now
-    advice = recommendations(found, found.finalists, None)[0]
+    advice = recommendations(found, None)[0]
     truth = {
         PLAIN: 1.0,
         **{one.label: world.speedup(one) for family in families for _, one in family.members()},
@@ -315,7 +313,7 @@ def rehearse(
     )
 
 
-def _exhaustive(world: World, families: Sequence[Family], samples: Sequence[Sample]) -> str:
+def _exhaustive(world: World, families: Sequence[Family], prompts: Sequence[PreparedPrompt]) -> str:
     """The configuration that trying everything would choose, plain decoding included."""
     seconds = {}
     for one in (
@@ -323,7 +321,10 @@ def _exhaustive(world: World, families: Sequence[Family], samples: Sequence[Samp
         *(member for family in families for _, member in family.members()),
     ):
         contender = world.open(one)
-        traces = [contender.run([sample.tokens], [sample.params])[0] for sample in samples]
+        traces = [
+            contender.run([prompt.tokens], SamplingParams(max_tokens=prompt.max_tokens))[0]
+            for prompt in prompts
+        ]
         seconds[one.label] = sum(trace.seconds_per_token for trace in traces)
     return min(seconds, key=lambda label: seconds[label])
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -69,12 +71,7 @@ class DepthAcceptance(Record):
     def survival(self) -> list[float]:
         """S(i) = c_1 ... c_i, the product-limit estimate (Kaplan & Meier 1958): drafts of different
         lengths count as far as they go."""
-        product = 1.0
-        curve = []
-        for share in self.conditional:
-            product *= share or 0.0
-            curve.append(product)
-        return curve
+        return list(accumulate((share or 0.0 for share in self.conditional), mul))
 
 
 class Parting(Record):
@@ -221,7 +218,7 @@ class Cell(Record):
     def measured(self, configuration: int) -> Measured | None:
         """The measurements of one configuration; None where it could not run."""
         return next(
-            (one for one in self.configurations if one.configuration == configuration), None
+            (entry for entry in self.configurations if entry.configuration == configuration), None
         )
 
 
@@ -366,32 +363,23 @@ class BenchResult(Result):
     servers: list[ServerMeasurement] = Field(default_factory=list)
     seconds: float = Field(ge=0)  # of measuring, loading not included
 
-    def comparable(self) -> list[Comparable]:
+    def comparable(self) -> Iterator[Comparable]:
         """Speeds and speedups of every cell and configuration, and what greedy decoding must repeat
         exactly."""
-        return [
-            found
-            for cell in self.cells
-            for configuration in cell.configurations
-            for found in _comparables(
-                f"{cell.label}: {self.configurations[configuration.configuration].label}",
-                configuration,
-            )
-        ] + [
-            Comparable(
-                f"{server.label}: tokens/s", Interval.unknown(server.tokens_per_s), True, "tokens/s"
-            )
-            for server in self.servers
-            if server.tokens_per_s is not None
-        ]
-
-
-def _comparables(label: str, result: Measured) -> Iterator[Comparable]:
-    if result.tokens_per_s is not None:
-        yield Comparable(f"{label}: tokens/s", result.tokens_per_s, True, "tokens/s")
-    for name, interval in (("speedup", result.speedup), ("end-to-end speedup", result.end_to_end)):
-        if interval is not None:
-            yield Comparable(f"{label}: {name}", interval, True, "x")
-    if result.identity is not None:
-        share = result.identity.num_identical / result.identity.num_compared
-        yield Comparable(f"{label}: identical texts", share, True, scale="difference")
+        for cell in self.cells:
+            for entry in cell.configurations:
+                label = f"{cell.label}: {self.configurations[entry.configuration].label}"
+                for name, interval, unit in (
+                    ("tokens/s", entry.tokens_per_s, "tokens/s"),
+                    ("speedup", entry.speedup, "x"),
+                    ("end-to-end speedup", entry.end_to_end, "x"),
+                ):
+                    if interval is not None:
+                        yield Comparable(f"{label}: {name}", interval, True, unit)
+                if entry.identity is not None:
+                    share = entry.identity.num_identical / entry.identity.num_compared
+                    yield Comparable(f"{label}: identical texts", share, True, scale="difference")
+        for server in self.servers:
+            if server.tokens_per_s is not None:
+                speed = Interval.unknown(server.tokens_per_s)
+                yield Comparable(f"{server.label}: tokens/s", speed, True, "tokens/s")

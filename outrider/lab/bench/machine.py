@@ -99,8 +99,8 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     weights = sum(head.weights_bytes for head in heads)
     kv = sum(head.kv_bytes_per_token for head in heads)
     if isinstance(drafter, EarlyExitDrafter):
-        kept = built.memory.target.weights_bytes if built.options.runtime == NATIVE else 0
-        return weights + kept, kv
+        loaded = built.memory.target.weights_bytes if built.options.runtime == NATIVE else 0
+        return weights + loaded, kv
     if parts.requirements.draft and draft is not None:
         return (weights + draft.weights_bytes) or None, kv + draft.kv_bytes_per_token
     return (None, None) if parts.requirements.module else (weights, kv)

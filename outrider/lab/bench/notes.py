@@ -85,7 +85,7 @@ def notes_of(
                 prompt=prompts[row],
                 round=turn,
                 group=group,
-                prompt_tokens=trace.num_prompt,
+                prompt_tokens=len(trace.completion.prompt_token_ids),
                 tokens=stats.emitted,
                 steps=stats.steps,
                 drafted=stats.drafted,
@@ -112,7 +112,6 @@ def notes_of(
 
 
 def pair(plain: Trace, own: Trace) -> Pairing:
-    """Both over the same tokens."""
     texts = plain.completion.token_ids, own.completion.token_ids
     first = max(plain.steps[0].taken, own.steps[0].taken)
     last = max(min(map(len, texts)), first)

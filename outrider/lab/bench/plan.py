@@ -6,7 +6,6 @@ size that are decoded.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +22,7 @@ from outrider.sampling.params import SamplingParams, usable_temperature
 
 # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
 COUPLED = "gumbel"
-GOES_ON_BY = ("rounds", "budget_s")  # what a resumed run may change
+MAY_CHANGE = ("rounds", "budget_s")  # what a resumed run may change
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,8 @@ class Plan:
             configuration for configuration in self.configurations if not configuration.is_plain
         ]
         baselines = [baseline_of(drafter) for drafter in wanted] or [Configuration()]
-        everyone = [*sorted(baselines, key=lambda one: one.label), *wanted]
-        return [
-            drafter for number, drafter in enumerate(everyone) if drafter not in everyone[:number]
-        ]
+        everyone = [*sorted(baselines, key=lambda baseline: baseline.label), *wanted]
+        return list({configuration.label: configuration for configuration in everyone}.values())
 
     def params(
         self, temperature: float, prompt: int, turn: int, max_tokens: int | None = None
@@ -104,7 +101,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """The facts that must be the same for a run to continue."""
-        return {name: value for name, value in self.as_dict().items() if name not in GOES_ON_BY}
+        return {name: value for name, value in self.as_dict().items() if name not in MAY_CHANGE}
 
 
 def baseline_of(configuration: Configuration) -> Configuration:
@@ -136,17 +133,12 @@ class Material:
     notes: tuple[str, ...] = ()
 
     def prompts(self, key: CellKey) -> list[PreparedPrompt]:
-        """The prompts of a cell."""
-        tasks_prompts = self.by_task[key.task]
-        length = key.context
-        return (
-            tasks_prompts
-            if length is None
-            else [
-                filled(tasks_prompts, number, length, self.first_token)
-                for number in range(len(tasks_prompts))
-            ]
-        )
+        prompts = self.by_task[key.task]
+        if key.context is None:
+            return prompts
+        return [
+            filled(prompts, number, key.context, self.first_token) for number in range(len(prompts))
+        ]
 
 
 def gather(
@@ -190,11 +182,10 @@ def filled(
     prompts: Sequence[PreparedPrompt], number: int, length: int, first_token: int | None
 ) -> PreparedPrompt:
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
-    own = prompts[number]
-    head = own.tokens[:1] if own.tokens[0] == first_token else []
+    prompt = prompts[number]
+    head = prompt.tokens[:1] if prompt.tokens[0] == first_token else []
     bodies = [
-        prompt.tokens[1:] if prompt.tokens[0] == first_token else prompt.tokens
-        for prompt in prompts
+        other.tokens[1:] if other.tokens[0] == first_token else other.tokens for other in prompts
     ]
     body = bodies[number]
     room = length - len(head)
@@ -205,7 +196,7 @@ def filled(
     ] or body
     missing = max(room - len(body), 0)
     filler = (others * (missing // len(others) + 1))[-missing:] if missing else []
-    return replace(own, tokens=[*head, *filler, *body[-room:]])
+    return replace(prompt, tokens=[*head, *filler, *body[-room:]])
 
 
 def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[str]]:
@@ -238,11 +229,3 @@ def groups(
         order[start : start + batch_size]
         for start in range(0, len(order) - batch_size + 1, batch_size)
     ]
-
-
-def digest(workload: Workload) -> str:
-    """Name and prompts, for knowing a workload again."""
-    asked = "\n".join(
-        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
-    )
-    return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from outrider.lab.bench.bench_result import (
     WorkloadInfo,
 )
 from outrider.lab.bench.machine import added_memory, describe_target
-from outrider.lab.bench.plan import COUPLED, Material, Plan, digest, gather, runnable_cells
+from outrider.lab.bench.plan import COUPLED, Material, Plan, gather, runnable_cells
 from outrider.lab.bench.stages import CellState, Contenders, Rounds
 from outrider.lab.bench.summary import measured, others_during
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
-from outrider.lab.workload.types import OnBad, Workload
-from outrider.machine import versions
+from outrider.lab.workload.types import OnBad, Workload, identity
 
 ENOUGH_PROMPTS = 8  # below it an interval is rough
 
@@ -46,8 +44,8 @@ def run_bench(
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
-    identity = plan_identity(options, plan, workload, chat_template=chat_template)
-    with Journal.open(journal_path, identity, resume=resume) as journal:
+    facts = identity("bench", options, workload, chat_template=chat_template, **plan.identity())
+    with Journal.open(journal_path, facts, resume=resume, progress=progress) as journal:
         runner = Runner(options, plan.all_configurations, progress.say)
         material = gather(
             workload,
@@ -61,7 +59,7 @@ def run_bench(
         field, failures = Contenders.open(runner, plan.all_configurations)
         progress.say("measuring the memory's bandwidth")
         target = describe_target(runner.models, options.target, options.draft)
-        rounds = Rounds(field, plan, material, keys, journal, progress)
+        rounds = Rounds(field, plan, material, keys, journal)
         try:
             states = rounds.run()
         except KeyboardInterrupt:
@@ -84,20 +82,6 @@ def run_bench(
             *_remarks(cells, plan, material),
         ],
     )
-
-
-def plan_identity(
-    options: Options, plan: Plan, workload: Workload, *, chat_template: bool
-) -> dict[str, Any]:
-    """The facts that an interrupted run must share with the one that continues it."""
-    return {
-        "verb": "bench",
-        **plan.identity(),
-        "models": asdict(options),
-        "chat template": chat_template,
-        "workload": digest(workload),
-        "versions": versions(),
-    }
 
 
 def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:

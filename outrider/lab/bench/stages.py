@@ -24,7 +24,6 @@ from outrider.lab.bench.plan import Material, Plan, baseline_of, groups
 from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.prompts import PreparedPrompt
 
@@ -67,7 +66,6 @@ class Contenders:
         return list(self._kept)
 
     def restart(self) -> None:
-        """A new round or cell begins."""
         self._now = {number: self.spare(number) for number in self._kept}
 
     def spare(self, number: int) -> Contender:
@@ -87,14 +85,11 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 
 
 def one_line(error: OutriderError) -> str:
-    """For a list of failures."""
     return " ".join(str(error).split())
 
 
 @dataclass
 class CellState:
-    """The measurements of a cell so far."""
-
     cell_key: CellKey
     prompts: list[PreparedPrompt]
     notes: list[RunNote] = field(default_factory=list)
@@ -128,22 +123,21 @@ class Rounds:
         material: Material,
         keys: list[CellKey],
         journal: Journal,
-        progress: Progress,
     ) -> None:
         self._field = field
         self._plan = plan
         self._journal = journal
-        self._progress = progress
+        self._progress = journal.progress
         self.configurations = plan.all_configurations
-        self.baselines = {
-            number: number
-            if contender.is_plain
-            else self.configurations.index(baseline_of(contender))
-            for number, contender in enumerate(self.configurations)
-        }
+        self.baselines = [
+            number
+            if configuration.is_plain
+            else self.configurations.index(baseline_of(configuration))
+            for number, configuration in enumerate(self.configurations)
+        ]
         self.cells = [CellState(cell_key, material.prompts(cell_key)) for cell_key in keys]
         self._warm: set[str] = set()  # cells that this process has run
-        self._repeats = Repeats(plan.max_other_cpu, progress.say)
+        self._repeats = Repeats(plan.max_other_cpu, self._progress.say)
 
     @property
     def spent_s(self) -> float:
@@ -253,7 +247,7 @@ class Rounds:
                 run = self._run(cell, group, turn, who)
                 max_repeats = 0 if self._field[who].keeps_learning else REPEATS
                 traces[who], attempts[who] = self._repeats.calmest(
-                    run, lambda found: found[0].other_cpu, max_repeats
+                    run, lambda of_group: of_group[0].other_cpu, max_repeats
                 )
             except OutriderError as error:
                 if self.baselines[who] == who:
@@ -263,18 +257,18 @@ class Rounds:
         notes: list[RunNote] = []
         for who, of_group in sorted(traces.items()):
             base = None if self.baselines[who] == who else traces[self.baselines[who]]
-            found = notes_of(
+            of_who = notes_of(
                 of_group,
                 who,
-                [contender.number for contender in group],
+                [prompt.number for prompt in group],
                 turn,
                 attempts[who],
                 number,
                 base,
             )
-            for note, trace, prompt in zip(found, of_group, group, strict=True):
+            for note, trace, prompt in zip(of_who, of_group, group, strict=True):
                 note.right = prompt.request.is_right(trace.completion.text)
-            notes += found
+            notes += of_who
         return notes, failures
 
     def _run(
@@ -283,11 +277,11 @@ class Rounds:
         """A run of one configuration on a group, to be called."""
         key = cell.cell_key
         params = [
-            self._plan.params(key.temperature, contender.number, turn, contender.max_tokens)
-            for contender in group
+            self._plan.params(key.temperature, prompt.number, turn, prompt.max_tokens)
+            for prompt in group
         ]
         return partial(
-            self._field[who].run, [contender.tokens for contender in group], params, key.batch_size
+            self._field[who].run, [prompt.tokens for prompt in group], params, key.batch_size
         )
 
     def _teach(

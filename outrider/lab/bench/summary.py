@@ -8,11 +8,11 @@ too, and the interval reaches as far as the wider of the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from scipy.stats import binomtest
 
@@ -51,7 +51,7 @@ def measured(
     the prompt."""
     rate = _tokens_per_s(notes)
     roof = roof_tokens_per_s(
-        target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in notes])
+        target, rows, fmean(note.prompt_tokens + note.tokens / 2 for note in notes)
     )
     result = Measured(
         configuration=notes[0].configuration,
@@ -62,7 +62,7 @@ def measured(
         tested=sum(note.tested for note in notes),
         accepted=sum(note.accepted for note in notes),
         num_disturbed=sum(note.other_cpu > max_other_cpu for note in notes),
-        other_cpu=_mean([note.other_cpu for note in notes]),
+        other_cpu=fmean(note.other_cpu for note in notes),
         tokens_per_s=rate,
         throughput_tokens_per_s=sum(note.tokens for note in notes)
         / sum(note.wall_s / rows for note in notes),
@@ -103,21 +103,24 @@ def accuracy(notes: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accur
     """Accuracy in the first round, so that every prompt counts once; None where nothing can be
     graded. Without `plain`: its own."""
     theirs = {note.prompt: note for note in plain or notes if note.round == 0}
-    pairs = [
-        (note, theirs[note.prompt]) for note in notes if note.round == 0 and note.prompt in theirs
+    graded = [
+        (note, theirs[note.prompt])
+        for note in notes
+        if note.round == 0
+        and note.prompt in theirs
+        and None not in (note.right, theirs[note.prompt].right)
     ]
-    graded = [(a, b) for a, b in pairs if a.right is not None and b.right is not None]
     if not graded:
         return None
     whole = [(bool(a.right), bool(b.right)) for a, b in graded if a.complete and b.complete]
-    num_apart = sum(own_right != plain_right for own_right, plain_right in whole)
-    num_only_own = sum(own_right and not plain_right for own_right, plain_right in whole)
+    num_apart = sum(right != plain_right for right, plain_right in whole)
+    num_only_here = sum(right > plain_right for right, plain_right in whole)
     return Accuracy(
         num_graded=len(whole),
         num_incomplete=len(graded) - len(whole),
-        num_right=sum(own_right for own_right, _ in whole),
+        num_right=sum(right for right, _ in whole),
         num_plain_right=sum(plain_right for _, plain_right in whole),
-        p_value=float(binomtest(num_only_own, num_apart).pvalue) if num_apart else None,
+        p_value=float(binomtest(num_only_here, num_apart).pvalue) if num_apart else None,
     )
 
 
@@ -128,7 +131,7 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
     if not shares:
         return None
     return OtherProcesses(
-        mean=_mean(shares),
+        mean=fmean(shares),
         highest=max(shares),
         allowed=max_other_cpu,
         num_runs=len(shares),
@@ -155,25 +158,12 @@ def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
 def _tokens_per_s(notes: Sequence[RunNote]) -> Interval | None:
     """Tokens per second of a row's decode phase, prompts resampled; an open interval where there
     was one prompt."""
-    by_prompt: dict[int, list[RunNote]] = {}
-    for note in notes:
-        if note.decode_tokens:
-            by_prompt.setdefault(note.prompt, []).append(note)
+    by_prompt = _by_prompt([note for note in notes if note.decode_tokens])
     if not by_prompt:
         return None
-    tokens = [
-        sum(note.decode_tokens for note in of_prompt) / len(of_prompt)
-        for of_prompt in by_prompt.values()
-    ]
-    seconds = [
-        sum(note.decode_s for note in of_prompt) / len(of_prompt)
-        for of_prompt in by_prompt.values()
-    ]
+    tokens = [fmean(note.decode_tokens for note in of_prompt) for of_prompt in by_prompt]
+    seconds = [fmean(note.decode_s for note in of_prompt) for of_prompt in by_prompt]
     return ratio_of_sums(tokens, seconds)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def acceptance(notes: Sequence[RunNote]) -> DepthAcceptance | None:
@@ -183,13 +173,9 @@ def acceptance(notes: Sequence[RunNote]) -> DepthAcceptance | None:
         return None
     return DepthAcceptance(
         num_steps=num_steps,
-        reached=_sums(note.reached for note in notes),
-        kept=_sums(note.kept for note in notes),
+        reached=list(map(sum, zip_longest(*(note.reached for note in notes), fillvalue=0))),
+        kept=list(map(sum, zip_longest(*(note.kept for note in notes), fillvalue=0))),
     )
-
-
-def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
 
 
 @dataclass(frozen=True)
@@ -201,6 +187,9 @@ class TimedPair:
     own_s: float
     # round and number, where several prompts were decoded together
     group: tuple[int, int] | None = None
+
+
+Timed = TypeVar("Timed", RunNote, TimedPair)
 
 
 def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[TimedPair]:
@@ -228,33 +217,27 @@ def speedup(pairs: Sequence[TimedPair]) -> Interval | None:
     """Plain / own seconds, each prompt with the mean of its rounds; None without a sample."""
     if not pairs:
         return None
-    by_prompt = list(_by_prompt(pairs).values())
-    plain = [fmean(pair.plain_s for pair in group) for group in by_prompt]
-    prompt_means = [fmean(pair.own_s for pair in group) for group in by_prompt]
+    by_prompt = _by_prompt(pairs)
+    plain = [fmean(pair.plain_s for pair in of_prompt) for of_prompt in by_prompt]
+    drafted = [fmean(pair.own_s for pair in of_prompt) for of_prompt in by_prompt]
     groups = {pair.group for pair in pairs}
     if len(by_prompt) == 1 or (None not in groups and len(groups) == 1):
-        return Interval.unknown(sum(plain) / sum(prompt_means))
-    interval = ratio_of_sums(plain, prompt_means)
+        return Interval.unknown(sum(plain) / sum(drafted))
+    interval = ratio_of_sums(plain, drafted)
     if None in groups:
         return interval
-    return _reaching(
-        interval, [[pair for pair in pairs if pair.group == group] for group in groups]
+    together = [[pair for pair in pairs if pair.group == group] for group in groups]
+    of_groups = ratio_of_sums(
+        [sum(pair.plain_s for pair in group) for group in together],
+        [sum(pair.own_s for pair in group) for group in together],
     )
-
-
-def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Interval:
-    """The interval, widened as far as the groups' own interval."""
-    other = ratio_of_sums(
-        [sum(s.plain_s for s in group) for group in groups],
-        [sum(s.own_s for s in group) for group in groups],
-    )
-    low = min(interval.low, other.low)
-    high = max(interval.high, other.high)
+    low = min(interval.low, of_groups.low)
+    high = max(interval.high, of_groups.high)
     return interval.model_copy(update={"low": low, "high": high})
 
 
-def _by_prompt(pairs: Sequence[TimedPair]) -> dict[int, list[TimedPair]]:
-    by_prompt: dict[int, list[TimedPair]] = {}
-    for pair in pairs:
-        by_prompt.setdefault(pair.prompt, []).append(pair)
-    return by_prompt
+def _by_prompt(items: Sequence[Timed]) -> list[list[Timed]]:
+    by_prompt: dict[int, list[Timed]] = {}
+    for item in items:
+        by_prompt.setdefault(item.prompt, []).append(item)
+    return list(by_prompt.values())

@@ -21,10 +21,10 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.sampled import ORIGINS, sampled_distribution
+from outrider.lab.certify.sampled import ORIGINS, Draws
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.texts import greedy, invariance
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams
@@ -93,17 +93,15 @@ def certify(
     workload: Workload,
     prompts: Sequence[list[int]],
     plan: CertifyPlan,
-    units: Units,
+    journal: Journal,
 ) -> CertifyResult:
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
     subject.constraint([], plan.sampling)  # refuses a wrong grammar now
-    text = greedy(subject, list(prompts), plan.sampling, units)
+    text = greedy(subject, list(prompts), plan.sampling, journal)
     if subject.is_lossless:
-        sampled = sampled_distribution(
-            subject, prompts, plan.drawing, plan.samples, plan.seed, units
-        )
-        same = invariance(subject, list(prompts), plan.drawing, plan.seed, units)
+        sampled = Draws(subject, prompts, plan.drawing, plan.samples, plan.seed, journal).section()
+        same = invariance(subject, list(prompts), plan.drawing, plan.seed, journal)
     else:
         text = _lossy(text)
         same = SameTexts(status="not claimed", why=NOT_CERTIFIED)

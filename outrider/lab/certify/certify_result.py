@@ -28,8 +28,6 @@ Cause = Literal["rounding", "verifier", "state"]
 
 
 class Section(Record):
-    """One line of evidence."""
-
     status: Status
     why: str  # one sentence
 
@@ -66,7 +64,20 @@ class SameTexts(Section):
     differences: list[TextDifference] = Field(default_factory=list)
 
 
-class DistributionTest(Record):
+class GStatistic(Record):
+    """One finished G-test."""
+
+    num_draws: int
+    # of those, from distributions that leave a choice: all others can only be right or impossible
+    num_uncertain: int
+    num_cells: int
+    g: float
+    df: int  # degrees of freedom: cells minus groups
+    p_value: float
+    impossible: int  # tokens drawn to which the distribution gives probability 0
+
+
+class DistributionTest(GStatistic):
     """One G-test of drawn tokens against the distributions they should come from.
 
     Emitted tokens against the target's teacher-forced conditionals, drafted ones against what the
@@ -79,15 +90,9 @@ class DistributionTest(Record):
     view: View
     first: int  # token of the draft, from 1; of a text, from 0 with its prompt
     last: int  # the test is of all from the first to this one
-    num_draws: int
-    num_uncertain: int  # of those, from distributions that leave a choice
-    num_cells: int
-    g: float
-    df: int  # degrees of freedom: cells minus groups
-    p_value: float
-    rejected: bool  # by Holm's procedure over all tests of the certificate
-    impossible: int  # tokens drawn to which the distribution gives probability 0
-    detectable_total_variation: float | None  # averaged over the draws, found with `power`
+    rejected: bool = False  # by Holm's procedure over all tests of the certificate
+    # averaged over the draws, found with `power`
+    detectable_total_variation: float | None = None
 
 
 class SampledDistribution(Section):
@@ -117,8 +122,6 @@ class SampledDistribution(Section):
 
 
 class CertifyResult(Result):
-    """The certificate."""
-
     kind: Literal["certify"] = "certify"
     verdict: Verdict
     reasons: list[str]  # why this verdict, one line each

@@ -13,7 +13,6 @@ draws from many distributions are counted in the same cells. The orders are thre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from outrider.lab.certify.certify_result import View
+from outrider.lab.certify.certify_result import GStatistic, View
 from outrider.step import StepFacts
 from outrider.types import Draft
 
@@ -32,20 +31,6 @@ EDGES: Mapping[View, np.ndarray] = {
     "by id": np.linspace(0, 1, 11),
     "preference": np.linspace(0, 1, 11),
 }
-
-
-@dataclass(frozen=True)
-class GStatistic:
-    """One finished G-test."""
-
-    num_draws: int
-    # of those, from distributions that leave a choice: all others can only be right or impossible
-    num_uncertain: int
-    num_cells: int
-    g: float
-    df: int
-    p_value: float
-    impossible: int  # tokens to which the distribution gives probability 0
 
 
 class Ranks:
@@ -112,19 +97,22 @@ class Ranks:
             p_value = float(stats.chi2.sf(g, df)) if df else 1.0
             if self.impossible > tolerated * self.num_draws:
                 p_value = 0.0
-            uncertain = total if df else 0
-            yield (
-                order,
-                GStatistic(
-                    self.num_draws, uncertain, len(observed), g, df, p_value, self.impossible
-                ),
+            statistic = GStatistic(
+                num_draws=self.num_draws,
+                num_uncertain=total if df else 0,
+                num_cells=len(observed),
+                g=g,
+                df=df,
+                p_value=p_value,
+                impossible=self.impossible,
             )
+            yield order, statistic
 
 
 def _ahead(score: Tensor, tokens: Tensor, lower: Tensor) -> Tensor:
     """(n, V) bool: the tokens of higher score, among equals those of lower id."""
-    own_score = score.gather(1, tokens[:, None])
-    return (score > own_score) | ((score == own_score) & lower)
+    of_token = score.gather(1, tokens[:, None])
+    return (score > of_token) | ((score == of_token) & lower)
 
 
 def _drafted(draft: Draft) -> Iterator[tuple[Tensor, Tensor]]:
@@ -147,7 +135,6 @@ def _drafted(draft: Draft) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _earlier_siblings(draft: Draft, row: int, node: int) -> list[int]:
-    """Their tokens."""
     siblings = draft.children[row][draft.parent_lists[row][node] + 1]
     return [draft.lists[0][row][sibling] for sibling in siblings[: siblings.index(node)]]
 

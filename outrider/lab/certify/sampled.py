@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -29,11 +29,10 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     Sampler,
     Status,
-    View,
 )
-from outrider.lab.certify.ranks import GStatistic, Ranks, detectable, holm
+from outrider.lab.certify.ranks import Ranks, detectable, holm
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.run import run_rows
@@ -48,20 +47,6 @@ CHUNK = 32  # tokens of a teacher-forced pass
 FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 ORIGINS = ("accepted", "correction", "bonus")
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The subject of a test: see `DistributionTest`."""
-
-    part: Part
-    sampler: Sampler
-    view: View
-    first: int
-    last: int
-
-
-Statistics = dict[Tested, GStatistic]
 
 
 @dataclass
@@ -87,108 +72,133 @@ class Band:
     ranks: Ranks
 
 
-def sampled_distribution(
-    subject: Subject,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    num_draws: int,
-    seed: int,
-    units: Units,
-) -> SampledDistribution:
-    """The section: texts after these prompts, with `num_draws` draws in every band of positions."""
-    tolerated = 0.0 if subject.built.config()["exact"] else FILTER_EDGE
-    room = min(LATEST, subject.built.context - max(map(len, prompts)))
-    units.progress.stage("sampled distribution", -(-BANDS * num_draws // (MAX_ROWS * max(1, room))))
-    drawn = draw(subject, "speculative", prompts, params, num_draws, seed, units)
-    statistics = _statistics(subject, "speculative", drawn, params, num_draws, seed, tolerated)
-    tests = judged(statistics)
-    if any(test.rejected for test in tests):  # is it the test that is wrong?
-        plain = draw(subject, "plain", prompts, params, num_draws, seed, units)
-        tests = judged(
-            statistics | _statistics(subject, "plain", plain, params, num_draws, seed, tolerated)
+@dataclass(frozen=True)
+class Draws:
+    """Texts after these prompts, with `num_draws` draws in every band of positions."""
+
+    subject: Subject
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    num_draws: int
+    seed: int
+    journal: Journal
+
+    def section(self) -> SampledDistribution:
+        """The section of the certificate."""
+        room = min(LATEST, self.subject.built.context - max(map(len, self.prompts)))
+        batches = -(-BANDS * self.num_draws // (MAX_ROWS * max(1, room)))
+        self.journal.progress.stage("sampled distribution", batches)
+        drawn = self.draw("speculative")
+        tests = self._tests("speculative", drawn)
+        if any(test.rejected for test in judged(tests)):  # is it the test that is wrong?
+            tests += self._tests("plain", self.draw("plain"))
+        result = SampledDistribution(
+            status="passed",
+            why="",
+            temperature=self.params.temperature,
+            num_texts=len(drawn.texts),
+            num_tokens=drawn.num_tokens,
+            origins=dict(drawn.origins),
+            tests=judged(tests),
         )
-    result = SampledDistribution(
-        status="passed",
-        why="",
-        temperature=params.temperature,
-        num_texts=len(drawn.texts),
-        num_tokens=drawn.num_tokens,
-        origins=dict(drawn.origins),
-        tests=tests,
-    )
-    result.status, result.why = _judgement(result)
-    return result
+        result.status, result.why = _judgement(result)
+        return result
 
+    def draw(self, sampler: Sampler) -> Drawn:
+        """Texts after the prompts in turn, until every band has its draws, or there is a text for
+        each draw: a grammar may end them early."""
+        drawn = Drawn()
+        turns = cycle(self.prompts)
+        while (
+            len(drawn.texts) < self.num_draws
+            and (missing := BANDS * (self.num_draws + len(drawn.texts)) - drawn.num_tokens) > 0
+        ):
+            room = max(1, LATEST if not drawn.texts else drawn.num_tokens // len(drawn.texts))
+            some = list(islice(turns, min(MAX_ROWS, -(-missing // room))))
+            start = len(drawn.texts)
+            seeds = np.random.SeedSequence([self.seed, start, sampler == "plain"]).generate_state(
+                len(some), np.uint64
+            )
+            batch = self.journal.unit(
+                f"texts/{sampler}/{start}", self._batch, sampler, some, (seeds >> 1).tolist()
+            )
+            drawn.prompts += some
+            drawn.texts += batch["texts"]
+            drawn.origins.update(batch["origins"])
+            drawn.drafted.merge(batch["drafted"])
+        return drawn
 
-# ------------------------------------------------ drawing
+    @torch.inference_mode()
+    def _batch(
+        self, sampler: Sampler, prompts: Sequence[list[int]], seeds: Sequence[int]
+    ) -> dict[str, Any]:
+        """The tokens of every text, their origins, and the ranks of what was drafted."""
+        decoder = self.subject.sampler(sampler)
+        ranks = Ranks(seeds[0])
+        rows = []
+        for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            row = self.subject.row(index, prompt, self.params, seed)
+            limit = min(LATEST + len(prompt), self.subject.built.context)
+            rows.append(replace(row, stop_tokens=frozenset(), max_tokens=limit))
+        with decoder.observed(ranks):
+            for _ in run_rows(decoder, rows):
+                pass
+        origins = Counter(origin for row in rows for origin in row.origins)
+        return {
+            "texts": [row.output for row in rows],
+            "origins": dict(origins),
+            "drafted": ranks.as_json(),
+        }
 
+    def bands(self, drawn: Drawn) -> list[Band]:
+        """The ranks of all tokens, by bands of positions."""
+        pairs = list(zip(drawn.prompts, drawn.texts, strict=True))
+        ranges = [range(len(prompt), len(prompt) + len(text)) for prompt, text in pairs]
+        limits = bands_of(ranges, self.num_draws)
+        bands = [
+            Band(first, last, Ranks([self.seed, number]))
+            for number, (first, last) in enumerate(limits)
+        ]
+        draft = self.subject.draft_model
+        for prompt, text in pairs if bands else ():
+            position = len(prompt)
+            guesses: Iterator[Tensor | None] = (
+                cycle([None])
+                if draft is None
+                else probs_along(self.subject, draft, prompt, text, self.params)
+            )
+            targets = probs_along(self.subject, self.subject.target, prompt, text, self.params)
+            for probs, guess in zip(targets, guesses, strict=False):
+                at = torch.arange(position, position + len(probs))
+                start = position - len(prompt)
+                tokens = torch.tensor(text[start : start + len(probs)])
+                for band in bands:
+                    inside = (at >= band.first) & (at <= band.last)
+                    if bool(inside.any()):
+                        band.ranks.add(
+                            probs[inside], tokens[inside], None if guess is None else guess[inside]
+                        )
+                position += len(probs)
+        return bands
 
-def draw(
-    subject: Subject,
-    sampler: Sampler,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    num_draws: int,
-    seed: int,
-    units: Units,
-) -> Drawn:
-    """Texts after the prompts in turn, until every band has its draws, or there is a text for each
-    draw: a grammar may end them early."""
-    drawn = Drawn()
-    turns = cycle(prompts)
-    while (
-        len(drawn.texts) < num_draws
-        and (missing := BANDS * (num_draws + len(drawn.texts)) - drawn.num_tokens) > 0
-    ):
-        room = max(1, LATEST if not drawn.texts else drawn.num_tokens // len(drawn.texts))
-        some = list(islice(turns, min(MAX_ROWS, -(-missing // room))))
-        start = len(drawn.texts)
-        seeds = row_seeds([seed, start, sampler == "plain"], len(some))
-        batch = units.get(
-            f"texts/{sampler}/{start}", _draw_batch, subject, sampler, some, params, seeds
-        )
-        drawn.prompts += some
-        drawn.texts += batch["texts"]
-        drawn.origins.update(batch["origins"])
-        drawn.drafted.merge(batch["drafted"])
-    return drawn
-
-
-def row_seeds(key: Sequence[int], count: int) -> list[int]:
-    """Seeds of rows that depend on the key alone."""
-    return [
-        int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)
-    ]
-
-
-@torch.inference_mode()
-def _draw_batch(
-    subject: Subject,
-    sampler: Sampler,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    seeds: Sequence[int],
-) -> dict[str, Any]:
-    """The tokens of every text, their origins, and the ranks of what was drafted."""
-    decoder = subject.sampler(sampler)
-    ranks = Ranks(seeds[0])
-    rows = []
-    for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        row = subject.row(index, prompt, params, seed)
-        limit = min(LATEST + len(prompt), subject.built.context)
-        rows.append(replace(row, stop_tokens=frozenset(), max_tokens=limit))
-    with decoder.observed(ranks):
-        for _ in run_rows(decoder, rows):
-            pass
-    origins = Counter(origin for row in rows for origin in row.origins)
-    return {
-        "texts": [row.output for row in rows],
-        "origins": dict(origins),
-        "drafted": ranks.as_json(),
-    }
-
-
-# ------------------------------------------------ the distributions
+    def _tests(self, sampler: Sampler, drawn: Drawn) -> list[DistributionTest]:
+        tolerated = 0.0 if self.subject.built.config()["exact"] else FILTER_EDGE
+        parts: list[tuple[Part, Band, float]] = [
+            ("texts", band, tolerated) for band in self.bands(drawn)
+        ]
+        parts.append(("drafts", Band(1, self.subject.max_drafted, drawn.drafted), 0.0))
+        return [
+            DistributionTest(
+                **statistic.model_dump(),
+                part=part,
+                sampler=sampler,
+                view=view,
+                first=band.first,
+                last=band.last,
+            )
+            for part, band, allowed in parts
+            for view, statistic in band.ranks.tests(allowed)
+        ]
 
 
 @torch.inference_mode()
@@ -239,82 +249,30 @@ def bands_of(texts: Sequence[range], num_draws: int) -> list[tuple[int, int]]:
     return [*bands, (firsts[0], lasts[-1])] if len(bands) > 1 else bands
 
 
-def ranks_of(
-    subject: Subject, drawn: Drawn, params: SamplingParams, num_draws: int, seed: int
-) -> list[Band]:
-    """The ranks of all tokens, by bands of positions."""
-    pairs = list(zip(drawn.prompts, drawn.texts, strict=True))
-    ranges = [range(len(prompt), len(prompt) + len(text)) for prompt, text in pairs]
-    limits = bands_of(ranges, num_draws)
-    bands = [
-        Band(first, last, Ranks([seed, number])) for number, (first, last) in enumerate(limits)
-    ]
-    draft = subject.draft_model
-    for prompt, text in pairs if bands else ():
-        position = len(prompt)
-        guesses: Iterator[Tensor | None] = (
-            cycle([None]) if draft is None else probs_along(subject, draft, prompt, text, params)
-        )
-        targets = probs_along(subject, subject.target, prompt, text, params)
-        for probs, guess in zip(targets, guesses, strict=False):
-            at = torch.arange(position, position + len(probs))
-            start = position - len(prompt)
-            tokens = torch.tensor(text[start : start + len(probs)])
-            for band in bands:
-                inside = (at >= band.first) & (at <= band.last)
-                if bool(inside.any()):
-                    band.ranks.add(
-                        probs[inside], tokens[inside], None if guess is None else guess[inside]
-                    )
-            position += len(probs)
-    return bands
-
-
-# ------------------------------------------------ testing
-
-
-def _statistics(
-    subject: Subject,
-    sampler: Sampler,
-    drawn: Drawn,
-    params: SamplingParams,
-    num_draws: int,
-    seed: int,
-    tolerated: float,
-) -> Statistics:
-    statistics: Statistics = {}
-    for band in ranks_of(subject, drawn, params, num_draws, seed):
-        for view, statistic in band.ranks.tests(tolerated):
-            statistics[Tested("texts", sampler, view, band.first, band.last)] = statistic
-    for view, statistic in drawn.drafted.tests():
-        statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = statistic
-    return statistics
-
-
-def judged(statistics: Statistics) -> list[DistributionTest]:
+def judged(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
     """The tests of one certificate, corrected for their number."""
-    rejected = holm([statistic.p_value for statistic in statistics.values()], FALSE_ALARMS)
-    level = FALSE_ALARMS / max(1, len(statistics))
+    rejected = holm([test.p_value for test in tests], FALSE_ALARMS)
+    level = FALSE_ALARMS / max(1, len(tests))
     return [
-        DistributionTest(
-            **asdict(tested),
-            **asdict(one),
-            rejected=no,
-            detectable_total_variation=detectable(one, level, POWER),
+        test.model_copy(
+            update={
+                "rejected": no,
+                "detectable_total_variation": detectable(test, level, POWER),
+            }
         )
-        for (tested, one), no in zip(statistics.items(), rejected, strict=True)
+        for test, no in zip(tests, rejected, strict=True)
     ]
 
 
 def _judgement(section: SampledDistribution) -> tuple[Status, str]:
     what = f"{section.num_tokens} tokens in {counted(section.num_texts, 'text')}"
     rejected = [test for test in section.tests if test.rejected]
-    if plain := [index for index in rejected if index.sampler == "plain"]:
+    if plain := [test for test in rejected if test.sampler == "plain"]:
         return "inconclusive", (
             f"the plain sampler itself deviates at {_where(plain[0])} (p = {plain[0].p_value:.1e})"
         )
     if rejected:
-        first = min(rejected, key=lambda one: one.p_value)
+        first = min(rejected, key=lambda test: test.p_value)
         of_drafts = first.part == "drafts"
         beyond = f"(p = {first.p_value:.1e})"
         if first.impossible:

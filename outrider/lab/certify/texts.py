@@ -24,7 +24,7 @@ from outrider.errors import OutriderError, counted
 from outrider.lab.certify.certify_result import SameTexts, Status, TextDifference, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import RowComparison, difference
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.sampling.params import SamplingParams
 
 MAX_EXPLAINED = 10  # differences per batch; each costs a few passes over the text
@@ -54,16 +54,16 @@ class Texts:
     subject: Subject
     prompts: list[list[int]]
     params: list[SamplingParams]  # of each prompt, seed included
-    units: Units
+    journal: Journal
     kind: str  # of the section, for the journal
 
     def section(self, title: str, ways: Sequence[Way]) -> SameTexts:
         """All ways, compared with the plain texts."""
         count = len(self.prompts)
         num_batches = sum(len(batches(count, way.together)) for way in ways)
-        self.units.progress.stage(title, count + num_batches)
+        self.journal.progress.stage(title, count + num_batches)
         expected = [
-            self.units.get(f"{self.kind}/plain/{number}", self._plain, number)
+            self.journal.unit(f"{self.kind}/plain/{number}", self._plain, number)
             for number in range(count)
         ]
         section = SameTexts(status="passed", why="")
@@ -71,7 +71,7 @@ class Texts:
             run = TextRun(name=way.name, num_identical=0, num_prompts=count, num_tokens=0)
             for numbers in batches(count, way.together):
                 key = f"{self.kind}/{way.name}/{numbers[0]}"
-                batch = self.units.get(key, self._batch, way, numbers, expected)
+                batch = self.journal.unit(key, self._batch, way, numbers, expected)
                 section.differences += map(TextDifference.model_validate, batch["differences"])
                 run.num_identical += batch["num_identical"]
                 run.num_tokens += batch["num_tokens"]
@@ -135,7 +135,7 @@ def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tup
 
 
 def greedy(
-    subject: Subject, prompts: list[list[int]], params: SamplingParams, units: Units
+    subject: Subject, prompts: list[list[int]], params: SamplingParams, journal: Journal
 ) -> SameTexts:
     """The section. `params` as the user gave them; here at temperature 0."""
     chosen = [replace(params, temperature=0.0)] * len(prompts)
@@ -146,11 +146,11 @@ def greedy(
         ways.append(Way("speculative, several at once", subject.speculative, together))
     name = "speculative, alongside a sampled row"
     ways.append(Way(name, subject.speculative, together, with_sampled=True))
-    return Texts(subject, prompts, chosen, units, "greedy").section("greedy text", ways)
+    return Texts(subject, prompts, chosen, journal, "greedy").section("greedy text", ways)
 
 
 def invariance(
-    subject: Subject, prompts: list[list[int]], params: SamplingParams, seed: int, units: Units
+    subject: Subject, prompts: list[list[int]], params: SamplingParams, seed: int, journal: Journal
 ) -> SameTexts:
     """Sampled texts of this drafter, of other lengths of it, and of n-gram lookup, with the plain
     ones' seeds."""
@@ -160,7 +160,7 @@ def invariance(
         return SameTexts(status="not claimed", why=why)
     seeds = np.random.SeedSequence([seed, 1]).generate_state(len(prompts)).tolist()
     seeded = [replace(params, seed=seed) for seed in seeds]
-    texts = Texts(subject, prompts, seeded, units, "invariance")
+    texts = Texts(subject, prompts, seeded, journal, "invariance")
     ways = _ways(subject, min(TOGETHER, len(prompts)))
     return texts.section("independence of the drafter", ways)
 

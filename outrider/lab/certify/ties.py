@@ -53,7 +53,6 @@ class RowComparison:
     _compared: Counter[int] = field(default_factory=Counter)  # tokens of each request
 
     def observe(self, facts: StepFacts) -> None:
-        """A step is over."""
         seen = self.decoder.seen
         for index, row in enumerate(facts.rows):
             if row.request >= len(self.expected) or row.request in self.partings:

@@ -22,7 +22,6 @@ from outrider.lab.predict import (
     break_even,
     predict,
     predict_best,
-    survival_of,
 )
 from outrider.lab.result import read_result
 from outrider.models.loading.load import load_config
@@ -45,20 +44,22 @@ def estimate(
     acceptance: Sequence[float], costs: StepCosts, source: str, memory: Sequence[ModelSize] = ()
 ) -> EstimateResult:
     """All lengths up to LONGEST. Raises ConfigError for what is no acceptance."""
-    survival = survival_of(acceptance, LONGEST)
-    lengths = []
-    for k in range(LONGEST + 1):
-        prediction = predict(survival, costs, k)
-        lengths.append(
-            LengthEstimate(**prediction.model_dump(), break_even_alpha=break_even(costs, k))
+    lengths = [
+        LengthEstimate(
+            **predict(acceptance, costs, k).model_dump(), break_even_alpha=break_even(costs, k)
         )
+        for k in range(LONGEST + 1)
+    ]
     return EstimateResult(
         source=source,
         acceptance=list(acceptance),
         costs=costs,
         lengths=lengths,
-        best=predict_best(survival, costs, LONGEST).num_draft_tokens,
-        by_alpha={alpha: _speedups(alpha, costs) for alpha in ALPHAS},
+        best=predict_best(acceptance, costs, LONGEST).num_draft_tokens,
+        by_alpha={
+            alpha: [predict([alpha], costs, k).speedup for k in range(LONGEST + 1)]
+            for alpha in ALPHAS
+        },
         memory=list(memory),
     )
 
@@ -120,11 +121,6 @@ def model_size(role: Literal["target", "draft"], name: str) -> ModelSize:
         weights_bytes=memory.weights_bytes,
         kv_bytes_per_token=memory.kv_bytes_per_token,
     )
-
-
-def _speedups(alpha: float, costs: StepCosts) -> list[float]:
-    survival = survival_of([alpha], LONGEST)
-    return [predict(survival, costs, k).speedup for k in range(LONGEST + 1)]
 
 
 def _chains(result: BenchResult) -> Iterator[tuple[Measured, Cell]]:

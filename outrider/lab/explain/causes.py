@@ -1,16 +1,7 @@
-"""Charges every token that a step could have emitted and did not to a cause. The parts add up
-exactly.
+"""Charges every token that a step could have emitted and did not to a cause (docs/explain.md, "Causes").
+The parts add up exactly.
 
-A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). Along
-its kept path one of three things ends it:
-
-    a rejection      all levels from there on are lost. To the vocabulary, if the text has a token that
-                     the draft can never say; to the filters, if they cut the text's token from the
-                     draft's distribution or the draft token from the target's; in trees to the
-                     budget, if the text has the draft's next favourite; else to the draft
-    an early end     the drafter stopped, or the tree has no node there. What an unbroken draft would
-                     have brought along the text is lost to that, the rest to the draft
-    the whole draft  was kept. What one more token would have brought is lost to the length
+A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends).
 """
 
 from __future__ import annotations
@@ -91,7 +82,6 @@ def _depth(step: Step) -> int:
 
 
 def _cause(point: Distributions, tested: Sequence[int], is_tree: bool) -> str:
-    """The cause of a rejection."""
     token = point.token
     if point.outside is not None and point.outside[token]:
         return "vocabulary"

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.drafters.base import Drafter
 from outrider.drafters.proposals import proposed
 from outrider.kv.view import KVView
+from outrider.lab.runner import Trace
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import OUTSIDE, fit_width
 from outrider.rows import Row, Rows
@@ -34,13 +35,17 @@ MAX_CHUNK = 128  # tokens
 class FinishedText:
     """The emitted tokens, and how they were sampled."""
 
-    prompt: Sequence[int]
-    output: Sequence[int]
+    trace: Trace
     params: SamplingParams
-    limit: int  # most tokens the output could have had
-    seed: int = 0
     coupled: bool = False  # emitted with shared noise, which is known again
-    step_lengths: Sequence[int] = ()  # tokens that each step took
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.trace.completion.prompt_token_ids
+
+    @property
+    def output(self) -> list[int]:
+        return self.trace.completion.token_ids
 
     def fed(self, first: int, last: int) -> list[int]:
         """The tokens whose logits are before the output tokens first .. last - 1."""
@@ -86,7 +91,6 @@ def forced_distributions(
 
 
 def _source(target: LM, drafter: Drafter, text: FinishedText) -> _Reader | _Viewer | _Asked | None:
-    """The source of the draft's logits."""
     model = drafter.model
     if model is None:
         asks = drafter.requires.draft or drafter.requires.module
@@ -117,7 +121,7 @@ class _Reader:
         self._text = text
         self._width = vocab_size  # of a draft: the target's
         lm.kv.add_row()
-        lm.catch_up([list(text.prompt)])
+        lm.catch_up([text.prompt])
 
     def logits(self, first: int, last: int) -> Tensor | None:
         """(1, last - first, V) before output tokens first .. last - 1; None beyond a draft's
@@ -140,7 +144,7 @@ class _Viewer:
 
     def __init__(self, lm: LM, text: FinishedText) -> None:
         assert isinstance(lm.kv, KVView)
-        self.step_lengths = text.step_lengths
+        self.step_lengths = [step.taken for step in text.trace.steps]
         self._lm = lm
         self._view = lm.kv
         self._text = text
@@ -213,7 +217,7 @@ class _Maker:
         is_open = self._greedy or no_filters == params
         self._open = None if is_open else self._sampling(no_filters)
         has_noise = text.coupled and not self._greedy
-        self._noise = RowStreams(text.seed) if has_noise else None
+        self._noise = RowStreams(text.trace.completion.seed) if has_noise else None
 
     def of(self, first: int, target: Tensor, draft: Tensor | None) -> Iterator[Distributions]:
         """`target` and `draft` (1, T, V): logits of the output positions from `first` on."""
@@ -272,7 +276,7 @@ class _Maker:
         if not self._text.params.needs_history:
             return None, chain
         before = [list(output[:first])]
-        return History.start([list(self._text.prompt)], before, self._size, self._device), chain
+        return History.start([self._text.prompt], before, self._size, self._device), chain
 
     def _sampling(self, params: SamplingParams) -> BatchSampling:
         return BatchSampling.of([params], self._size, self._device)

@@ -128,9 +128,9 @@ def _json_spans(text: str) -> Iterator[tuple[int, int]]:
     """Objects and arrays whose first key is quoted, up to the bracket that closes them, or the end
     of the text."""
     end = 0
-    for found in _JSON_START.finditer(text):
-        if found.start() >= end:
-            start = found.start()
+    for opening in _JSON_START.finditer(text):
+        start = opening.start()
+        if start >= end:
             brackets = Brackets()
             end = next(
                 (at + 1 for at in range(start, len(text)) if brackets.closes(text[at])), len(text)

@@ -129,7 +129,6 @@ class ReplayLoop:
         self.drafted: list[int] = []  # tokens per row, in the latest step
 
     def add(self, row: LoggedRow) -> None:
-        """A row joins."""
         self._drafter.join(self.rows, row)
 
     def remove(self, index: int) -> Row:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -54,12 +55,10 @@ class Replay:
     configuration: Configuration
     texts: list[ReplayedText]
     learns: bool  # one text's result depends on the texts before it
-    seconds: float  # the whole replay, not only the drafter
 
     @property
     def total(self) -> DecodeStats:
-        """The sum over all texts."""
-        return sum_stats([text.stats for text in self.texts])
+        return _total(self.texts)
 
 
 def replay(
@@ -99,9 +98,8 @@ def replay(
             done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
             progress.advance()
     seconds = time.perf_counter() - began
-    replayed = Replay(
-        configuration, [done[number] for number in range(len(texts))], parts.drafter.learns, seconds
-    )
+    in_order = [done[number] for number in range(len(texts))]
+    replayed = Replay(configuration, in_order, parts.drafter.learns)
     progress.say(
         f"{configuration.label}: {replayed.total.emitted / seconds:,.0f} tokens/s replayed"
     )
@@ -155,12 +153,8 @@ def default_configurations() -> tuple[list[Configuration], list[str]]:
     return configurations, broken
 
 
-def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
-    """The sum of all of them."""
-    total = DecodeStats()
-    for stat in stats:
-        total = total.merge(stat)
-    return total
+def _total(texts: Sequence[ReplayedText]) -> DecodeStats:
+    return reduce(DecodeStats.merge, (text.stats for text in texts), DecodeStats())
 
 
 def _is_replayable(kind: type[Drafter]) -> bool:
@@ -204,7 +198,14 @@ def summarise(
         },
         draft_s_per_step=replayed.total.time_s["draft"] / replayed.total.steps,
         learns=replayed.learns,
-        outside_costs=0 if costs is None else sum(_outside(text, costs) for text in replayed.texts),
+        outside_costs=0
+        if costs is None
+        else sum(
+            count
+            for text in replayed.texts
+            for width, count in text.widths.items()
+            if costs.step_s(width)[1]
+        ),
     )
 
 
@@ -213,13 +214,15 @@ def acceptance(
 ) -> AcceptanceCounts:
     """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one
     another."""
-    total = sum_stats([text.stats for text in texts])
+    total = _total(texts)
     emitted = [text.stats.emitted for text in texts]
     speedup = None
-    if costs is not None:
-        speedup = ratio_interval(
-            emitted, [plain_steps(text, costs) for text in texts], blocks=blocks
-        )
+    if costs is not None:  # in plain steps, each by its own draft; plain decoding pays one a token
+        paid = [
+            sum(count * costs.relative(width) for width, count in text.widths.items())
+            for text in texts
+        ]
+        speedup = ratio_interval(emitted, paid, blocks=blocks)
     return AcceptanceCounts(
         num_texts=len(texts),
         steps=total.steps,
@@ -233,16 +236,6 @@ def acceptance(
         draft_utilisation=total.draft_utilisation,
         speedup=speedup,
     )
-
-
-def plain_steps(text: ReplayedText, costs: StepCosts) -> float:
-    """The cost of its steps in plain steps, each by its own draft. Plain decoding pays one a
-    token."""
-    return sum(count * costs.relative(width) for width, count in text.widths.items())
-
-
-def _outside(text: ReplayedText, costs: StepCosts) -> int:
-    return sum(count for width, count in text.widths.items() if costs.step_s(width)[1])
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float], *, blocks: bool) -> Interval:
@@ -306,7 +299,6 @@ def run_replay(
 
 
 def _notes(replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
-    """Notes for a reader of these numbers."""
     yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
     if any(replay.learns for replay in replayed):
         yield (

@@ -60,7 +60,7 @@ def read_log(
     if skipped and (on_bad == "refuse" or not texts):
         head = f"{len(skipped)} of {len(workload.requests)} requests of {workload.name} cannot be replayed:"
         remedy = "leave them out (on_bad='skip', --reading on_bad=skip)" if texts else FORMS
-        raise ConfigError(listing(head, skipped, len(skipped), remedy))
+        raise ConfigError(listing(head, skipped, remedy))
     return Log(texts, skipped)
 
 

@@ -282,7 +282,6 @@ class Stream:
                 self.num_tokens = count
 
     def answer(self, request: WorkloadRequest) -> MeasuredAnswer:
-        """The whole of it."""
         return MeasuredAnswer(
             id=request.id,
             task=request.task,

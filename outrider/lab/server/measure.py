@@ -27,7 +27,7 @@ from outrider.lab.bench.bench_result import (
     SpeculationCounts,
     WorkloadInfo,
 )
-from outrider.lab.intervals import ratio_of_rates
+from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.result import Interval
 from outrider.lab.server.client import Client, RequestOptions, ServerEndpoint
@@ -265,7 +265,7 @@ def _speedup(pairs: Sequence[tuple[MeasuredAnswer, MeasuredAnswer]]) -> Interval
     ]
     if not rows:
         return None
-    speedup = ratio_of_rates(*map(list, zip(*rows, strict=True)))
+    speedup = ratio_of_sums(*map(list, zip(*rows, strict=True)))
     return speedup if len(rows) >= MIN_PAIRS else Interval.unknown(speedup.value)
 
 

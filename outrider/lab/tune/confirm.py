@@ -10,12 +10,11 @@ from outrider.lab.bench.plan import Material, Plan
 from outrider.lab.bench.stages import Contenders, Rounds
 from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record
 from outrider.lab.runner import Runner
-from outrider.lab.tune.probe import Sample, rounds_of
+from outrider.lab.tune.probe import rounds_of
+from outrider.lab.tune.space import TuneRequest
 from outrider.lab.workload.prompts import PreparedPrompt
-from outrider.lab.workload.types import WorkloadRequest
 
 ALL = "all"
 MAX_OTHER_CPU = 0.15  # share of the processors; a run alongside busier neighbours is repeated
@@ -41,41 +40,30 @@ class Confirmed(Record):
 def confirmation(
     runner: Runner,
     finalists: Sequence[Configuration],
-    prompts: Sequence[Sample],
-    batch_size: int,
+    prompts: Sequence[PreparedPrompt],
+    request: TuneRequest,
     budget_s: float,
     journal: Journal,
-    progress: Progress,
 ) -> tuple[Rounds, dict[str, str]]:
     """One round over the prompts, ready to run, and why some of the finalists cannot be built.
     Raises OutriderError where none can. Tasks take turns in one cell: whenever the budget ends,
     they have had about the same number of prompts."""
-    sampling = prompts[0].params
     plan = Plan(
         tuple(finalists),
-        temperatures=(sampling.temperature,),
-        batch_sizes=(batch_size,),
+        temperatures=(request.sampling.temperature,),
+        batch_sizes=(request.batch_size,),
         prompts=len(prompts),
-        sampling=sampling,
-        seed=sampling.seed or 0,
+        sampling=request.sampling,
+        seed=request.seed,
         rounds=1,
         budget_s=budget_s,
         max_other_cpu=MAX_OTHER_CPU,
     )
-    known = {
-        entry.id: PreparedPrompt(
-            WorkloadRequest(entry.id, entry.id, task=entry.task),
-            entry.tokens,
-            entry.params.required_max_tokens,
-            number,
-        )
-        for number, entry in enumerate(prompts)
-    }
-    turns = [known[entry.id] for several in rounds_of(prompts) for entry in several]
+    turns = [prompt for several in rounds_of(prompts) for prompt in several]
     contenders, errors = Contenders.open(runner, plan.all_configurations)
     failures = {plan.all_configurations[number].label: why for number, why in errors.items()}
     return Rounds(
-        contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal, progress
+        contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal
     ), failures
 
 

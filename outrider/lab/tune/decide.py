@@ -7,25 +7,20 @@ that task's prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from outrider.configuration import PLAIN, Configuration
 from outrider.lab.intervals import WORTH
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL
-from outrider.lab.tune.tune import Findings
+from outrider.lab.tune.tune import Tuner
 from outrider.lab.tune.tune_result import Recommendation
 
 SURE = 1.1  # a gain of this size is believed although the interval of few prompts reaches below 1
 BY_FAR = 0.05
 
 
-def recommendations(
-    findings: Findings, configurations: Sequence[Configuration], draft: str | None
-) -> list[Recommendation]:
-    """First for all traffic, then for each task that wants something else. `configurations`: all
-    that were confirmed."""
-    known = {configuration.label: configuration for configuration in configurations}
+def recommendations(findings: Tuner, draft: str | None) -> list[Recommendation]:
+    """First for all traffic, then for each task that wants something else."""
+    known = {finalist.label: finalist for finalist in findings.finalists}
     first = _recommend(ALL, findings, known, draft)
     others = []
     for task in findings.shares if len(findings.shares) > 1 else ():
@@ -42,7 +37,7 @@ def recommendations(
     return [first, *others]
 
 
-def _speedups(task: str, findings: Findings) -> dict[str, Interval]:
+def _speedups(task: str, findings: Tuner) -> dict[str, Interval]:
     return {
         summary.configuration: speedup
         for summary in findings.confirmed
@@ -60,7 +55,7 @@ def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str
 
 
 def _recommend(
-    task: str, findings: Findings, known: dict[str, Configuration], draft: str | None
+    task: str, findings: Tuner, known: dict[str, Configuration], draft: str | None
 ) -> Recommendation:
     speedups = _speedups(task, findings)
     if not speedups:

@@ -1,23 +1,10 @@
-"""Which families are worth a probe, and why others are not.
-
-    draft model     chains, with and without a stop rule, trained rules that were named too; trees; with look-up in one tree
-    heads           EAGLE, MTP: chains and EAGLE-2's trees; Medusa: chains up to its heads, its planned tree; block: chains up to
-                    its block, which all cost one pass, ended by its own confidence if it has that,
-                    trees after its Markov head
-    model-free      ngram, suffix, ngram-cache, recycling, lookahead, retrieval with a corpus
-    own weights     exits after a quarter, half and three quarters of the layers; 8 and 4 bits
-
-Temperature mode: a tree's nodes are either the likeliest tokens (placed) or drawn. Where texts are
-sampled both take part; greedy rows always place.
+"""Which families are worth a probe, and why others are not (docs/tune.md, "What competes").
 
 Left out:
 
-    token          block, the default of chains, keeps at least as many tokens whatever the laws (Sun et al. 2403.10444)
+    token          block, the default of chains, keeps at least as many tokens whatever the distributions (Sun et al. 2403.10444)
     multi-round    traversal, the default of trees, keeps at least as many: the same of placed nodes, more of drawn ones
                    (Weng et al. 2505.12398; exact numbers in docs/algorithms/trees.md)
-    gumbel         keeps others, neither fewer nor more for certain: it takes part where texts are sampled, for draft models and
-                   heads. Of copies it keeps a token with its probability, as every lossless
-                   verifier does
     best-first     drawn: rows that draw get sequoia's shape, so it would be the same draft twice
     typical, top-k are lossy
 """
@@ -30,7 +17,7 @@ from typing import Any
 from outrider.configuration import PLAIN
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
-from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
+from outrider.lab.tune.space import Family, TrainedHead, TuneRequest
 from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings
 
@@ -48,23 +35,23 @@ DRAWN: dict[str, Any] = {"sample_from": 0.0}  # likewise
 USUALLY_DRAWN = TreeSettings().sample_from  # the temperature from which trees are drawn by default
 
 
-def default_space(options: SpaceOptions) -> list[Family]:
-    """Everything that takes part by itself; of it, where `options.drafters` names some, only these,
+def default_space(request: TuneRequest) -> list[Family]:
+    """Everything that takes part by itself; of it, where `request.drafters` names some, only these,
     and those among them that take part when they are named: universal drafts and third parties'
     drafters."""
     families = [
-        *_draft_model(options),
-        *(family for head in options.heads for family in _head(head, options)),
-        *_composite(options),
-        *_model_free(options),
-        *_own_weights(options),
+        *_draft_model(request),
+        *(family for head in request.heads for family in _head(head, request)),
+        *_composite(request),
+        *_model_free(request),
+        *_own_weights(request),
     ]
-    if options.drafters:
+    if request.drafters:
         there = {family.configuration.drafter for family in families}
         families = [
-            family for family in families if family.configuration.drafter in options.drafters
+            family for family in families if family.configuration.drafter in request.drafters
         ]
-        families += _when_named(sorted(options.drafters - there), options)
+        families += _when_named(sorted(request.drafters - there), request)
     return families
 
 
@@ -77,48 +64,48 @@ def exit_layers(num_layers: int) -> list[int]:
 # ---------------------------------------------------------------- drafts from laws
 
 
-def _draft_model(options: SpaceOptions) -> Iterator[Family]:
-    if options.has_draft:
-        yield from _chains("draft-model", CHAIN_SIZES, options)
+def _draft_model(request: TuneRequest) -> Iterator[Family]:
+    if request.has_draft:
+        yield from _chains("draft-model", CHAIN_SIZES, request)
         yield Family.of("draft-model", CHAIN_SIZES, stop="entropy")
-        yield from _trees("draft-model", ("best-first", "sequoia"), options)
+        yield from _trees("draft-model", ("best-first", "sequoia"), request)
 
 
-def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
-    own = head.options
+def _head(head: TrainedHead, request: TuneRequest) -> Iterator[Family]:
+    options = head.options
     max_tokens = head.max_chain or HEAD_SIZES[-1]
     if head.kind == ACCEPTANCE:
         yield Family.of("draft-model", CHAIN_SIZES, stop="acceptance", acceptance_head=head.folder)
     elif head.kind == EARLY_EXIT:
-        yield Family.of(EARLY_EXIT, SLOW_SIZES, **own)
+        yield Family.of(EARLY_EXIT, SLOW_SIZES, **options)
     elif head.kind == "medusa":
-        yield from _chains("medusa", up_to(max_tokens), options, **own)
-        yield from _planned_tree("medusa", options, **own)
+        yield from _chains("medusa", up_to(max_tokens), request, **options)
+        yield from _planned_tree("medusa", request, **options)
     else:
-        yield from _chains(head.kind, up_to(max_tokens), options, **own)
+        yield from _chains(head.kind, up_to(max_tokens), request, **options)
         if head.confidence:
-            yield Family.of(head.kind, up_to(max_tokens), stop="confidence", **own)
+            yield Family.of(head.kind, up_to(max_tokens), stop="confidence", **options)
         if head.kind != "mtp" or head.max_chain is None:  # layers that take turns draft chains
-            yield from _trees(head.kind, ("best-first",), options, **own)
+            yield from _trees(head.kind, ("best-first",), request, **options)
 
 
 def _chains(
-    drafter: str, sizes: Sequence[int], options: SpaceOptions, **part_options: Any
+    drafter: str, sizes: Sequence[int], request: TuneRequest, **part_options: Any
 ) -> Iterator[Family]:
     yield Family.of(drafter, sizes, **part_options)
-    if options.is_sampled:
+    if not request.sampling.is_greedy:
         yield Family.of(drafter, sizes, verifier="gumbel", **part_options)
 
 
 def _trees(
-    drafter: str, shapes: Iterable[str], options: SpaceOptions, **part_options: Any
+    drafter: str, shapes: Iterable[str], request: TuneRequest, **part_options: Any
 ) -> Iterator[Family]:
     """Placed in each of these shapes; sampled rows also drawn, and placed by the noise that they
     are verified with."""
-    if not options.trees:
+    if not request.trees:
         return
-    usually_drawn = options.temperature >= USUALLY_DRAWN
-    sizes = _tree_sizes(options)
+    usually_drawn = request.sampling.temperature >= USUALLY_DRAWN
+    sizes = _tree_sizes(request)
     for shape in shapes:
         yield Family.of(
             drafter,
@@ -128,7 +115,7 @@ def _trees(
             **(PLACED if usually_drawn else {}),
             **part_options,
         )
-    if options.is_sampled:
+    if not request.sampling.is_greedy:
         yield Family.of(
             drafter,
             sizes,
@@ -142,54 +129,54 @@ def _trees(
         )
 
 
-def _planned_tree(drafter: str, options: SpaceOptions, **part_options: Any) -> Iterator[Family]:
+def _planned_tree(drafter: str, request: TuneRequest, **part_options: Any) -> Iterator[Family]:
     """Medusa's own shape, planned by the accuracies of its heads."""
-    if options.trees:
-        sizes = _tree_sizes(options)
+    if request.trees:
+        sizes = _tree_sizes(request)
         yield Family.of(drafter, sizes, nested=False, tree="medusa", **part_options)
-        if options.is_sampled:
-            other = PLACED if options.temperature >= USUALLY_DRAWN else DRAWN
+        if not request.sampling.is_greedy:
+            other = PLACED if request.sampling.temperature >= USUALLY_DRAWN else DRAWN
             yield Family.of(drafter, sizes, nested=False, tree="medusa", **other, **part_options)
 
 
-def _composite(options: SpaceOptions) -> Iterator[Family]:
+def _composite(request: TuneRequest) -> Iterator[Family]:
     """Look-up alongside the one that drafts from laws: the draft model, else the first head."""
-    heads = [head for head in options.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)]
-    sizes = _tree_sizes(options)
-    if not options.trees:
+    heads = [head for head in request.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)]
+    sizes = _tree_sizes(request)
+    if not request.trees:
         return
-    if options.has_draft:
+    if request.has_draft:
         yield Family.of("composite", sizes, nested=False, parts="draft-model,suffix")
     elif heads:
         head = heads[0]
-        own = {"options": f"{head.kind}.head={head.folder}"} if head.folder else {}
-        yield Family.of("composite", sizes, nested=False, parts=f"{head.kind},suffix", **own)
+        options = {"options": f"{head.kind}.head={head.folder}"} if head.folder else {}
+        yield Family.of("composite", sizes, nested=False, parts=f"{head.kind},suffix", **options)
 
 
 # ---------------------------------------------------------------- the others
 
 
-def _model_free(options: SpaceOptions) -> Iterator[Family]:
+def _model_free(request: TuneRequest) -> Iterator[Family]:
     yield Family.of("ngram", LOOKUP_SIZES)
     yield Family.of("suffix", LOOKUP_SIZES)
-    if options.trees:
-        sizes = _tree_sizes(options)
+    if request.trees:
+        sizes = _tree_sizes(request)
         yield Family.of("ngram-cache", sizes, nested=False)
         yield Family.of("recycling", sizes, nested=False)
         yield Family.of("lookahead", (11,), nested=False)
-    if options.corpus is not None:
-        yield Family.of("retrieval", LOOKUP_SIZES, branches=1, corpus=options.corpus)
+    if request.corpus is not None:
+        yield Family.of("retrieval", LOOKUP_SIZES, branches=1, corpus=request.corpus)
 
 
-def _own_weights(options: SpaceOptions) -> Iterator[Family]:
-    if options.own_weights:
-        for layer in exit_layers(options.num_layers):
+def _own_weights(request: TuneRequest) -> Iterator[Family]:
+    if request.own_weights:
+        for layer in exit_layers(request.num_layers):
             yield Family.of(EARLY_EXIT, SLOW_SIZES, exit_layer=layer)
         for bits in BITS:
             yield Family.of("quantised", SLOW_SIZES, bits=bits)
 
 
-def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]:
+def _when_named(names: Sequence[str], request: TuneRequest) -> Iterator[Family]:
     """A family that the user named, with its own settings as they are; nothing for one that needs
     what is not there."""
     for name in names:
@@ -197,18 +184,18 @@ def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]
             continue
         kind: type[Drafter] = DRAFTERS.load(name)
         required = kind.requirements(kind.Settings())
-        if required.head or (required.draft and not options.has_draft):
+        if required.head or (required.draft and not request.has_draft):
             continue
-        if (required.trees and not options.trees) or (required.module and not options.own_weights):
+        if (required.trees and not request.trees) or (required.module and not request.own_weights):
             continue
         if required.trees:
-            yield Family.of(name, _tree_sizes(options), nested=False)
+            yield Family.of(name, _tree_sizes(request), nested=False)
         else:
             yield Family.of(name, CHAIN_SIZES if required.draft else LOOKUP_SIZES)
 
 
-def _tree_sizes(options: SpaceOptions) -> tuple[int, ...]:
-    return WIDE_TREE_SIZES if options.on_accelerator else TREE_SIZES
+def _tree_sizes(request: TuneRequest) -> tuple[int, ...]:
+    return WIDE_TREE_SIZES if request.on_accelerator else TREE_SIZES
 
 
 def up_to(max_tokens: int) -> list[int]:

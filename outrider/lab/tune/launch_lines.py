@@ -47,12 +47,10 @@ class Choice:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the drafter."""
         return self.configuration.drafter_options
 
     @property
     def head(self) -> TrainedHead | None:
-        """The trained head that drafts."""
         heads = {(head.kind, head.folder): head for head in self.result.tried.heads}
         return heads.get((self.drafter, str(self.options.get("head", ""))))
 
@@ -67,7 +65,6 @@ class Choice:
 
     @property
     def is_sampled(self) -> bool:
-        """Requests draw their tokens."""
         return self.result.tried.temperature > 0
 
     @property
@@ -123,55 +120,54 @@ class Engine:
     notes: Callable[[Choice], Iterable[str]]
     trees: Collection[str] = ()  # drafters of which it has best-first trees
 
-    def lacks(self, configuration: Configuration) -> str:
+    def lacks(self, choice: Choice) -> str:
         """Why it cannot draft so; "" where it can. Of a composite it must have all parts."""
-        choice_tree = str(configuration.drafter_options.get("tree", "chain"))
-        is_tree = choice_tree not in ("chain", "False", "false")
-        parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
-        if configuration.drafter == EARLY_EXIT and "head" in configuration.drafter_options:
+        parts = str(choice.options.get("parts", "draft-model,suffix")).split(",")
+        if choice.drafter == EARLY_EXIT and "head" in choice.options:
             return "which no other program reads"
-        if configuration.drafter not in self.drafters:
-            return f"which it does not have ({configuration.drafter})"
-        if is_tree and not (choice_tree == "best-first" and configuration.drafter in self.trees):
+        if choice.drafter not in self.drafters:
+            return f"which it does not have ({choice.drafter})"
+        has_tree = choice.options.get("tree") == "best-first" and choice.drafter in self.trees
+        if choice.is_tree and not has_tree:
             return "whose trees it does not have"
-        if configuration.drafter == "composite" and not all(
-            part.strip() in LOOKUPS for part in parts
-        ):
+        if choice.drafter == "composite" and any(part.strip() not in LOOKUPS for part in parts):
             return "of whose parts it has look-ups alone"
         return ""
 
 
 def launch_lines(result: TuneResult) -> list[Words]:
     """One entry an engine, about all traffic."""
-    first = result.recommendations[0]
     measured = {summary.configuration: summary.speedup.value for summary in result.confirmed}
     known = {**result.overall_speedup, **measured}
     order = sorted(known, key=lambda label: (label in measured, known[label], label), reverse=True)
-    paying = [label for label in order if known[label] > 1]
+    choices = {
+        label: Choice(result, Configuration.parse(label)) for label in order if known[label] > 1
+    }
+    first = result.recommendations[0]
     entries = []
     for engine in ENGINES:
+        able = [label for label, choice in choices.items() if not engine.lacks(choice)]
+        text = ""
         if not first.speculate:
             notes = [f"Do not speculate ({first.reason}): {engine.off}."]
-            entries.append(Words(engine=engine.name, text="", notes=notes))
-            continue
-        able = [label for label in paying if not engine.lacks(Configuration.parse(label))]
-        if not able:
+        elif not able:
             has = ", ".join(sorted(engine.drafters))
             notes = [f"It has no drafter that paid here; it has {has}."]
-            entries.append(Words(engine=engine.name, text="", notes=notes))
-            continue
-        how = "measured" if able[0] in measured else "forecast"
-        about = f"{known[able[0]]:.2f}x, {how} with outrider"
-        choice = Choice(result, Configuration.parse(able[0]))
-        notes = [*_notes(choice, engine, about), *engine.notes(choice)]
-        entries.append(Words(engine=engine.name, text=engine.text(choice), notes=notes))
+        else:
+            choice = choices[able[0]]
+            how = "measured" if able[0] in measured else "forecast"
+            about = f"{known[able[0]]:.2f}x, {how} with outrider"
+            text = engine.text(choice)
+            notes = [*_notes(choice, engine, about), *engine.notes(choice)]
+        entries.append(Words(engine=engine.name, text=text, notes=notes))
     return entries
 
 
 def _notes(choice: Choice, engine: Engine, about: str) -> Iterator[str]:
-    recommended = Configuration.parse(choice.result.recommendations[0].configuration)
+    result = choice.result
+    recommended = Configuration.parse(result.recommendations[0].configuration)
     if choice.configuration.label != recommended.label:
-        lacks = engine.lacks(recommended)
+        lacks = engine.lacks(Choice(result, recommended))
         why = f", {lacks}" if lacks else ""
         yield f"Recommended is {recommended.label}{why}; this is {choice.configuration.label}: {about}."
     if stop := choice.options.get("stop"):
@@ -181,7 +177,7 @@ def _notes(choice: Choice, engine: Engine, about: str) -> Iterator[str]:
     if choice.drafter in HEADS:
         layout = "vllm" if choice.drafter == "medusa" else "raw"
         folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
-        target = choice.result.tried.target
+        target = result.tried.target
         yield f"First: outrider export {folder} --target {target} --to {layout} --out {EXPORTED}"
 
 

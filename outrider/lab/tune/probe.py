@@ -9,12 +9,13 @@ earnest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+from operator import mul
 
 from outrider.lab.result import Record
 from outrider.lab.runner import Contender
-from outrider.lab.tune.space import Family
-from outrider.sampling.params import SamplingParams
+from outrider.lab.tune.space import Family, TuneRequest
+from outrider.lab.workload.prompts import PreparedPrompt
 
 SKIPPED = 2  # first steps of a run, which touch new memory
 # of a depth never reached: it accepts like the one before it, this many tries' worth
@@ -41,46 +42,37 @@ class Probe(Record):
     seconds: float  # of the whole run, prompts included
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A prompt of a probe or of the confirmation."""
-
-    id: str
-    task: str
-    tokens: list[int]
-    params: SamplingParams
-
-
 def run_probe(
     contender: Contender,
     family: Family,
-    samples: Sequence[Sample],
-    batch_size: int = 1,
+    prompts: Sequence[PreparedPrompt],
+    request: TuneRequest,
     is_enough: Callable[[Probe], bool] = lambda probe: False,
 ) -> Probe:
-    """Decode the samples, sizes 0 and `family.sizes` in turn.
+    """Decode the prompts, sizes 0 and `family.sizes` in turn.
 
-    `is_enough` is asked after every round of one sample of each task (where rows are decoded alone:
+    `is_enough` is asked after every round of one prompt of each task (where rows are decoded alone:
     a smaller batch would cost otherwise); if so, that was all.
     """
-    rounds = rounds_of(samples) if batch_size == 1 else [list(samples)]
+    rounds = rounds_of(prompts) if request.batch_size == 1 else [list(prompts)]
     probe = Probe(family=family.label, steps={}, num_prompts=0, tokens=0, seconds=0.0)
     # continues from run to run: texts do not all begin with the same sizes
     with contender.sweeping(sweep_order(family)):
         for several in rounds:
-            _run(contender, probe, several, batch_size)
+            _run(contender, probe, several, request)
             if is_enough(probe):
                 break
     return probe
 
 
-def _run(contender: Contender, probe: Probe, samples: Sequence[Sample], batch_size: int) -> None:
-    """Decode some samples, and add what they show to the probe."""
-    traces = contender.run(
-        [sample.tokens for sample in samples], [sample.params for sample in samples], batch_size
-    )
-    for trace, sample in zip(traces, samples, strict=True):
-        probe.steps.setdefault(sample.task, []).extend(
+def _run(
+    contender: Contender, probe: Probe, prompts: Sequence[PreparedPrompt], request: TuneRequest
+) -> None:
+    """Decode some prompts, and add what they show to the probe."""
+    params = [request.params(prompt) for prompt in prompts]
+    traces = contender.run([prompt.tokens for prompt in prompts], params, request.batch_size)
+    for trace, prompt in zip(traces, prompts, strict=True):
+        probe.steps.setdefault(prompt.request.task, []).extend(
             StepNote(
                 asked=step.asked,
                 drafted=len(step.tokens),
@@ -91,21 +83,17 @@ def _run(contender: Contender, probe: Probe, samples: Sequence[Sample], batch_si
             for number, step in enumerate(trace.steps)
         )
         probe.tokens += len(trace.completion.token_ids)
-    probe.num_prompts += len(samples)
+    probe.num_prompts += len(prompts)
     probe.seconds += max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
 
 
-def rounds_of(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The first sample of every task, then the second one of every task that has two, and so on."""
-    rounds: list[list[Sample]] = []
-    seen: dict[str, int] = {}
-    for sample in samples:
-        number = seen.get(sample.task, 0)
-        seen[sample.task] = number + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(sample)
-    return rounds
+def rounds_of(prompts: Sequence[PreparedPrompt]) -> list[list[PreparedPrompt]]:
+    """The first prompt of every task, then the second one of every task that has two, and so on."""
+    by_task: dict[str, list[PreparedPrompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.request.task, []).append(prompt)
+    rounds = zip_longest(*by_task.values())
+    return [[prompt for prompt in several if prompt is not None] for several in rounds]
 
 
 def sweep_order(family: Family) -> list[int]:
@@ -132,12 +120,7 @@ def conditional_acceptance(steps: Sequence[StepNote], length: int) -> list[float
 
 def survival(steps: Sequence[StepNote], length: int) -> list[float]:
     """S(1) .. S(length) of nested drafts."""
-    curve = []
-    product = 1.0
-    for acceptance in conditional_acceptance(steps, length):
-        product *= acceptance
-        curve.append(product)
-    return curve
+    return list(accumulate(conditional_acceptance(steps, length), mul))
 
 
 def mean_kept(steps: Sequence[StepNote], size: int, *, nested: bool) -> float | None:

@@ -4,75 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from outrider.build import DEMO, Options, target_config
 from outrider.errors import ConfigError, counted
-from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
-from outrider.lab.runner import MAX_ROWS, Runner
+from outrider.lab.runner import Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.launch_lines import launch_lines
-from outrider.lab.tune.probe import Sample, survival
-from outrider.lab.tune.space import Family, SpaceOptions, num_members
-from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner
+from outrider.lab.tune.probe import survival
+from outrider.lab.tune.space import MIN_PROBED, Family, TuneRequest
+from outrider.lab.tune.tune import MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
-from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import OnBad, Workload
-from outrider.machine import versions
+from outrider.lab.workload.prompts import PreparedPrompt, prepare
+from outrider.lab.workload.types import OnBad, Workload, identity
 from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device
-from outrider.sampling.params import SamplingParams
 
 PROBE_SHARE = 8  # one prompt in this many is for the probes
-# prompts of a task that are probed
-MIN_PROBED = 2
-MAX_PROBED = 8
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """The user's request. Raises ConfigError for one that makes no sense."""
-
-    sampling: SamplingParams
-    prompts: int = 24  # most of each task
-    batch_size: int = 1
-    load_sizes: tuple[int, ...] = (4,)
-    finalists: int = 4  # families whose best member is confirmed
-    seed: int = 0
-    drafters: frozenset[str] = field(default_factory=frozenset)  # empty: all
-    trees: bool = True
-    own_weights: bool = True
-    corpus: str | None = None
-    most_share: float = 0.075  # of the cost of running everything on all prompts
-    # next to `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
-    drafts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.prompts < 2 * MIN_PROBED:
-            raise ConfigError(
-                f"a task needs {2 * MIN_PROBED} prompts (--limit), to probe some and confirm with "
-                f"others; got {self.prompts}"
-            )
-        for what, number in (
-            ("batch sizes", min((self.batch_size, *self.load_sizes))),
-            ("finalists", self.finalists),
-        ):
-            if number < 1:
-                raise ConfigError(f"{what} must be 1 or more, got {number}")
-        if (largest := max((self.batch_size, *self.load_sizes))) > MAX_ROWS:
-            raise ConfigError(f"batch sizes must be at most {MAX_ROWS}, got {largest}")
-        if not 0 < self.most_share <= 1:
-            raise ConfigError(
-                "the share of the exhaustive cost must be above 0 and at most 1, got "
-                f"{self.most_share:g}"
-            )
+MAX_PROBED = 8  # prompts of a task
 
 
 def run_tune(
@@ -87,46 +43,43 @@ def run_tune(
     progress: Progress = QUIET,
 ) -> TuneResult:
     """`options`: of models and machine. Raises what cannot be built or run."""
-    identity = _identity(options, request, workload, chat_template=chat_template)
-    with Journal.open(journal_path, identity, resume=resume) as journal:
+    asked = {**asdict(request), "drafters": sorted(request.drafters)}
+    facts = identity("tune", options, workload, chat_template=chat_template, **asked)
+    with Journal.open(journal_path, facts, resume=resume, progress=progress) as journal:
         drafts = read_drafts(options, request.drafts)
         options = replace(options, draft=drafts.model)
         families = choose_space(options, request, drafts)
         runner = Runner(options, [family.largest for family in families], progress.say)
-        samples, notes = gather_samples(
+        prompts, notes = gather_prompts(
             workload, runner, request, on_bad=on_bad, chat_template=chat_template
         )
-        probe, confirm = split(samples)
+        probe, confirm = split(prompts)
         if len(confirm) < request.batch_size:
             raise ConfigError(
                 f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: "
                 "raise --limit"
             )
-        others = [size for size in request.load_sizes if size != request.batch_size]
-        plan = TunePlan(
-            probe, confirm, request.batch_size, others, request.finalists, request.most_share
-        )
-        sizes = f"{len(families)} families with {num_members(families)} members"
+        members = sum(len(family.sizes) for family in families)
         progress.say(
-            f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm"
+            f"{len(families)} families with {members} members; {counted(len(probe), 'prompt')} to "
+            f"probe, {len(confirm)} to confirm"
         )
-        findings = Tuner(runner, families, plan, journal, progress).run()
+        tuner = Tuner(runner, families, request, probe, confirm, journal)
+        tuner.run()
     tried = Tried(
         temperature=request.sampling.temperature,
         max_new_tokens=request.sampling.required_max_tokens,
         batch_size=request.batch_size,
         probe_prompts=len(probe),
         confirm_prompts=len(confirm),
-        tasks=_count(samples),
+        tasks=_count(prompts),
         workload=workload.name,
         target=options.target,
         draft=options.draft,
         heads=list(drafts.heads),
         model_options=_plain_options(options),
     )
-    result = summarise_tuning(
-        findings, families, plan, tried, [*workload.notes, *runner.models.notes, *notes]
-    )
+    result = summarise_tuning(tuner, tried, [*workload.notes, *runner.models.notes, *notes])
     result.advice = launch_lines(result)
     return result
 
@@ -135,16 +88,12 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list
     """The families to be tried. Raises ConfigError when the user's wishes leave nothing, or leave
     out a head that was named."""
     _check_wishes(request.drafters, drafts)
-    wishes = SpaceOptions(
+    wishes = replace(
+        request,
         has_draft=drafts.model is not None or options.target == DEMO,
         heads=drafts.heads,
-        corpus=request.corpus,
-        temperature=request.sampling.temperature,
-        trees=request.trees,
-        own_weights=request.own_weights,
         num_layers=target_config(options).get_text_config().num_hidden_layers,
         on_accelerator=resolve_device(options.device).type != "cpu",
-        drafters=request.drafters,
     )
     families = default_space(wishes)
     if unknown := request.drafters - {family.configuration.drafter for family in families}:
@@ -170,11 +119,11 @@ def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
             )
 
 
-def gather_samples(
+def gather_prompts(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
-) -> tuple[list[Sample], list[str]]:
-    """The first `request.prompts` of every task, as token ids, each with its seed; in place of
-    those that are skipped later ones. Raises ConfigError as `prepare` does."""
+) -> tuple[list[PreparedPrompt], list[str]]:
+    """The first `request.prompts` of every task, as token ids, numbered; in place of those that are
+    skipped later ones. Raises ConfigError as `prepare` does."""
     prepared = prepare(
         workload,
         runner.tokenizer,
@@ -184,34 +133,31 @@ def gather_samples(
         chat_template=chat_template,
         per_task=request.prompts,
     )
-    samples = []
-    for number, prompt in enumerate(prepared.prompts):
-        params = replace(request.sampling, max_tokens=prompt.max_tokens, seed=request.seed + number)
-        samples.append(Sample(prompt.request.id, prompt.request.task, prompt.tokens, params))
-    if min(_count(samples).values()) < 2 * MIN_PROBED:
+    prompts = [replace(prompt, number=number) for number, prompt in enumerate(prepared.prompts)]
+    if min(_count(prompts).values()) < 2 * MIN_PROBED:
         raise ConfigError(
             f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; "
-            f"got {_count(samples)}"
+            f"got {_count(prompts)}"
         )
-    return samples, prepared.notes
+    return prompts, prepared.notes
 
 
-def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+def split(prompts: Sequence[PreparedPrompt]) -> tuple[list[PreparedPrompt], list[PreparedPrompt]]:
     """Some of each task for the probes, all others for the confirmation."""
     quota = {
         task: min(max(MIN_PROBED, count // PROBE_SHARE), MAX_PROBED)
-        for task, count in _count(samples).items()
+        for task, count in _count(prompts).items()
     }
-    probe: list[Sample] = []
-    confirm: list[Sample] = []
-    for sample in samples:
-        quota[sample.task] -= 1
-        (probe if quota[sample.task] >= 0 else confirm).append(sample)
+    probe: list[PreparedPrompt] = []
+    confirm: list[PreparedPrompt] = []
+    for prompt in prompts:
+        quota[prompt.request.task] -= 1
+        (probe if quota[prompt.request.task] >= 0 else confirm).append(prompt)
     return probe, confirm
 
 
-def _count(samples: Sequence[Sample]) -> dict[str, int]:
-    return dict(Counter(sample.task for sample in samples))
+def _count(prompts: Sequence[PreparedPrompt]) -> dict[str, int]:
+    return dict(Counter(prompt.request.task for prompt in prompts))
 
 
 def _plain_options(options: Options) -> dict[str, Any]:
@@ -224,81 +170,64 @@ def _plain_options(options: Options) -> dict[str, Any]:
     }
 
 
-def _identity(
-    options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool
-) -> dict[str, Any]:
-    """The facts that an interrupted run must share with the one that continues it."""
-    return {
-        "verb": "tune",
-        **asdict(request),
-        "drafters": sorted(request.drafters),
-        "models": asdict(options),
-        "chat template": chat_template,
-        "workload": digest(workload),
-        "versions": versions(),
-    }
-
-
-def summarise_tuning(
-    findings: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, notes: list[str]
-) -> TuneResult:
+def summarise_tuning(tuner: Tuner, tried: Tried, notes: list[str]) -> TuneResult:
     """Everything a report or another program may want."""
-    costs = step_costs(findings.plain, plan.batch_size)
-    plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
+    costs = step_costs(tuner.plain, tried.batch_size)
     failed = [
         f"{label} could not be confirmed: {why}"
-        for label, why in findings.failures.items()
-        if label in findings.family_of
+        for label, why in tuner.failures.items()
+        if label in tuner.family_of
     ]
     return TuneResult(
-        notes=[*notes, *failed, *_cut_short(findings, plan)],
-        interrupted=findings.interrupted,
+        notes=[*notes, *failed, *_cut_short(tuner)],
+        interrupted=tuner.interrupted,
         tried=tried,
-        families=[_family(family, findings) for family in families],
-        plain_step_s=plain_step_s,
-        forecasts=findings.forecasts,
-        overall_speedup=findings.overall,
-        confirmed=findings.confirmed,
-        others=findings.others,
-        recommendations=recommendations(findings, findings.finalists, tried.draft),
-        schedule=findings.schedule,
-        by_load=findings.by_load,
-        seconds=findings.seconds_spent,
+        families=[_family(family, tuner) for family in tuner.families.values()],
+        plain_step_s=costs.step_s(0)[0] if costs is not None else 0.0,
+        forecasts=tuner.forecasts,
+        overall_speedup=tuner.overall,
+        confirmed=tuner.confirmed,
+        others=tuner.others,
+        recommendations=recommendations(tuner, tried.draft),
+        schedule=tuner.schedule,
+        by_load=tuner.by_load,
+        seconds=tuner.seconds_spent,
     )
 
 
-def _cut_short(findings: Findings, plan: TunePlan) -> list[str]:
+def _cut_short(tuner: Tuner) -> list[str]:
     """A warning about advice that rests on less than half of the prompts there should have been
     time for."""
-    run = max((summary.texts for summary in findings.confirmed), default=0)
-    wanted = min(MIN_PROMPTS, len(plan.confirm))
-    if findings.interrupted or not 0 < 2 * run < wanted:
+    run = max((summary.texts for summary in tuner.confirmed), default=0)
+    wanted = min(MIN_PROMPTS, len(tuner.to_confirm))
+    if tuner.interrupted or not 0 < 2 * run < wanted:
         return []
     return [
-        f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took "
+        f"confirming ended after {run} of {counted(len(tuner.to_confirm), 'prompt')}: they took "
         "longer than the probes foretold, so "
         "the advice rests on few; run it again on a calm machine, or with a higher --space most_share=SHARE"
     ]
 
 
-def _family(family: Family, findings: Findings) -> FamilySummary:
-    probe = findings.probes.get(family.label)
+def _family(family: Family, tuner: Tuner) -> FamilySummary:
+    probe = tuner.probes.get(family.label)
     if probe is None:
         return FamilySummary(
             family=family.label,
             survival={},
             step_s={},
             seconds=0.0,
-            failure=findings.failures.get(family.label, "not run"),
+            failure=tuner.failures.get(family.label, "not run"),
         )
     costs = step_costs(probe)
-    times = (
-        {}
-        if costs is None
-        else {point.num_tokens - 1: point.seconds for point in costs.target.points}
-    )
+    points = [] if costs is None else costs.target.points
     curves = {
         task: survival(steps, family.sizes[-1]) if family.nested else []
         for task, steps in probe.steps.items()
     }
-    return FamilySummary(family=family.label, survival=curves, step_s=times, seconds=probe.seconds)
+    return FamilySummary(
+        family=family.label,
+        survival=curves,
+        step_s={point.num_tokens - 1: point.seconds for point in points},
+        seconds=probe.seconds,
+    )

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.configuration import PLAIN, Configuration
+from outrider.errors import ConfigError
 from outrider.lab.result import Record
+from outrider.lab.runner import MAX_ROWS
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.sampling.params import SamplingParams
+
+MIN_PROBED = 2  # prompts of a task
 
 
 class TrainedHead(Record):
@@ -67,28 +73,51 @@ class Family:
         return ((size, self.member(size)) for size in self.sizes)
 
 
-def num_members(families: Sequence[Family]) -> int:
-    """The number of members of all families."""
-    return sum(len(family.sizes) for family in families)
-
-
 PLAIN_FAMILY = Family(Configuration(PLAIN), (1,), nested=True)
 
 
 @dataclass(frozen=True)
-class SpaceOptions:
-    """The available drafts and the user's limits."""
+class TuneRequest:
+    """The user's request, and what there is to draft with. Raises ConfigError for one that makes no
+    sense."""
 
-    has_draft: bool  # a draft model is there
-    heads: tuple[TrainedHead, ...] = ()  # trained for this target
-    corpus: str | None = None  # text to copy from
-    temperature: float = 0.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    prompts: int = 24  # most of each task
+    batch_size: int = 1
+    load_sizes: tuple[int, ...] = (4,)  # further batch sizes for the schedule
+    finalists: int = 4  # families whose best member is confirmed
+    seed: int = 0
+    drafters: frozenset[str] = field(default_factory=frozenset)  # only these; empty: all
     trees: bool = True
     own_weights: bool = True  # quantised and early-exit drafts of the target itself
+    corpus: str | None = None  # text to copy from
+    most_share: float = 0.075  # of the cost of running everything on all prompts
+    # next to `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
+    drafts: tuple[str, ...] = ()
+    # found by `choose_space`
+    has_draft: bool = False  # a draft model is there
+    heads: tuple[TrainedHead, ...] = ()  # trained for this target
     num_layers: int = 0  # of the target; 0: not known, so no exits are tried
     on_accelerator: bool = False  # a GPU: wide passes are cheap, so trees are larger
-    drafters: frozenset[str] = field(default_factory=frozenset)  # only these; empty: all
 
-    @property
-    def is_sampled(self) -> bool:
-        return self.temperature > 0
+    def params(self, prompt: PreparedPrompt) -> SamplingParams:
+        """Sampling parameters of a prompt, by its number."""
+        return replace(self.sampling, max_tokens=prompt.max_tokens, seed=self.seed + prompt.number)
+
+    def __post_init__(self) -> None:
+        if self.prompts < 2 * MIN_PROBED:
+            raise ConfigError(
+                f"a task needs {2 * MIN_PROBED} prompts (--limit), to probe some and confirm with "
+                f"others; got {self.prompts}"
+            )
+        sizes = (self.batch_size, *self.load_sizes)
+        for what, number in (("batch sizes", min(sizes)), ("finalists", self.finalists)):
+            if number < 1:
+                raise ConfigError(f"{what} must be 1 or more, got {number}")
+        if max(sizes) > MAX_ROWS:
+            raise ConfigError(f"batch sizes must be at most {MAX_ROWS}, got {max(sizes)}")
+        if not 0 < self.most_share <= 1:
+            raise ConfigError(
+                "the share of the exhaustive cost must be above 0 and at most 1, got "
+                f"{self.most_share:g}"
+            )

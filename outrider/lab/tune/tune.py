@@ -7,9 +7,7 @@ Every run is in the journal: an interrupted tuning continues where it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.configuration import PLAIN, Configuration
@@ -18,7 +16,6 @@ from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.bench.stages import Rounds
 from outrider.lab.bench.summary import others_during
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
 from outrider.lab.tune.forecast import (
@@ -30,8 +27,9 @@ from outrider.lab.tune.forecast import (
     plain_tokens_per_s,
     step_costs,
 )
-from outrider.lab.tune.probe import Probe, Sample, run_probe
-from outrider.lab.tune.space import PLAIN_FAMILY, Family
+from outrider.lab.tune.probe import Probe, run_probe
+from outrider.lab.tune.space import PLAIN_FAMILY, Family, TuneRequest
+from outrider.lab.workload.prompts import PreparedPrompt
 
 # of plain decoding's speed: a family whose every size is forecast below this is not run on
 GIVE_UP = 0.6
@@ -40,259 +38,230 @@ MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
 MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the budget
 
 
-@dataclass(frozen=True)
-class TunePlan:
-    """The runs to make."""
-
-    probe: Sequence[Sample]
-    confirm: Sequence[Sample]
-    batch_size: int = 1
-    load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
-    num_finalists: int = 4  # families
-    # of what running every member on every prompt would cost: probes and confirmation
-    most_share: float = 0.075
-
-
-@dataclass
-class Findings:
-    """Everything that was measured and forecast; `decide.py` makes recommendations of it."""
+class Tuner:
+    """One tuning: `run` goes through the stages, and what they measured and forecast stays here;
+    `decide.py` makes recommendations of it."""
 
     plain: Probe
-    probes: dict[str, Probe] = field(default_factory=dict)  # by family label
-    failures: dict[str, str] = field(default_factory=dict)
-    forecasts: list[Forecast] = field(default_factory=list)
-    overall: dict[str, float] = field(default_factory=dict)
-    finalists: list[Configuration] = field(default_factory=list)
-    family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
-    confirmed: list[Confirmed] = field(default_factory=list)
-    others: OtherProcesses | None = None  # alongside the confirming runs
-    # the best of the families that were timed, at each load
-    schedule: list[LoadStep] = field(default_factory=list)
-    # family -> its best size, at each load
-    by_load: dict[str, list[LoadStep]] = field(default_factory=dict)
-    seconds_spent: float = 0.0  # of this run: what the journal had costs nothing
-    shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
-    interrupted: bool = False  # Ctrl-C ended it after the forecasts
 
-    def seconds(self, plan: TunePlan, labels: Sequence[str], samples: Sequence[Sample]) -> float:
+    def __init__(
+        self,
+        runner: Runner,
+        families: Sequence[Family],
+        request: TuneRequest,
+        probe: Sequence[PreparedPrompt],
+        confirm: Sequence[PreparedPrompt],
+        journal: Journal,
+    ) -> None:
+        self.families = {family.label: family for family in families}
+        self.to_probe = probe
+        self.to_confirm = confirm
+        self.probes: dict[str, Probe] = {}  # by family label
+        self.failures: dict[str, str] = {}
+        self.forecasts: list[Forecast] = []
+        self.overall: dict[str, float] = {}
+        self.finalists: list[Configuration] = []
+        self.family_of: dict[str, str] = {}  # of the finalists
+        self.confirmed: list[Confirmed] = []
+        self.others: OtherProcesses | None = None  # alongside the confirming runs
+        # the best of the families that were timed, at each load
+        self.schedule: list[LoadStep] = []
+        self.by_load: dict[str, list[LoadStep]] = {}  # family -> its best size, at each load
+        self.seconds_spent = 0.0  # of this run: what the journal had costs nothing
+        self.shares: dict[str, float] = {}  # of output tokens, by task
+        self.interrupted = False  # Ctrl-C ended it after the forecasts
+        self._runner = runner
+        self._request = request
+        self._journal = journal
+
+    def run(self) -> None:
+        """All stages; after Ctrl-C after the forecasts what is known by then.
+
+        Raises OutriderError only where plain decoding itself fails.
+        """
+        self._journal.progress.stage("probing plain decoding", 1)
+        self.plain = self._probe(PLAIN_FAMILY)
+        steps = {task: len(notes) for task, notes in self.plain.steps.items()}
+        self.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
+        began = time.perf_counter()
+        self._probe_all()
+        for label, probe in self.probes.items():
+            self.forecasts += self._forecasts_of(self.families[label], probe)
+        self.overall = overall(self.forecasts, self.shares)
+        try:
+            self._confirm()
+            self._load()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.seconds_spent = time.perf_counter() - began
+
+    def seconds(self, labels: Sequence[str], prompts: Sequence[PreparedPrompt]) -> float:
         """Forecast of running some configurations, reading prompts included; one without a forecast
         counts as plain."""
-        tokens = sum(sample.params.required_max_tokens for sample in samples)
-        base = plain_tokens_per_s(self.plain, plan.batch_size)
+        tokens = sum(prompt.max_tokens for prompt in prompts)
+        base = plain_tokens_per_s(self.plain, self._request.batch_size)
         if not base:
             return 0.0
         reading_s = max(0.0, self.plain.seconds - self.plain.tokens / base) / max(
             1, self.plain.num_prompts
         )
         decoding_s = sum(1 / self.overall.get(label, 1.0) for label in labels) * tokens / base
-        return decoding_s + len(labels) * len(samples) * reading_s
-
-    def exhaustive_seconds(self, plan: TunePlan) -> float:
-        """Forecast of running plain decoding and every member on every prompt."""
-        return self.seconds(plan, [PLAIN, *self.overall], [*plan.probe, *plan.confirm])
-
-
-class Tuner:
-    """One tuning; `run` goes through the stages."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        families: Sequence[Family],
-        plan: TunePlan,
-        journal: Journal,
-        progress: Progress,
-    ) -> None:
-        self._runner = runner
-        self._families = {family.label: family for family in families}
-        self._plan = plan
-        self._journal = journal
-        self._progress = progress
-
-    def run(self) -> Findings:
-        """All stages; after Ctrl-C after the forecasts what is known by then.
-
-        Raises OutriderError only where plain decoding itself fails.
-        """
-        self._progress.stage("probing plain decoding", 1)
-        findings = Findings(plain=self._probe(PLAIN_FAMILY))
-        steps = {task: len(notes) for task, notes in findings.plain.steps.items()}
-        findings.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
-        began = time.perf_counter()
-        self._probe_all(findings)
-        for label, probe in findings.probes.items():
-            findings.forecasts += self._forecasts_of(findings, self._families[label], probe)
-        findings.overall = overall(findings.forecasts, findings.shares)
-        try:
-            self._confirm(findings)
-            self._load(findings)
-        except KeyboardInterrupt:
-            findings.interrupted = True
-        findings.seconds_spent = time.perf_counter() - began
-        return findings
+        return decoding_s + len(labels) * len(prompts) * reading_s
 
     # ---------------------------------------------------------------- stages
 
-    def _probe_all(self, findings: Findings) -> None:
+    def _probe_all(self) -> None:
         """Families for which no time is left are named, and not probed."""
-        max_s = max(len(self._families) * findings.plain.seconds / GIVE_UP, MIN_PROBING_S)
-        self._progress.stage("probing families", len(self._families), max_s)
+        max_s = max(len(self.families) * self.plain.seconds / GIVE_UP, MIN_PROBING_S)
+        self._journal.progress.stage("probing families", len(self.families), max_s)
         until = time.perf_counter() + max_s
-        for label, family in self._families.items():
+        for label, family in self.families.items():
             try:
                 if time.perf_counter() >= until:
                     raise OutriderError(
                         "no time was left to probe it (--drafters NAME,... probes only some)"
                     )
-                findings.probes[label] = self._probe(
-                    family, partial(self._is_enough, findings, family, until)
-                )
+                self.probes[label] = self._probe(family, until)
             except OutriderError as error:
-                findings.failures[label] = str(error)
-            self._progress.advance()
+                self.failures[label] = str(error)
+                self._journal.progress.advance()
 
-    def _is_enough(self, findings: Findings, family: Family, until: float, probe: Probe) -> bool:
-        """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may
-        be better."""
-        if time.perf_counter() >= until:
-            return True
-        speedups = overall(self._forecasts_of(findings, family, probe), findings.shares)
-        return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
-
-    def _forecasts_of(self, findings: Findings, family: Family, probe: Probe) -> list[Forecast]:
-        costs = step_costs(probe, self._plan.batch_size)
-        base = plain_tokens_per_s(findings.plain, self._plan.batch_size)
+    def _forecasts_of(self, family: Family, probe: Probe) -> list[Forecast]:
+        costs = step_costs(probe, self._request.batch_size)
+        base = plain_tokens_per_s(self.plain, self._request.batch_size)
         return forecast(family, probe, costs, base) if costs is not None and base else []
 
-    def _confirm(self, findings: Findings) -> None:
-        chosen = self._chosen(findings)
-        if not chosen or not self._plan.confirm:
+    def _confirm(self) -> None:
+        chosen = self._chosen()
+        if not chosen or not self.to_confirm:
             return
-        findings.finalists = [entry for _, entry in chosen]
-        findings.family_of = {entry.label: family.label for family, entry in chosen}
-        plan = self._plan
+        self.finalists = [member for _, member in chosen]
+        self.family_of = {member.label: family.label for family, member in chosen}
         try:
             rounds, failures = confirmation(
                 self._runner,
-                findings.finalists,
-                plan.confirm,
-                plan.batch_size,
-                self._budget_s(findings),
+                self.finalists,
+                self.to_confirm,
+                self._request,
+                self._budget_s(),
                 self._journal,
-                self._progress,
             )
         except OutriderError as error:
-            findings.failures.update(dict.fromkeys(findings.family_of, str(error)))
+            self.failures.update(dict.fromkeys(self.family_of, str(error)))
             return
-        findings.failures |= failures
+        self.failures |= failures
         try:
             rounds.run()
         finally:
-            self._judge(findings, rounds)
+            self._judge(rounds)
 
-    def _judge(self, findings: Findings, rounds: Rounds) -> None:
+    def _judge(self, rounds: Rounds) -> None:
         """Notes of all runs, or of those before Ctrl-C."""
-        findings.confirmed = summarise(rounds)
+        self.confirmed = summarise(rounds)
         (cell,) = rounds.cells
-        findings.others = others_during(cell.notes, MAX_OTHER_CPU)
-        findings.failures |= {
+        self.others = others_during(cell.notes, MAX_OTHER_CPU)
+        self.failures |= {
             rounds.configurations[number].label: why for number, why in cell.failures.items()
         }
 
-    def _load(self, findings: Findings) -> None:
+    def _load(self) -> None:
         """The two best families at other loads: acceptance is what it was, steps cost what a
         server's start times."""
-        best = self._favourites(findings)[:2]
-        self._progress.stage("timing other loads", len(self._plan.load_sizes) * len(best))
-        for rows in self._plan.load_sizes:
+        best = self._favourites()[:2]
+        loads = [rows for rows in self._request.load_sizes if rows != self._request.batch_size]
+        self._journal.progress.stage("timing other loads", len(loads) * len(best))
+        for rows in loads:
             timed = []
             for family in best:
-                run = partial(self._runner.step_seconds, family.largest, rows)
-                seconds = self._journal.unit(f"steps {family.label} / {rows}", run)
-                costs = {int(nodes): taken for nodes, taken in seconds.items()}
-                timed.append((family, findings.probes[family.label], costs))
-                findings.by_load.setdefault(family.label, []).append(
-                    best_at(rows, timed[-1:], findings.shares)
+                seconds = self._journal.unit(
+                    f"steps {family.label} / {rows}",
+                    self._runner.step_seconds,
+                    family.largest,
+                    rows,
                 )
-                self._progress.advance()
+                costs = {int(nodes): taken for nodes, taken in seconds.items()}
+                timed.append((family, self.probes[family.label], costs))
+                self.by_load.setdefault(family.label, []).append(
+                    best_at(rows, timed[-1:], self.shares)
+                )
             if timed:
-                findings.schedule.append(best_at(rows, timed, findings.shares))
+                self.schedule.append(best_at(rows, timed, self.shares))
 
     # ---------------------------------------------------------------- parts
 
-    def _probe(
-        self, family: Family, is_enough: Callable[[Probe], bool] = lambda probe: False
-    ) -> Probe:
-        """From the journal, or run now."""
+    def _probe(self, family: Family, until: float | None = None) -> Probe:
+        """From the journal, or run now: until all its sizes are hopeless, or the time is over."""
+
+        def is_enough(probe: Probe) -> bool:
+            if until is None or time.perf_counter() >= until:
+                return until is not None
+            speedups = overall(self._forecasts_of(family, probe), self.shares)
+            # one that did not come up yet may be better
+            return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
 
         def run() -> dict[str, Any]:
             contender = self._runner.open(family.largest, any_length=True)
             return run_probe(
-                contender, family, self._plan.probe, self._plan.batch_size, is_enough
+                contender, family, self.to_probe, self._request, is_enough
             ).model_dump()
 
         return Probe.model_validate(self._journal.unit(f"probe {family.label}", run))
 
-    def _chosen(self, findings: Findings) -> list[tuple[Family, Configuration]]:
+    def _chosen(self) -> list[tuple[Family, Configuration]]:
         """The finalists: the best member of the best families and of every task, the best nested
         family with a free length."""
-        ranking = self._ranking(findings)
-        chosen = ranking[: self._plan.num_finalists]
+        ranking = self._ranking()
+        chosen = ranking[: self._request.finalists]
         forecasts = [
-            prediction
-            for prediction in findings.forecasts
-            if prediction.configuration in findings.overall
+            prediction for prediction in self.forecasts if prediction.configuration in self.overall
         ]
-        if len(findings.shares) > 1 and forecasts:
-            for task in findings.shares:
+        if len(self.shares) > 1 and forecasts:
+            for task in self.shares:
                 best = max(
                     (prediction for prediction in forecasts if prediction.task == task),
-                    key=lambda one: one.speedup,
+                    key=lambda prediction: prediction.speedup,
                 )
-                family = self._families[best.family]
+                family = self.families[best.family]
                 chosen.append((family, family.member(best.size)))
         nested = next(
             (family for family, _ in ranking if family.nested and len(family.sizes) > 1), None
         )
         if nested is not None:
             chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
-        return list(
-            {prediction.label: (family, prediction) for family, prediction in chosen}.values()
-        )
+        return list({member.label: (family, member) for family, member in chosen}.values())
 
-    def _ranking(self, findings: Findings) -> list[tuple[Family, Configuration]]:
+    def _ranking(self) -> list[tuple[Family, Configuration]]:
         """The best member of every family, by the forecast over the whole workload."""
         members = [
             (family, member)
-            for family in self._families.values()
+            for family in self.families.values()
             for _, member in family.members()
-            if member.label in findings.overall
+            if member.label in self.overall
         ]
         ranking: dict[str, tuple[Family, Configuration]] = {}
-        for family, member in sorted(members, key=lambda pair: -findings.overall[pair[1].label]):
+        for family, member in sorted(members, key=lambda pair: -self.overall[pair[1].label]):
             ranking.setdefault(family.label, (family, member))
         return list(ranking.values())
 
-    def _budget_s(self, findings: Findings) -> float:
+    def _budget_s(self) -> float:
         """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of
         each task, whatever they left. Forecasts of the best are too high, so no finalist is taken
         to be faster than plain decoding."""
-        probes = sum(probe.seconds for probe in (findings.plain, *findings.probes.values()))
-        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(findings.shares))]
+        everything = self.seconds([PLAIN, *self.overall], [*self.to_probe, *self.to_confirm])
+        probes = sum(probe.seconds for probe in (self.plain, *self.probes.values()))
+        prompts = self.to_confirm[: max(MIN_PROMPTS, len(self.shares))]
         warming_up = prompts[:1]  # takes as long as one more
-        min_s = findings.seconds(
-            self._plan, [PLAIN] * (1 + len(findings.family_of)), [*prompts, *warming_up]
-        )
-        return max(self._plan.most_share * findings.exhaustive_seconds(self._plan) - probes, min_s)
+        min_s = self.seconds([PLAIN] * (1 + len(self.family_of)), [*prompts, *warming_up])
+        return max(self._request.most_share * everything - probes, min_s)
 
-    def _favourites(self, findings: Findings) -> list[Family]:
+    def _favourites(self) -> list[Family]:
         """By what their best fixed length reached; after these, those that were forecast only."""
         fixed = [
             summary
-            for summary in findings.confirmed
+            for summary in self.confirmed
             if not Configuration.parse(summary.configuration).is_automatic
         ]
-        fixed.sort(key=lambda one: -one.speedup.value)
-        measured = [self._families[findings.family_of[summary.configuration]] for summary in fixed]
-        forecast_only = [family for family, _ in self._ranking(findings)]
+        fixed.sort(key=lambda summary: -summary.speedup.value)
+        measured = [self.families[self.family_of[summary.configuration]] for summary in fixed]
+        forecast_only = [family for family, _ in self._ranking()]
         return list({family.label: family for family in (*measured, *forecast_only)}.values())

@@ -80,7 +80,7 @@ class _Part:
 
 def _names(spec: str) -> list[str]:
     """The parts of a mix. A file whose name has a + in it is one part."""
-    if spec.strip() and _exists(_path(spec)):
+    if spec.strip() and os.path.exists(_path(spec)):
         return [spec]
     names = [name.strip() for name in spec.split("+")]
     if "" in names:
@@ -104,8 +104,8 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         )
         requests = _in_turn(
             [
-                _read(one, name, turns, part.bad, chosen if path is not None else None)
-                for one in paths
+                _read(file, name, turns, part.bad, chosen if path is not None else None)
+                for file in paths
             ]
         )
     else:
@@ -117,7 +117,7 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         if part.requests:
             head = f"{name} has {counted(len(part.bad), 'bad line')} and {len(part.requests)} good ones:"
         reasons = [f"line {line.number}: {line.reason}" for line in part.bad]
-        raise ConfigError(listing(head, reasons, len(reasons), REMEDY if part.requests else FORMS))
+        raise ConfigError(listing(head, reasons, REMEDY if part.requests else FORMS))
     if not part.requests:
         raise ConfigError(f"{part.origin} has no prompts for '{name}'")
     return part
@@ -125,7 +125,7 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
 
 def _existing(name: str) -> Path:
     path = _path(name)
-    if not _exists(path):
+    if not os.path.exists(path):
         if any(mark in name for mark in "/\\.") or not name.isprintable():
             raise ConfigError(
                 f"the workload file {name!r} does not exist. Names of workloads: "
@@ -144,13 +144,6 @@ def _existing(name: str) -> Path:
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # unlike Path.expanduser, it lets ~nobody pass
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long for a name, no right to look, a NUL in it
-        return False
 
 
 def _read(

@@ -125,7 +125,7 @@ def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
         if on_bad == "refuse"
         else "none is left; ask for fewer tokens, or take another workload"
     )
-    return listing(head, unfit, len(unfit), remedy)
+    return listing(head, unfit, remedy)
 
 
 def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from outrider.machine import versions
+
+if TYPE_CHECKING:
+    from outrider.build import Options
 
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 OnBad = Literal["skip", "refuse"]
@@ -84,11 +90,33 @@ class Workload:
         )
 
 
-def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:
-    """A message that lists the first few of `count` items."""
-    shown = list(items)[:SHOWN]
-    more = [f"and {count - len(shown)} more"] if count > len(shown) else []
-    listed = ";\n".join(f"  {item}" for item in [*(item.rstrip(".") for item in shown), *more])
+def listing(head: str, items: Sequence[str], remedy: str) -> str:
+    """A message that lists the first few items."""
+    shown = [item.rstrip(".") for item in items[:SHOWN]]
+    more = [f"and {len(items) - SHOWN} more"] if len(items) > SHOWN else []
+    listed = ";\n".join(f"  {item}" for item in [*shown, *more])
     return (
         f"{head}\n{listed}{'' if listed.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"
     )
+
+
+def identity(
+    verb: str, options: Options, workload: Workload, *, chat_template: bool, **more: Any
+) -> dict[str, Any]:
+    """The facts that an interrupted run must share with the one that continues it."""
+    return {
+        "verb": verb,
+        **more,
+        "models": asdict(options),
+        "chat template": chat_template,
+        "workload": _digest(workload),
+        "versions": versions(),
+    }
+
+
+def _digest(workload: Workload) -> str:
+    """Name and prompts, for knowing a workload again."""
+    asked = "\n".join(
+        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
+    )
+    return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

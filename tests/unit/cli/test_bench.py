@@ -253,10 +253,10 @@ def test_an_interrupted_run_is_not_thrown_away_in_silence(
     cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     Journal.open(tmp_path / "outrider-bench.unfinished.jsonl", {"plan": 1}, resume=False)
-    assert "--resume would have gone on" in cli("bench", "demo").err
+    assert "--resume would have continued it" in cli("bench", "demo").err
     Journal.open(tmp_path / "outrider-bench.unfinished.jsonl", {"plan": 1}, resume=False)
     found = cli("bench", "demo", "--resume")
-    assert "would have gone on" not in found.err
+    assert "would have continued" not in found.err
     assert asked[-1]["resume"] is True
 
 

@@ -181,7 +181,7 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     """Ctrl-C while sampling: exit code 130, no half result; --resume draws the rest and another
     plan is refused."""
-    real = sampled._draw_batch
+    real = sampled.Draws._batch
     calls = []
 
     def draw(*given: Any) -> Any:
@@ -190,7 +190,7 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(sampled, "_draw_batch", draw)
+    monkeypatch.setattr(sampled.Draws, "_batch", draw)
     monkeypatch.setattr(sampled, "LATEST", 4)  # texts so short that there are several batches
     stopped = cli(*arguments(models, "--out", "c.json"))
     assert stopped.code == 130

@@ -13,6 +13,7 @@ import pytest
 
 from outrider.lab.explain import explain as library
 from outrider.lab.result import read_result
+from outrider.lab.runner import Contender, Trace
 from tests.helpers import byte_tokenizer
 
 Cli = Callable[..., Any]
@@ -28,11 +29,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library was asked for; then Ctrl-C."""
     calls: list[dict[str, Any]] = []
 
-    def explain(options: Any, configuration: Any, questions: Any, params: Any, **more: Any) -> Any:
+    def explain(options: Any, configuration: Any, prompts_of: Any, params: Any, **more: Any) -> Any:
         one = {
             "options": options,
             "configuration": configuration,
-            "questions": questions,
+            "prompts_of": prompts_of,
             "params": params,
         }
         calls.append({**one, **more})
@@ -72,8 +73,8 @@ def test_every_option_reaches_the_library(
         "demo",
         "--limit",
         "3",
-        "--show-tokens",
-        "77",
+        "--reading",
+        "show_tokens=77",
         "--out",
         str(tmp_path / "e.json"),
     )
@@ -119,6 +120,7 @@ def test_auto_is_what_it_is_elsewhere(
         (["demo", "--prompts", "missing.jsonl"], "does not exist"),
         (["demo", "--out", "no/such/folder/x.html"], "does not exist"),
         (["demo", "--temperature", "-1"], "temperature"),
+        (["demo", "--resume"], "there is no interrupted run to resume"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> None:
@@ -161,8 +163,8 @@ def test_a_prompt_is_asked_as_generate_asks_it(
     cli("explain", "somewhere", "hi", *more)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
-    [question] = asked[0]["questions"](SimpleNamespace(tokenizer=tokenizer, context=64))
-    assert tokenizer.decode(question.tokens) == text
+    [prompt] = asked[0]["prompts_of"](SimpleNamespace(tokenizer=tokenizer, context=64))
+    assert tokenizer.decode(prompt.tokens) == text
 
 
 def test_a_number_of_draft_tokens_means_nothing_where_nothing_drafts(
@@ -214,3 +216,37 @@ def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     )
     assert read_result(tmp_path / "e.json").kind == "explain"
     assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_continues(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C keeps what was decoded, a kill while a line is written all lines before it; resumed,
+    the report is that of an uninterrupted run."""
+    command = ["explain", "demo", "--limit", "3", "--max-tokens", "20", "--temperature", "0.8"]
+    whole = json.loads(cli(*command, "--json", "--out", "whole.json").out)
+    run = Contender.run
+    decoded: list[Any] = []
+
+    def counted(contender: Contender, *arguments: Any) -> list[Trace]:
+        if len(decoded) == 2:
+            raise KeyboardInterrupt
+        decoded.append(arguments)
+        return run(contender, *arguments)
+
+    monkeypatch.setattr(Contender, "run", counted)
+    stopped = cli(*command, "--out", "e.json")
+    assert stopped.code == 130
+    assert "e.unfinished.jsonl: the same command with --resume continues" in stopped.err
+    journal = tmp_path / "e.unfinished.jsonl"
+    journal.write_text(journal.read_text(encoding="utf-8") + '{"key": "prom', encoding="utf-8")
+    assert (
+        "another plan (sampling)" in cli(*command, "--out", "e.json", "--seed", "7", "--resume").err
+    )
+    decoded.clear()
+    resumed = cli(*command, "--out", "e.json", "--json", "--resume")
+    assert (resumed.code, len(decoded), journal.exists()) == (0, 1, False)
+    result = json.loads(resumed.out)
+    for name in ("texts", "steps", "tested", "accepted", "ideal", "tau", "by_kind", "by_level"):
+        assert result[name] == whole[name], name

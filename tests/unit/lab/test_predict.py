@@ -18,7 +18,6 @@ from outrider.lab.predict import (
     predict,
     predict_best,
     survival_of,
-    tokens_per_step,
 )
 from outrider.sampling.theory import speedup, tau
 
@@ -85,7 +84,7 @@ def test_points_are_checked() -> None:
 @given(alpha=st.floats(0, 1), k=st.integers(0, 12), c=st.floats(0, 2))
 def test_flat_costs_and_one_alpha_are_leviathan(alpha: float, k: int, c: float) -> None:
     costs = StepCosts(target=FLAT, draft_s_per_token=c * 0.02)
-    prediction = predict(survival_of([alpha], 12), costs, k)
+    prediction = predict([alpha], costs, k)
     assert prediction.speedup == pytest.approx(tau(alpha, k) / (k * c + 1))
     assert prediction.tau == pytest.approx(tau(alpha, k))
 
@@ -95,9 +94,9 @@ def test_at_break_even_nothing_is_gained(k: int, c: float) -> None:
     costs = StepCosts(target=BENT, draft_s_per_token=c * 0.02)
     alpha = break_even(costs, k)
     if alpha is None:
-        assert predict(survival_of([1.0], k), costs, k).speedup < 1
+        assert predict([1.0], costs, k).speedup < 1
     else:
-        assert predict(survival_of([alpha], k), costs, k).speedup == pytest.approx(1)
+        assert predict([alpha], costs, k).speedup == pytest.approx(1)
 
 
 def test_nothing_breaks_even_without_a_draft() -> None:
@@ -109,7 +108,7 @@ def test_nothing_breaks_even_without_a_draft() -> None:
 def test_every_cost_counts_once() -> None:
     """By hand: a pass of 0.023 s and 3 x 0.002 s of drafting against 0.020 s."""
     costs = StepCosts(target=BENT, draft_s_per_token=0.002, num_rows=4)
-    prediction = predict([0.8, 0.6, 0.5], costs, 3)
+    prediction = predict([0.8, 0.75, 0.5 / 0.6], costs, 3)
     assert prediction.tau == pytest.approx(2.9)
     assert prediction.step_cost == pytest.approx(0.029 / 0.020)
     assert prediction.speedup == pytest.approx(2.9 * 0.020 / 0.029)
@@ -129,7 +128,7 @@ def test_a_simulated_clock_agrees() -> None:
         )
     costs = StepCosts(target=BENT, draft_s_per_token=0.003)
     seconds = steps * (0.025 + 4 * 0.003)  # 0.025: between the points of 4 and 8 tokens
-    prediction = predict(survival_of(acceptance, 4), costs, 4)
+    prediction = predict(acceptance, costs, 4)
     assert prediction.speedup == pytest.approx(tokens / seconds * 0.020, rel=0.02)
 
 
@@ -142,21 +141,9 @@ def test_what_was_stretched_is_flagged() -> None:
 
 
 def test_survival_continues_like_its_last_position() -> None:
-    assert tokens_per_step([0.8, 0.4], 4) == pytest.approx(1 + 0.8 + 0.4 + 0.2 + 0.1)
-    assert tokens_per_step([0.8], 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
-    assert tokens_per_step([0.8, 0.4], 1) == 1.8
-    assert tokens_per_step([0.5, 0.0], 3) == 1.5
-    assert tokens_per_step([0.0], 2) == 1
     assert survival_of([0.9, 0.5], 3) == pytest.approx([0.9, 0.45, 0.225])
-
-
-@pytest.mark.parametrize(
-    ("survival", "k"),
-    [([0.5, 0.6], 2), ([1.1], 1), ([-0.1], 1), ([], 1), ([0.5], -1), ([float("nan")], 1)],
-)
-def test_what_is_no_survival_curve_is_refused(survival: list[float], k: int) -> None:
-    with pytest.raises(ConfigError):
-        predict(survival, StepCosts(target=BENT), k)
+    assert survival_of([0.9, 0.5], 1) == [0.9]
+    assert survival_of([0.5], 0) == []
 
 
 @pytest.mark.parametrize("acceptance", [[], [1.1], [0.5, -0.1], [float("nan")]])
@@ -167,9 +154,8 @@ def test_what_is_no_acceptance_is_refused(acceptance: list[float]) -> None:
 
 def test_the_best_length_is_the_best_and_of_equals_the_shortest() -> None:
     costs = StepCosts(target=BENT, draft_s_per_token=0.002)
-    survival = survival_of([0.8], 12)
-    best = predict_best(survival, costs, 12)
-    assert best.speedup == max(predict(survival, costs, k).speedup for k in range(13))
+    best = predict_best([0.8], costs, 12)
+    assert best.speedup == max(predict([0.8], costs, k).speedup for k in range(13))
     assert predict_best([0.0], StepCosts(target=FLAT), 12).num_draft_tokens == 0
 
 
@@ -177,5 +163,4 @@ def test_whole_steps_are_costs() -> None:
     """Seconds by drafted tokens, as a sweep over lengths times them."""
     costs = StepCosts.of_steps({0: 0.020, 2: 0.030, 4: 0.040}, num_rows=2)
     assert costs.step_s(3) == (pytest.approx(0.035), False)
-    assert costs.c == 0
-    assert predict([0.5, 0.25], costs, 2).speedup == pytest.approx(1.75 * 0.020 / 0.030)
+    assert predict([0.5], costs, 2).speedup == pytest.approx(1.75 * 0.020 / 0.030)

@@ -73,7 +73,7 @@ class Setting:
         field, _ = Contenders.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
         journal = Journal.open(self.path, self.plan.identity(), resume=resume)
         keys, _ = runnable_cells(self.plan, self.material)
-        return Rounds(field, self.plan, self.material, keys, journal, Progress())
+        return Rounds(field, self.plan, self.material, keys, journal)
 
     def run(self, *, resume: bool = False) -> list[CellState]:
         return self.rounds(resume=resume).run()
@@ -126,7 +126,7 @@ def test_each_cell_is_warmed_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert setting.runner.opened.count(LEARNER.label) == 1 + 2 * (1 + 2)
 
 
-def test_nobody_always_goes_first_or_behind_the_same_one() -> None:
+def test_nobody_always_goes_first_or_after_the_same_one() -> None:
     orders = [order_of([0, 1, 2], group, turn) for turn in range(2) for group in range(3)]
     assert {order[0] for order in orders} == {0, 1, 2}
     assert {(a, b) for order in orders for a, b in pairwise(order)} == {
@@ -135,7 +135,7 @@ def test_nobody_always_goes_first_or_behind_the_same_one() -> None:
 
 
 def test_speedups_are_those_of_the_same_tokens(setting: Setting) -> None:
-    """One token in 10 ms against four: four times, with 8 of 12 tokens behind the first steps of
+    """One token in 10 ms against four: four times, with 8 of 12 tokens after the first steps of
     both."""
     (cell,) = setting.run()
     pairings = [note.pairing for note in cell.of(1)]

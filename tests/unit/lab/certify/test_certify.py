@@ -13,7 +13,7 @@ from outrider.errors import ConfigError, DraftError
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult, Section, verdict_of
 from outrider.lab.certify.subject import Subject, UnsoundError
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.rows import Rows
@@ -31,7 +31,7 @@ WORKLOAD = Workload("words", tuple(REQUESTS))
 
 
 def run(subject: Subject, plan: CertifyPlan = PLAN) -> CertifyResult:
-    return certify(subject, WORKLOAD, tokens_of(subject, WORKLOAD, plan), plan, Units())
+    return certify(subject, WORKLOAD, tokens_of(subject, WORKLOAD, plan), plan, Journal())
 
 
 def statuses(result: CertifyResult) -> list[str]:

@@ -22,7 +22,7 @@ from outrider.errors import ConfigError, RequestError
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.lm import PassLimits
 from outrider.sampling.params import SamplingParams
@@ -129,7 +129,7 @@ def run(
     workload = Workload(
         "texts", tuple(WorkloadRequest(str(n), text) for n, text in enumerate(texts))
     )
-    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
+    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Journal())
 
 
 def check(result: CertifyResult) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,8 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.lab.certify.certify import DETECTED, CertifyPlan
-from outrider.lab.certify.certify_result import FALSE_ALARMS, POWER
-from outrider.lab.certify.ranks import GStatistic, Ranks, detectable, holm, merged, noncentrality
+from outrider.lab.certify.certify_result import FALSE_ALARMS, POWER, GStatistic
+from outrider.lab.certify.ranks import Ranks, detectable, holm, merged, noncentrality
 from outrider.types import Draft
 
 V = 60
@@ -182,7 +181,7 @@ def test_certain_draws_dilute_what_must_be_found_elsewhere() -> None:
     """A deviation of 0.2 in a tenth of the draws is one of 0.02 on average."""
     few = detectable(statistic(400, 20), 1e-4, 0.9)
     assert few is not None
-    among_many = replace(statistic(400, 20), num_draws=4000)
+    among_many = statistic(400, 20).model_copy(update={"num_draws": 4000})
     assert detectable(among_many, 1e-4, 0.9) == pytest.approx(few / 10)
 
 

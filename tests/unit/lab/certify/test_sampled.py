@@ -13,21 +13,19 @@ import torch
 from scipy import stats
 
 from outrider.lab.certify import sampled
-from outrider.lab.certify.certify_result import POWER, SampledDistribution
-from outrider.lab.certify.ranks import GStatistic, detectable
+from outrider.lab.certify.certify_result import POWER, DistributionTest, SampledDistribution
+from outrider.lab.certify.ranks import detectable
 from outrider.lab.certify.sampled import (
     BANDS,
     FALSE_ALARMS,
     LATEST,
+    Draws,
     bands_of,
-    draw,
     judged,
     probs_along,
-    ranks_of,
-    sampled_distribution,
 )
 from outrider.lab.certify.subject import Subject
-from outrider.lab.journal import Journal, Units
+from outrider.lab.journal import Journal
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
@@ -40,7 +38,7 @@ short = pytest.mark.usefixtures("shorter_texts")
 def section(
     subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM
 ) -> SampledDistribution:
-    return sampled_distribution(subject, PROMPTS, params, samples, seed, Units())
+    return Draws(subject, PROMPTS, params, samples, seed, Journal()).section()
 
 
 @short
@@ -193,14 +191,25 @@ def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str, m
 # ------------------------------------------------ several tests
 
 
-def statistics_of(p_values: list[float]) -> dict[sampled.Tested, GStatistic]:
+def outcomes_of(p_values: list[float]) -> list[DistributionTest]:
     """Tests of one certificate that came out like this."""
-    return {
-        sampled.Tested("texts", "speculative", "by id", number, number): GStatistic(
-            1000, 1000, 11, 20.0, 10, p_value, 0
+    return [
+        DistributionTest(
+            part="texts",
+            sampler="speculative",
+            view="by id",
+            first=number,
+            last=number,
+            num_draws=1000,
+            num_uncertain=1000,
+            num_cells=11,
+            g=20.0,
+            df=10,
+            p_value=p_value,
+            impossible=0,
         )
         for number, p_value in enumerate(p_values, 1)
-    }
+    ]
 
 
 def test_a_certificate_of_several_tables_corrects_for_their_number() -> None:
@@ -214,7 +223,7 @@ def test_a_certificate_of_several_tables_corrects_for_their_number() -> None:
         ([level / 50, level / 18.5, *[0.5] * 18], [1, 0]),
         ([level * 0.9, level / 50, level / 2.1], [1, 1, 1]),
     ):
-        found = [test.rejected for test in judged(statistics_of(p_values))]
+        found = [test.rejected for test in judged(outcomes_of(p_values))]
         assert found == [*map(bool, rejected), *[False] * (len(p_values) - len(rejected))], p_values
 
 
@@ -227,7 +236,7 @@ def test_certificates_of_many_tables_raise_as_few_false_alarms_as_stated(
     monkeypatch.setattr(sampled, "detectable", lambda *given: None)
     rng = np.random.default_rng(0)
     failed = [
-        any(one.rejected for one in judged(statistics_of(rng.random(20).tolist())))
+        any(one.rejected for one in judged(outcomes_of(rng.random(20).tolist())))
         for _ in range(1000)
     ]
     assert stats.binom.ppf(0.001, 1000, 0.05) <= sum(failed) <= stats.binom.ppf(0.999, 1000, 0.05)
@@ -236,12 +245,12 @@ def test_certificates_of_many_tables_raise_as_few_false_alarms_as_stated(
 def test_what_a_table_would_find_is_at_the_level_that_it_gets() -> None:
     """The more tables a certificate has, the less each finds."""
     alone, among_many = (
-        judged(statistics_of([0.5] * num))[0].detectable_total_variation for num in (1, 20)
+        judged(outcomes_of([0.5] * num))[0].detectable_total_variation for num in (1, 20)
     )
     assert alone is not None
     assert among_many is not None
     assert among_many > alone
-    [one] = statistics_of([0.5]).values()
+    [one] = outcomes_of([0.5])
     assert among_many == detectable(one, FALSE_ALARMS / 20, POWER)
 
 
@@ -308,13 +317,14 @@ def test_texts_that_end_early_make_fewer_bands() -> None:
 def test_end_tokens_do_not_end_texts(open_subject: Open) -> None:
     """Otherwise a model that likes to stop would leave late positions untested."""
     subject = open_subject()
-    drawn = draw(subject, "speculative", PROMPTS[:2], WARM, 100, 0, Units())
+    draws = Draws(subject, PROMPTS[:2], WARM, 100, 0, Journal())
+    drawn = draws.draw("speculative")
     limit = min(LATEST + len(PROMPTS[0]), subject.built.context)
     ends = {
         len(prompt) + len(text) for prompt, text in zip(drawn.prompts, drawn.texts, strict=True)
     }
     assert max(ends) == limit
-    *parts, whole = (one.ranks.num_draws for one in ranks_of(subject, drawn, WARM, 100, 0))
+    *parts, whole = (one.ranks.num_draws for one in draws.bands(drawn))
     assert sum(parts) == whole == drawn.num_tokens
     assert drawn.drafted.num_draws > 100
     assert subject.target.kv.num_rows == 0
@@ -323,7 +333,8 @@ def test_end_tokens_do_not_end_texts(open_subject: Open) -> None:
 def test_short_texts_are_as_many_as_draws(open_subject: Open, monkeypatch: Any) -> None:
     """A grammar may end a text after a token: then there are more of them, not fewer draws."""
     monkeypatch.setattr(sampled, "LATEST", 3)
-    drawn = draw(open_subject(), "speculative", PROMPTS, WARM, 30, 0, Units())
+    draws = Draws(open_subject(), PROMPTS, WARM, 30, 0, Journal())
+    drawn = draws.draw("speculative")
     assert {len(text) for text in drawn.texts} == {3}
     assert 30 <= len(drawn.texts) <= 30 + sampled.MAX_ROWS
     assert drawn.prompts[:4] == PROMPTS, "prompts take turns"
@@ -334,8 +345,9 @@ def test_short_texts_are_as_many_as_draws(open_subject: Open, monkeypatch: Any) 
 def test_a_rule_that_errs_only_at_late_positions_is_found_there(open_subject: Open) -> None:
     """The first band is sound; with the draft at hand its preference shows the bias."""
     subject = open_subject(verifier="resamples-late")
-    drawn = draw(subject, "speculative", PROMPTS, WARM, 1000, 0, Units())
-    *bands, _ = ranks_of(subject, drawn, WARM, 1000, 0)
+    draws = Draws(subject, PROMPTS, WARM, 1000, 0, Journal())
+    drawn = draws.draw("speculative")
+    *bands, _ = draws.bands(drawn)
     p_values = [dict(band.ranks.tests())["preference"].p_value for band in bands]
     assert p_values[0] > 1e-3
     assert bands[0].last < 300
@@ -350,7 +362,7 @@ def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: 
     path = tmp_path / "journal"
 
     def run(journal: Journal) -> SampledDistribution:
-        return sampled_distribution(subject, PROMPTS, WARM, 2000, 0, Units(journal))
+        return Draws(subject, PROMPTS, WARM, 2000, 0, journal).section()
 
     whole = run(Journal.open(path, {}, resume=False))
     lines = path.read_text().splitlines(keepends=True)

@@ -14,7 +14,7 @@ from outrider.lab.certify.certify_result import SameTexts
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.texts import greedy
 from outrider.lab.certify.ties import spacing, teacher_forced
-from outrider.lab.journal import Units
+from outrider.lab.journal import Journal
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import batch
 from tests.unit.lab.certify.conftest import PROMPTS, Open
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(max_tokens=16)
 
 
 def section(subject: Subject, params: SamplingParams = PARAMS) -> SameTexts:
-    return greedy(subject, PROMPTS, params, Units())
+    return greedy(subject, PROMPTS, params, Journal())
 
 
 def plain_texts(subject: Subject, params: SamplingParams) -> list[list[int]]:
@@ -68,7 +68,7 @@ def test_bans_take_part(open_subject: Open) -> None:
 
 
 def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
-    found = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
+    found = greedy(open_subject(), PROMPTS[:1], PARAMS, Journal())
     assert [run.name for run in found.runs] == [
         "speculative, alone",
         "speculative, alongside a sampled row",
@@ -154,7 +154,7 @@ def test_a_near_tie_that_rounding_turns_is_neither_right_nor_wrong(open_subject:
 
     lm.run = noisy
     params = SamplingParams(max_tokens=1 + 6, logit_bias={int(top.indices[1]): bias})
-    found = greedy(subject, [prompt], params, Units())
+    found = greedy(subject, [prompt], params, Journal())
     assert found.status == "inconclusive"
     first = found.differences[0]
     assert (first.cause, first.position, first.expected, first.found) == (

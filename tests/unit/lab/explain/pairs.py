@@ -42,17 +42,7 @@ def runner_of(pair: tuple[str, str], *configurations: str) -> Runner:
 
 
 def finished(contender: Contender, trace: Trace, params: SamplingParams) -> FinishedText:
-    """The text of a trace."""
-    prompt = list(trace.completion.prompt_token_ids)
-    return FinishedText(
-        prompt=prompt,
-        output=list(trace.completion.token_ids),
-        params=params,
-        limit=min(contender.built.context - len(prompt), params.max_tokens),
-        seed=trace.completion.seed,
-        coupled=contender.built.decoder.verifier.coupled,
-        step_lengths=[step.taken for step in trace.steps],
-    )
+    return FinishedText(trace, params, contender.built.decoder.verifier.coupled)
 
 
 class Spy(Verifier):

@@ -11,11 +11,14 @@ import pytest
 from outrider.build import Options
 from outrider.configuration import Configuration
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.explain.explain import Question, check, explain
+from outrider.lab.explain.explain import check, explain
 from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.regions import KINDS, SECTIONS
+from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
 from outrider.lab.runner import Contender, Runner, Trace
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.explain.pairs import PROMPTS, save_pair
 
@@ -28,8 +31,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return save_pair(tmp_path_factory.mktemp("pair"), noise=0.12)
 
 
-def questions(runner: Runner) -> list[Question]:
-    return [Question(tokens, f"q{number}") for number, tokens in enumerate(PROMPTS)]
+def prepared(tokens: list[int], name: str, max_tokens: int = 30) -> PreparedPrompt:
+    return PreparedPrompt(WorkloadRequest(id=name), tokens, max_tokens)
+
+
+def prompts_of(runner: Runner) -> list[PreparedPrompt]:
+    return [prepared(tokens, f"q{number}") for number, tokens in enumerate(PROMPTS)]
 
 
 def explained(
@@ -38,7 +45,7 @@ def explained(
     wanted = Configuration.parse(configuration)
     draft = pair[1] if wanted.parts().requirements.draft else None
     options = Options(pair[0], draft=draft, dtype="float32", threads=1)
-    return explain(options, wanted, questions, params, **extra)
+    return explain(options, wanted, prompts_of, params, **extra)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
 
 
 def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str]) -> None:
-    same = [Question(PROMPTS[0], str(number)) for number in range(2)]
+    same = [prepared(PROMPTS[0], str(number)) for number in range(2)]
     texts = []
     for _ in range(2):
         options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
@@ -126,6 +133,50 @@ def test_an_interrupted_run_explains_what_was_finished(
         explained(pair, "draft-model k=4", WARM)
 
 
+@pytest.mark.parametrize("done", [1, 2])
+@pytest.mark.parametrize(
+    "configuration", ["draft-model k=4", "ngram-cache k=4", "draft-model k=auto:4"]
+)
+def test_a_resumed_run_explains_as_if_it_had_not_been_interrupted(
+    pair: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    configuration: str,
+    done: int,
+) -> None:
+    """Nothing finished is decoded again, except to teach a drafter that learns."""
+    path = tmp_path / "j"
+    run = Contender.run
+    decoded: list[list[int]] = []
+
+    def counted(contender: Contender, prompts: list[list[int]], params: Any) -> list[Trace]:
+        if len(decoded) == stop_after:
+            raise KeyboardInterrupt
+        decoded.append(prompts[0])
+        return run(contender, prompts, params)
+
+    monkeypatch.setattr(Contender, "run", counted)
+    stop_after = 99
+    whole = explained(pair, configuration, WARM)
+    decoded.clear()
+    stop_after = done
+    with Journal.open(path, {}, resume=False) as journal:
+        assert explained(pair, configuration, WARM, journal=journal).interrupted
+    decoded.clear()
+    stop_after = 99
+    with Journal.open(path, {}, resume=True) as journal:
+        assert len(journal) == done
+        resumed = explained(pair, configuration, WARM, journal=journal)
+    learns = configuration != "draft-model k=4"
+    assert decoded == [*(PROMPTS[:done] if learns else []), *PROMPTS[done:]]
+    if "auto" in configuration:  # its lengths follow the clock
+        assert [text.id for text in resumed.texts] == [text.id for text in whole.texts]
+        return
+    timed = {"created", "times", "tokens_per_s", "causes", "other_cpu", "advice"}
+    assert resumed.model_dump(exclude=timed) == whole.model_dump(exclude=timed)
+    assert [row.tokens for row in resumed.causes] == [row.tokens for row in whole.causes]
+
+
 def test_refusals(pair: tuple[str, str]) -> None:
     """By name, and those that need no model before any is read."""
     for text, params, error, words in [
@@ -143,9 +194,9 @@ def test_refusals(pair: tuple[str, str]) -> None:
 def test_the_demo() -> None:
     """The embedded pair, as `outrider explain demo` runs it."""
 
-    def asked(runner: Runner) -> list[Question]:
+    def asked(runner: Runner) -> list[PreparedPrompt]:
         text = "Question: A cake costs $2 and a cup costs $5. Olivia buys 6 cakes and 5 cups. How much is it?\nAnswer:"
-        return [Question(runner.tokenizer(text)["input_ids"], "cakes", "reasoning")]
+        return [prepared(runner.tokenizer(text)["input_ids"], "cakes", 60)]
 
     options = Options("demo", threads=1)
     params = SamplingParams(max_tokens=60)

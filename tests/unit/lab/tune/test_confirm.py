@@ -10,16 +10,16 @@ import pytest
 from outrider.configuration import PLAIN, Configuration
 from outrider.errors import CapabilityError
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.result import Interval
 from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
 from outrider.lab.tune.decide import pays, recommendations
 from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.probe import Probe, Sample
-from outrider.lab.tune.tune import Findings
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import Tuner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.outputs import Completion
-from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
 FAST = Configuration("suffix", 4)
@@ -86,15 +86,21 @@ class FakeRunner:
 
 
 def confirmed(
-    runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal
+    runner: FakeRunner,
+    finalists: list[Configuration],
+    prompts: list[PreparedPrompt],
+    journal: Journal,
 ) -> list[Confirmed]:
-    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, finalists, prompts, TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     return summarise(rounds)
 
 
-def samples(count: int, task: str = "code") -> list[Sample]:
-    return [Sample(f"{task} {n}", task, [1], SamplingParams(max_tokens=24)) for n in range(count)]
+def samples(count: int, task: str = "code", first: int = 0) -> list[PreparedPrompt]:
+    return [
+        PreparedPrompt(WorkloadRequest(f"{task} {n}", task=task), [1], 24, n)
+        for n in range(first, first + count)
+    ]
 
 
 @pytest.fixture
@@ -119,7 +125,7 @@ def test_tasks_count_apart_and_together(journal: Journal) -> None:
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
     )
-    (found,) = confirmed(runner, [FAST], [*samples(3), *samples(2, "chat")], journal)
+    (found,) = confirmed(runner, [FAST], [*samples(3), *samples(2, "chat", 3)], journal)
     assert set(found.by_task) == {"code", "chat"}
     assert found.texts == 5, "prompts of two tasks are not mixed up"
 
@@ -130,7 +136,7 @@ def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) ->
         FakeContender(FAST, 0.010, 3),
         failing=(SLOW,),
     )
-    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     rounds.run()
     assert [one.configuration for one in summarise(rounds)] == [FAST.label]
     assert failures == {SLOW.label: "no ngram here"}
@@ -174,7 +180,7 @@ def test_advice_for_all_and_for_the_task_that_differs() -> None:
             SLOW.label: (1.5, {"code": 1.2, "chat": 1.8}),
         }
     )
-    first, *others = recommendations(found, [FAST, SLOW], draft=None)
+    first, *others = recommendations(found, draft=None)
     assert (first.task, first.configuration, first.speculate) == ("all", FAST.label, True)
     assert first.options == {"drafter": "suffix", "num_draft_tokens": 4, "verifier": "auto"}
     assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
@@ -194,8 +200,9 @@ def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
     narrow.speedup = Interval(value=1.5, low=1.4, high=2.0)
     narrow.by_task["chat"] = Interval(value=1.7, low=1.1, high=2.0)
     for order in ([FAST, SLOW], [SLOW, FAST]):
+        found.finalists = order
         found.confirmed.reverse()
-        first, *others = recommendations(found, order, draft=None)
+        first, *others = recommendations(found, draft=None)
         assert (first.configuration, first.speedup) == (FAST.label, wide.speedup)
         assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
 
@@ -211,7 +218,7 @@ def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(
             SLOW.label: (1.4, {"code": 1.2, "chat": value}),
         }
     )
-    _, *others = recommendations(found, [FAST, SLOW], draft=None)
+    _, *others = recommendations(found, draft=None)
     assert [one.task for one in others] == named
 
 
@@ -226,7 +233,7 @@ def test_automatic_lengths_win_by_far_or_not_at_all() -> None:
                 FAST.label: (1.4, {}),
             }
         )
-        (first,) = recommendations(found, [AUTO, AUTO_2, FAST, SLOW], draft=None)
+        (first,) = recommendations(found, draft=None)
         assert first.configuration == best.label
 
 
@@ -235,7 +242,7 @@ def test_a_task_that_no_run_came_to_gets_no_advice_of_its_own() -> None:
     made up."""
     found = findings({FAST.label: (1.6, {"code": 1.6})})
     found.shares = {"code": 0.5, "chat": 0.5}
-    assert [one.task for one in recommendations(found, [FAST], draft=None)] == ["all"]
+    assert [one.task for one in recommendations(found, draft=None)] == ["all"]
 
 
 def test_tasks_take_turns(journal: Journal) -> None:
@@ -244,15 +251,15 @@ def test_tasks_take_turns(journal: Journal) -> None:
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
     )
-    prompts = [*samples(3), *samples(2, "chat")]
-    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
+    prompts = [*samples(3), *samples(2, "chat", 3)]
+    rounds, _ = confirmation(runner, [FAST], prompts, TuneRequest(), 1e9, journal)  # type: ignore[arg-type]
     assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
 
 
 def test_do_not_speculate() -> None:
     """The best of bad choices is no advice; a task for which it pays is named all the same."""
     found = findings({FAST.label: (0.9, {"code": 0.7, "chat": 1.4})})
-    first, *others = recommendations(found, [FAST], draft=None)
+    first, *others = recommendations(found, draft=None)
     assert (first.speculate, first.configuration, first.options) == (
         False,
         "none",
@@ -267,7 +274,7 @@ def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: boo
     """A single batch of prompts has no interval; its open ends are no numbers to show."""
     found = findings({FAST.label: (value, {})})
     found.confirmed[0].speedup = Interval.unknown(value)
-    (first,) = recommendations(found, [FAST], draft=None)
+    (first,) = recommendations(found, draft=None)
     assert first.speculate is speculate
     assert first.reason.endswith(
         f"{FAST.label}{' reaches' if speculate else ', reaches'} {value:.2f}x plain decoding"
@@ -275,44 +282,44 @@ def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: boo
 
 
 def test_a_forecast_alone_recommends_nothing() -> None:
-    (first,) = recommendations(findings({}), [], draft=None)
+    (first,) = recommendations(findings({}), draft=None)
     assert not first.speculate
     assert "confirmed" in first.reason
 
 
-def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Findings:
-    probe = Probe(family="none", steps={}, num_prompts=0, tokens=0, seconds=0.0)
+def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Tuner:
     tasks = {task for _, by_task in speedups.values() for task in by_task}
-    return Findings(
-        plain=probe,
-        shares=dict.fromkeys(sorted(tasks), 1 / max(len(tasks), 1)),
-        forecasts=[
-            Forecast(
-                family="x",
-                configuration=one,
-                size=4,
-                task="code",
-                tau=2,
-                step_s=1,
-                tokens_per_s=1,
-                speedup=2,
-                break_even_alpha=None,
-            )
-            for one in speedups
-        ],
-        confirmed=[
-            Confirmed(
-                configuration=one,
-                speedup=_interval(value),
-                by_task={t: _interval(v) for t, v in by_task.items()},
-                tokens_per_s=1,
-                tau=1,
-                identical=1,
-                texts=1,
-            )
-            for one, (value, by_task) in speedups.items()
-        ],
-    )
+    nobody: Any = None
+    tuner = Tuner(nobody, [], TuneRequest(), [], [], Journal())
+    tuner.shares = dict.fromkeys(sorted(tasks), 1 / max(len(tasks), 1))
+    tuner.finalists = [Configuration.parse(label) for label in speedups]
+    tuner.forecasts = [
+        Forecast(
+            family="x",
+            configuration=one,
+            size=4,
+            task="code",
+            tau=2,
+            step_s=1,
+            tokens_per_s=1,
+            speedup=2,
+            break_even_alpha=None,
+        )
+        for one in speedups
+    ]
+    tuner.confirmed = [
+        Confirmed(
+            configuration=one,
+            speedup=_interval(value),
+            by_task={t: _interval(v) for t, v in by_task.items()},
+            tokens_per_s=1,
+            tau=1,
+            identical=1,
+            texts=1,
+        )
+        for one, (value, by_task) in speedups.items()
+    ]
+    return tuner
 
 
 def _interval(value: float) -> Interval:

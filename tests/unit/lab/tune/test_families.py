@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.errors import ConfigError
 from outrider.lab.tune.families import default_space, exit_layers, up_to
-from outrider.lab.tune.space import SpaceOptions, TrainedHead, num_members
+from outrider.lab.tune.space import Family, TrainedHead, TuneRequest
+from outrider.sampling.params import SamplingParams
 
 HEADS = (
     TrainedHead(kind="eagle", folder="runs/eagle"), TrainedHead(kind="eagle3", folder="runs/eagle3"),
@@ -17,9 +19,12 @@ HEADS = (
 )  # fmt: skip
 
 
-def labels(**options: object) -> list[str]:
-    wishes = {"has_draft": True, **options}
-    return [family.label for family in default_space(SpaceOptions(**wishes))]  # type: ignore[arg-type]
+def space_of(*, temperature: float = 0.0, **wishes: Any) -> list[Family]:
+    return default_space(TuneRequest(SamplingParams(temperature=temperature), **wishes))
+
+
+def labels(**options: Any) -> list[str]:
+    return [family.label for family in space_of(**{"has_draft": True, **options})]
 
 
 @pytest.mark.parametrize("has_draft", [True, False])
@@ -32,10 +37,9 @@ def test_every_family_is_a_configuration_that_exists(
     twice."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("some text to copy from")
-    wishes = SpaceOptions(
+    space = space_of(
         has_draft=has_draft, heads=heads, temperature=temperature, corpus=str(corpus), num_layers=8
     )
-    space = default_space(wishes)
     for family in space:
         parts = family.largest.parts()
         assert parts.requirements.draft <= has_draft
@@ -45,7 +49,6 @@ def test_every_family_is_a_configuration_that_exists(
     assert any("verifier=gumbel" in family.label for family in space) == (
         temperature > 0 and bool(has_draft or heads)
     )
-    assert num_members(space) == sum(len(list(family.members())) for family in space)
 
 
 def test_trained_heads_compete() -> None:
@@ -68,7 +71,7 @@ def test_trained_heads_compete() -> None:
 
 
 def test_a_head_bounds_its_chains() -> None:
-    sizes = {f.label: f.sizes for f in default_space(SpaceOptions(has_draft=False, heads=HEADS))}
+    sizes = {f.label: f.sizes for f in space_of(has_draft=False, heads=HEADS)}
     assert sizes["medusa head=runs/medusa"] == (1, 2, 3)
     assert sizes["block head=runs/block"][-1] == 7
     assert sizes["eagle3 head=runs/eagle3"][-1] == 8
@@ -146,7 +149,7 @@ def test_nodes_are_placed_and_drawn(temperature: float, trees: set[str]) -> None
 
 def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
     def trees(**options: bool) -> set[tuple[int, ...]]:
-        space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, **options))  # type: ignore[arg-type]
+        space = space_of(has_draft=True, heads=HEADS, temperature=1.0, **options)
         return {
             family.sizes for family in space if not family.nested and family.label != "lookahead"
         }
@@ -156,9 +159,7 @@ def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
 
 
 def test_without_trees_everything_is_a_chain() -> None:
-    space = default_space(
-        SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8)
-    )
+    space = space_of(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8)
     assert all(family.nested and not family.largest.parts().requirements.trees for family in space)
 
 

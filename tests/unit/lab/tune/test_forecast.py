@@ -4,15 +4,16 @@ distribution is known."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from outrider.configuration import Configuration
+from outrider.configuration import PLAIN, Configuration
+from outrider.lab.journal import Journal
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import best_at, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.probe import (
     Probe,
-    Sample,
     StepNote,
     conditional_acceptance,
     mean_kept,
@@ -21,9 +22,10 @@ from outrider.lab.tune.probe import (
     survival,
     sweep_order,
 )
-from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
-from outrider.lab.tune.tune import Findings, TunePlan
-from outrider.sampling.params import SamplingParams
+from outrider.lab.tune.space import PLAIN_FAMILY, Family, TuneRequest
+from outrider.lab.tune.tune import Tuner
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from tools.tune_simulation.simulate import World
 
 CHAIN = Family(Configuration("draft-model"), (1, 2, 4), nested=True)
@@ -49,7 +51,7 @@ def probe(steps: list[StepNote], task: str = "code", family: Family = CHAIN) -> 
 def chain_steps(
     acceptance: float, count: int, *, offers: float = 1.0, seed: int = 0
 ) -> list[StepNote]:
-    """Steps of a drafter whose every token is kept with `acceptance`, and that goes on offering
+    """Steps of a drafter whose every token is kept with `acceptance`, and that continues offering
     with `offers`."""
     dice = random.Random(seed)
     steps = []
@@ -171,12 +173,12 @@ def test_trying_everything_takes_the_time_to_read_prompts_too() -> None:
     steps = {"code": [note(0, 0, seconds=0.010)] * 5}
     # 2 s of reading
     plain = Probe(family=PLAIN_FAMILY.label, steps=steps, num_prompts=2, tokens=100, seconds=3.0)
-    samples = [
-        Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True))
-        for n in range(4)
-    ]
-    found = Findings(plain, overall={CHAIN.member(4).label: 2.0})
-    assert found.exhaustive_seconds(TunePlan(samples[:1], samples[1:])) == pytest.approx(
+    samples = [PreparedPrompt(WorkloadRequest(str(n), task="code"), [n], 50, n) for n in range(4)]
+    nobody: Any = None
+    tuner = Tuner(nobody, [], TuneRequest(), samples[:1], samples[1:], Journal())
+    tuner.plain = plain
+    tuner.overall = {CHAIN.member(4).label: 2.0}
+    assert tuner.seconds([PLAIN, CHAIN.member(4).label], samples) == pytest.approx(
         200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0
     )
 
@@ -189,14 +191,13 @@ def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
 
 
 def rehearsed() -> tuple[World, Family]:
-    space = default_space(SpaceOptions(has_draft=True, own_weights=False))
+    space = default_space(TuneRequest(has_draft=True, own_weights=False))
     return World(0, space), next(family for family in space if family.label == "draft-model")
 
 
-def some(count: int, task: str) -> list[Sample]:
+def some(count: int, task: str) -> list[PreparedPrompt]:
     return [
-        Sample(f"{task} {n}", task, [n], SamplingParams(max_tokens=24, ignore_eos=True))
-        for n in range(count)
+        PreparedPrompt(WorkloadRequest(f"{task} {n}", task=task), [n], 24, n) for n in range(count)
     ]
 
 
@@ -210,6 +211,7 @@ def test_a_hopeless_family_is_only_glanced_at() -> None:
         world.open(family.largest),
         family,
         samples,
+        TuneRequest(),
         is_enough=lambda found: not seen.append(found.model_copy()),
     )
     assert seen == [glance]
@@ -222,7 +224,11 @@ def test_a_family_may_be_left_after_any_round() -> None:
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
     probe = run_probe(
-        world.open(family.largest), family, samples, is_enough=lambda found: found.tokens > 2 * 24
+        world.open(family.largest),
+        family,
+        samples,
+        TuneRequest(),
+        is_enough=lambda found: found.tokens > 2 * 24,
     )
     assert probe.tokens == 4 * 24
 
@@ -230,7 +236,9 @@ def test_a_family_may_be_left_after_any_round() -> None:
 def test_a_hopeful_family_is_probed_to_the_end() -> None:
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
-    probe = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: False)
+    probe = run_probe(
+        world.open(family.largest), family, samples, TuneRequest(), is_enough=lambda found: False
+    )
     assert probe.tokens == 5 * 24
     assert probe.num_prompts == 5
 
@@ -242,7 +250,7 @@ def test_batches_are_never_glanced_at() -> None:
         world.open(family.largest),
         family,
         some(3, "code"),
-        batch_size=2,
+        TuneRequest(batch_size=2),
         is_enough=lambda found: True,
     )
     assert probe.tokens == 3 * 24

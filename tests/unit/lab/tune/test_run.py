@@ -15,7 +15,8 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.stages import Rounds
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, run_tune
+from outrider.lab.tune.run import choose_space, gather_prompts, run_tune
+from outrider.lab.tune.space import TuneRequest
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.report.markdown import to_markdown
@@ -133,8 +134,8 @@ def test_a_prompt_that_is_skipped_leaves_its_place_to_the_next_one() -> None:
     )
     runner: Any = SimpleNamespace(tokenizer=byte_tokenizer(), context=64)
     asked = TuneRequest(SamplingParams(max_tokens=16), prompts=4)
-    samples, notes = gather_samples(workload, runner, asked, on_bad="skip", chat_template=False)
-    assert [one.id for one in samples] == ["0", "2", "3", "4"]
+    prompts, notes = gather_prompts(workload, runner, asked, on_bad="skip", chat_template=False)
+    assert [prompt.request.id for prompt in prompts] == ["0", "2", "3", "4"]
     assert notes
 
 
@@ -158,7 +159,7 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [0, 1])
-def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
+def test_ctrl_c_after_the_forecasts_leaves_what_is_known(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
     """Forecasts, and what was confirmed, as a result that says that it was cut short; the same

@@ -17,12 +17,12 @@ from outrider.lab.progress import Progress
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split, summarise_tuning
-from outrider.lab.tune.space import SpaceOptions
-from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, TunePlan, Tuner
+from outrider.lab.tune.space import TuneRequest
+from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, Tuner
 from outrider.lab.tune.tune_result import Tried
-from outrider.sampling.params import SamplingParams
+from outrider.lab.workload.prompts import PreparedPrompt
+from outrider.lab.workload.types import WorkloadRequest
 from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
 
@@ -56,9 +56,9 @@ class _Announced(Progress):
 def test_probing_ends_when_it_was_announced(
     slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that becomes slow behind the plain probe, families that no time is left for are
+    """On a machine that becomes slow after the plain probe, families that no time is left for are
     named; the others compete."""
-    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
     max_tokens = 24
 
@@ -70,15 +70,14 @@ def test_probing_ends_when_it_was_announced(
 
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: world.now))
     samples = [
-        Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-        for n in range(4)
+        PreparedPrompt(WorkloadRequest(str(n), task="all"), [n], max_tokens, n) for n in range(4)
     ]
     announced = _Announced()
-    plan = TunePlan(samples, ())
     models: Any = SimpleNamespace(open=opened)
     found = Tuner(
-        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
-    ).run()
+        models, world.families, TuneRequest(load_sizes=()), samples, (), Journal(progress=announced)
+    )
+    found.run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
     spent = sum(probe.seconds for probe in found.probes.values())
     assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, (
@@ -87,16 +86,16 @@ def test_probing_ends_when_it_was_announced(
     left_out = {label for label, why in found.failures.items() if "no time was left" in why}
     assert left_out | set(found.probes) == {family.label for family in world.families}
     assert bool(left_out) == (slower > 1)
-    assert recommendations(found, found.finalists, None)
+    assert recommendations(found, None)
 
 
 @pytest.mark.parametrize(("slower", "tasks"), [(1, 1), (300, 1), (300, 6)])
 def test_confirming_ends_when_it_was_announced(
     slower: int, tasks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that becomes slow behind the probes the first prompt that it runs is the last
+    """On a machine that becomes slow after the probes, the first prompt that it runs is the last
     one, however many tasks wait, and the result says on how little its advice rests."""
-    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    world = World(0, default_space(TuneRequest(has_draft=True, own_weights=False)))
     tick = world.tick
     max_tokens = 24
     monkeypatch.setattr(
@@ -104,20 +103,20 @@ def test_confirming_ends_when_it_was_announced(
     )
     for module in (tune, stages):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: world.now))
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     samples = [
-        Sample(f"{task} {n}", f"task {task}", [n], params)
+        PreparedPrompt(
+            WorkloadRequest(f"{task} {n}", task=f"task {task}"), [n], max_tokens, 12 * task + n
+        )
         for task in range(tasks)
         for n in range(12)
     ]
     announced = _Announced(lambda: world.now)
-    plan = TunePlan(*split(samples))
     models: Any = SimpleNamespace(
         open=lambda configuration, *, any_length=False: world.open(configuration)
     )
-    found = Tuner(
-        models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced
-    ).run()
+    request = TuneRequest(load_sizes=())
+    found = Tuner(models, world.families, request, *split(samples), Journal(progress=announced))
+    found.run()
     spent = announced.began_s["timing other loads"] - announced.began_s["round 1"]
     runs = 1 + len(found.finalists)
     one_prompt = runs * (max_tokens + stages.WARMUP_TOKENS) * slower * PLAIN_S * 2
@@ -136,8 +135,8 @@ def test_confirming_ends_when_it_was_announced(
         draft=None,
         model_options={},
     )
-    notes = summarise_tuning(found, world.families, plan, tried, []).notes
-    assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (
+    notes = summarise_tuning(found, tried, []).notes
+    assert any(f"ended after 1 of {len(found.to_confirm)} prompts" in note for note in notes) == (
         slower > 1
     )
 
