@@ -10,7 +10,7 @@ from outrider.errors import counted
 from outrider.lab.compare import Change, Comparison, Difference
 from outrider.lab.result import Interval, Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
-from outrider.report.plots import figure, with_interval
+from outrider.report.text import figure, with_interval
 
 MAX_NAMES = 12
 METHOD = "new / old, or new - old of numbers that may be 0; as of independent runs (MOVER, Zou & Donner 2008)"
