@@ -95,9 +95,10 @@ def _verdict(result: BenchResult) -> Iterator[Block]:
     if gains:
         speedups = [speedup.value for _, speedup in gains]
         what = f"Use {labels.pop()}" if len(labels) == 1 else "Use the best setting of each"
+        times = " to ".join(sorted({f"{min(speedups):.2f}", f"{max(speedups):.2f}"}))
         yield Paragraph(
-            f"{what}: {min(speedups):.2f} to {max(speedups):.2f} times as fast as plain decoding "
-            f"in {len(gains)} of {len(advised)} conditions, by 95 % intervals above 1.",
+            f"{what}: {times} times as fast as plain decoding in {len(gains)} of {len(advised)} "
+            "conditions, by 95 % intervals above 1.",
             "good",
         )
     elif all(tone == "bad" for _, tone in advised):
@@ -133,7 +134,7 @@ def _identity(result: BenchResult) -> Iterator[Block]:
     )
     yield Paragraph(
         f"The output changed: {differing} of {compared} texts differ from plain decoding's.{why} "
-        "`outrider certify` looks for the cause.",
+        "'outrider certify' looks for the cause.",
         "bad" if promised else "caution",
     )
     yield Bullets([_parting(row, same) for row, same in parted])

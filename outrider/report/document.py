@@ -144,7 +144,7 @@ class Chart:
         return self.scale or max(longest, min(highest, 1.3 * longest)) or 1.0
 
     def share(self, value: float) -> float:
-        """Of the scale, 0..1."""
+        """The part of the scale that a value takes, 0..1."""
         return min(max(value / self.end, 0.0), 1.0)
 
 

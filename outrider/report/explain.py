@@ -99,7 +99,7 @@ def _emitted(result: ExplainResult) -> str:
 
 
 def _chart(result: ExplainResult) -> Chart:
-    """Where the tokens of a step go, and where its time goes, both as shares."""
+    """A chart of what becomes of a step's tokens and of its time, both as shares."""
     ideal = result.ideal / result.steps
     emitted = result.tau.value
     tokens = [

@@ -50,6 +50,6 @@ def _spread(options: str) -> Iterator[str]:
         name, _, value = option.partition("=")
         flag = name.replace("_", "-")
         if value in ("true", "false"):
-            yield f"--{flag}" if value == "true" else f"--no-{flag}"
+            yield f"--{'' if value == 'true' else 'no-'}{flag}"
         else:
             yield from (f"--{flag}", value)

@@ -14,7 +14,7 @@ from outrider.report.render import HARDLY, origin, plain_bar, speedup_bar, to_ke
 from outrider.report.text import interval, number
 
 COLUMNS: dict[str, Callable[[ReplayedConfiguration], str]] = {
-    "setting": lambda row: row.configuration,
+    "setting": lambda row: "plain decoding" if row.drafter == PLAIN else row.configuration,
     "predicted speedup": lambda row: interval(row.overall.speedup, "x"),
     "tokens per pass": lambda row: interval(row.overall.tau),
     "accepted": lambda row: number(row.overall.alpha),

@@ -85,7 +85,7 @@ def test_batch_sizes_and_contexts_have_charts_of_their_own() -> None:
 def test_several_conditions_have_one_first_sentence() -> None:
     first, sentences = document(bench(at_shape(1, None), at_shape(4, None))).blocks[:2]
     assert isinstance(first, Paragraph)
-    assert first.text.startswith("Use draft-model k=5: 2.00 to 2.00 times as fast")
+    assert first.text.startswith("Use draft-model k=5: 2.00 times as fast")
     assert "in 1 of 2 conditions" in first.text
     assert isinstance(sentences, Bullets)
     assert sentences.items[1].startswith("Do not speculate on reasoning (greedy, batch of 4)")
