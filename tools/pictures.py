@@ -47,8 +47,8 @@ FLAGS = [
     "--disable-sync",
 ]
 READY_S = 120
-WIDTH = 1000
-HEIGHT = 640  # of a report's picture: its answer
+WIDTH = 900  # of a report's picture
+MARGIN = 20
 
 
 def main() -> None:
@@ -74,14 +74,20 @@ def main() -> None:
 
 
 def take_report(browser: Browser, name: str) -> None:
-    """The answer on the page of one report."""
+    """The page of one report, down to the next command."""
     with TemporaryDirectory() as folder:
         page_file = Path(folder) / "report.html"
         command = [sys.executable, "-m", "outrider", *REPORTS[name], "--out", str(page_file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme="light")
         page.goto(page_file.as_uri())
-        page.screenshot(path=str(IMAGES / f"{name}.png"))
+        box = page.locator(".codeblock").first.bounding_box()
+        assert box is not None
+        page.screenshot(
+            path=str(IMAGES / f"{name}.png"),
+            full_page=True,
+            clip={"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"] + MARGIN},
+        )
         page.close()
 
 

@@ -14,7 +14,7 @@ from outrider.lab.bench.bench_result import (
     Percentiles,
 )
 from outrider.lab.result import Interval
-from outrider.report.document import NOTHING, Bar, Block, Chart, Heading, table
+from outrider.report.document import NOTHING, Bar, Block, Cells, Chart, Heading, table
 from outrider.report.render import SPEEDUP, plain_bar, speedup_bar
 from outrider.report.text import amount, interval, number
 
@@ -184,7 +184,7 @@ def _phase(name: str) -> Callable[[Row], str]:
     return share
 
 
-SPEED: dict[str, Callable[[Row], str]] = {
+SPEED: Cells[Row] = {
     "setting": lambda row: row.label,
     "speedup": lambda row: interval(row.speedup, "x"),
     "tokens/s": lambda row: number(row.measured.tokens_per_s, 1),
@@ -195,14 +195,14 @@ SPEED: dict[str, Callable[[Row], str]] = {
     "correct answers": _correct,
     "CPU used by others": _other_cpu,
 }
-DRAFTS: dict[str, Callable[[Row], str]] = {
+DRAFTS: Cells[Row] = {
     "setting": lambda row: row.label,
     "drafted per step": lambda row: number(row.measured.drafted / row.measured.num_steps, 1),
     "accepted of drafted": lambda row: number(row.measured.draft_utilisation),
     "accepted by position": _positions,
     "added memory": _memory,
 }
-LATENCY: dict[str, Callable[[Row], str]] = {
+LATENCY: Cells[Row] = {
     "setting": lambda row: row.label,
     "TTFT": lambda row: _milliseconds(row.measured.ttft_s, "p50"),
     "TPOT": lambda row: _milliseconds(row.measured.tpot_s, "p50", "p99"),

@@ -3,7 +3,7 @@ makes them, what is not claimed, and the evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from outrider.errors import counted
@@ -22,6 +22,7 @@ from outrider.report.document import (
     NOTHING,
     Block,
     Bullets,
+    Cells,
     Document,
     Heading,
     Paragraph,
@@ -63,7 +64,7 @@ class Claim(NamedTuple):
     power: str = NOTHING
 
 
-CLAIMS: dict[str, Callable[[Claim], str]] = {
+CLAIMS: Cells[Claim] = {
     "claim": lambda claim: claim.claim,
     "result": lambda claim: claim.result,
     "how it was checked": lambda claim: claim.how,
@@ -192,12 +193,12 @@ def _texts(texts: SameTexts, title: str) -> Iterator[Block]:
         yield table(texts.differences, DIFFERENCES, "First differing token of each text")
 
 
-RUNS: dict[str, Callable[[TextRun], str]] = {
+RUNS: Cells[TextRun] = {
     "decoded": lambda run: run.name,
     "identical texts": lambda run: f"{run.num_identical} of {run.num_prompts}",
     "tokens": lambda run: str(run.num_tokens),
 }
-DIFFERENCES: dict[str, Callable[[TextDifference], str]] = {
+DIFFERENCES: Cells[TextDifference] = {
     "decoded": lambda difference: difference.run,
     "cause": lambda difference: CAUSES[difference.cause],
     "prompt": lambda difference: str(difference.prompt + 1),
@@ -207,7 +208,7 @@ DIFFERENCES: dict[str, Callable[[TextDifference], str]] = {
     "gap": lambda difference: number(difference.gap_in_spacings, 1),
     "moved": lambda difference: number(difference.moved_in_spacings, 1),
 }
-TESTS: dict[str, Callable[[DistributionTest], str]] = {
+TESTS: Cells[DistributionTest] = {
     "tested": lambda test: f"{test.part}, {test.sampler}",
     "result": lambda test: "deviates" if test.rejected else "follows",
     "p": lambda test: f"{test.p_value:.2g}",

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from outrider.report.meanings import MEANINGS
 
 T = TypeVar("T")
+Cells = dict[str, Callable[[T], str]]  # a column's heading, and what it says of a subject
 Tone = Literal["plain", "good", "bad", "caution"]
 NOTHING = "-"  # a cell where there is no number
 _NUMBER = re.compile(r"[-+x]?\s?\d\S*( \S+){0,2}|-")
@@ -69,13 +70,12 @@ class Table:
 
 def table(
     subjects: Iterable[T] | Mapping[str, Sequence[T]],
-    cells: Mapping[str, Callable[[T], str]],
+    cells: Cells[T],
     title: str = "",
     marked: Callable[[T], bool] = lambda subject: False,
 ) -> Table:
-    """A row for each subject, under the names of groups where there are several. `cells`: a column's
-    heading, and what it says of a subject. Columns that say nothing of anyone are left out, but for
-    the first."""
+    """A row for each subject, under the names of groups where there are several. Columns that say
+    nothing of anyone are left out, but for the first."""
     groups = subjects if isinstance(subjects, Mapping) else {"": list(subjects)}
     every = [subject for group in groups.values() for subject in group]
     columns: dict[str, Column] = {}

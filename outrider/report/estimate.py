@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from outrider.errors import counted
@@ -10,6 +10,7 @@ from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate
 from outrider.report.document import (
     Bar,
     Block,
+    Cells,
     Chart,
     Document,
     Heading,
@@ -85,7 +86,7 @@ def _chart(result: EstimateResult) -> Chart:
 
 
 def _lengths(result: EstimateResult) -> Table:
-    cells: dict[str, Callable[[LengthEstimate], str]] = {
+    cells: Cells[LengthEstimate] = {
         "k": lambda length: str(length.num_draft_tokens),
         "estimated speedup": lambda length: number(length.speedup, unit="x"),
         "tokens per pass": lambda length: number(length.tau),
@@ -104,7 +105,7 @@ def _at(speedups: Sequence[float], length: LengthEstimate) -> str:
     return number(speedups[length.num_draft_tokens], unit="x")
 
 
-MEMORY: dict[str, Callable[[ModelSize], str]] = {
+MEMORY: Cells[ModelSize] = {
     "model": lambda model: f"{model.role}: {model.name}",
     "weights": lambda model: amount(model.weights_bytes),
     "KV cache": lambda model: amount(1000 * model.kv_bytes_per_token),

@@ -3,7 +3,7 @@ cause and kind of text; then the texts, coloured by fate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from outrider.errors import counted
@@ -19,6 +19,7 @@ from outrider.report.document import (
     Bar,
     Block,
     Bullets,
+    Cells,
     Chart,
     Document,
     Heading,
@@ -36,10 +37,7 @@ PROMPT_SHOWN = 1200  # characters
 Fate = Literal["prompt", "accepted", "correction", "bonus", "plain"]
 CAUSES = {
     "draft": ("the draft disagrees", "the text has a token that the draft did not propose"),
-    "vocabulary": (
-        "the draft lacks words",
-        "the text has a token that the draft can never say",
-    ),
+    "vocabulary": ("the draft lacks words", "the text has a token that it can never say"),
     "filters": (
         "filters cut tokens",
         "top-k, top-p or min-p cut the text's token from the draft's distribution, or the draft's "
@@ -47,7 +45,8 @@ CAUSES = {
     ),
     "stopped": (
         "the drafter stopped early",
-        "less was drafted than asked for (a stop rule, nothing to copy), and more would have been accepted",
+        "less was drafted than asked for (a stop rule, nothing to copy), and more would have been "
+        "accepted",
     ),
     "tree-budget": (
         "the tree is too small",
@@ -80,22 +79,17 @@ def document(result: ExplainResult) -> Document:
 
 
 def _emitted(result: ExplainResult) -> str:
-    """How much a step brings of what it could, how sure that is, and the largest loss."""
+    """How much a step brings of what it could, and how sure that is."""
     tau = result.tau
     sure = f" (95 % interval {tau.low:.2f} to {tau.high:.2f})" if tau.is_known else ""
-    accepted = (
-        ""
-        if result.alpha is None
-        else f"; {result.alpha.value:.0%} of the tested draft tokens are accepted"
+    of_all = (
+        f"of the {number(result.ideal / result.steps)} it could"
+        if _lost(result)
+        else "and could no more"
     )
-    biggest = max(result.causes, key=lambda row: row.tokens)
-    if biggest.tokens_per_step < LITTLE:
-        return f"A step emits {tau.value:.2f} tokens{sure}, all that it could{accepted}."
-    return (
-        f"A step emits {tau.value:.2f} tokens{sure} of the {result.ideal / result.steps:.2f} it "
-        f"could{accepted}. Most of the rest, {number(biggest.tokens_per_step)} tokens, is lost "
-        f"because {CAUSES[biggest.cause][0]}."
-    )
+    alpha = result.alpha
+    accepted = "" if alpha is None else f"; {alpha.value:.0%} of the tested drafts are accepted"
+    return f"A step emits {tau.value:.2f} tokens{sure} {of_all}{accepted}."
 
 
 def _chart(result: ExplainResult) -> Chart:
@@ -147,7 +141,7 @@ def _share(part: float, total: float) -> str:
 def _tables(result: ExplainResult) -> Iterator[Block]:
     """By cause, by position in the draft, by part of the answer and kind of text."""
     lost = result.ideal - result.emitted
-    cells: dict[str, Callable[[CauseRow], str]] = {
+    cells: Cells[CauseRow] = {
         "cause": lambda row: CAUSES[row.cause][0],
         "share": lambda row: _share(row.tokens, lost),
         "tokens lost": lambda row: number(row.tokens, 1),
@@ -173,7 +167,7 @@ def _tables(result: ExplainResult) -> Iterator[Block]:
 
 # a row, its share of the tokens lost to rejections, its share of all tokens
 Part = tuple[GroupRow, str, str]
-PARTS: dict[str, Callable[[Part], str]] = {
+PARTS: Cells[Part] = {
     "text": lambda part: part[0].name,
     "share of losses": lambda part: part[1],
     "share of tokens": lambda part: part[2],
@@ -206,26 +200,21 @@ def _texts(result: ExplainResult) -> Iterator[Block]:
 def _circumstances(result: ExplainResult) -> Iterator[Block]:
     yield Heading("How it was found")
     sampling = ", ".join(f"{name} {value}" for name, value in result.sampling.items())
+    source = (
+        "distributions are from one more pass of each model over the finished text"
+        if result.has_draft_probs
+        else "what else this drafter might have proposed at a position is not known"
+    )
     items = [
         f"{counted(result.emitted, 'token')} in {counted(result.steps, 'step')}, "
         f"{counted(result.drafted, 'draft token')}, {result.tested} tested, {result.accepted} "
-        f"accepted; verifier {result.verifier}; {sampling}"
+        f"accepted; verifier {result.verifier}; {sampling}",
+        source,
     ]
-    if result.has_draft_probs:
-        items.append(
-            "distributions come from one more pass of each model over the finished text; the step "
-            "that tested a token saw the same text before it"
-        )
-    else:
-        items.append("what else this drafter might have proposed at a position is not known")
     if result.times is not None:
-        times = result.times
-        items.append(
-            f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
-            f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the "
-            "prompt, left out)"
-        )
-    items += [_sentence(note) for note in result.notes]
+        steps = counted(result.times.steps, "step")
+        items.append(f"times are means of {steps}, without each text's first, the prompt's")
+    items += map(_sentence, result.notes)
     if result.command:
         items.append(f"command: {result.command}")
     yield Bullets(items)

@@ -38,7 +38,6 @@ from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates
 from outrider.version import __version__
 
-MIN_HEADINGS = 4  # from here on a page has a table of contents
 NEWLINE = "↵\n"
 
 
@@ -56,7 +55,6 @@ class Part(NamedTuple):
 
     look: str  # CSS classes
     content: Markup = Markup()
-    heading: str = ""  # in the table of contents
     more: Markup = Markup()  # shown when asked for: what the columns mean
     title: str = ""  # of the bars
     bars: Sequence[Stripe | str] = ()  # of a chart, after the names of their groups
@@ -74,7 +72,6 @@ def to_html(document: Document) -> str:
         title=one_line(document.title),
         subtitle=one_line(document.subtitle),
         parts=parts,
-        has_contents=sum(bool(part.heading) for part in parts) >= MIN_HEADINGS,
         meaning=MEANING,
         version=__version__,
         style=Markup(style),
@@ -85,8 +82,6 @@ def to_html(document: Document) -> str:
 
 def _part(block: Block) -> Part:
     match block:
-        case Heading(level=2):
-            return Part("heading", _rendered(block_markdown(block)), heading=one_line(block.text))
         case Paragraph():
             plain = replace(block, tone="plain")  # colour and frame take the place of the sign
             return Part(f"paragraph {block.tone}", _rendered(block_markdown(plain)))

@@ -47,6 +47,10 @@ MEANINGS = {
     "KV cache": "keys and values of 1,000 tokens of a text",
     "predicted speedup": "emitted × seconds of a plain step / seconds of all steps, as bench measured them",
     "drafter, µs per step": "time spent in the drafter, on the machine of the replay",
+    # compare
+    "number": "↑ higher is better, ↓ lower is better",
+    "verdict": "no evidence: the interval of the change includes no change at all",
+    "change": "new / old, or new - old of numbers that may be 0; as of independent runs (MOVER, Zou & Donner 2008)",
     # servers
     "answered": "requests that were answered to their end",
     "server tokens/s": "completion tokens of all answers, as the server counts them / seconds in which requests ran",

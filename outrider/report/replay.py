@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from outrider.configuration import PLAIN
 from outrider.errors import counted
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval
-from outrider.report.document import NOTHING, Block, Chart, Document, Paragraph, Tone, table
+from outrider.report.document import NOTHING, Block, Cells, Chart, Document, Paragraph, Tone, table
 from outrider.report.render import HARDLY, origin, plain_bar, speedup_bar, to_keep_in_mind
 from outrider.report.text import interval, number
 
-COLUMNS: dict[str, Callable[[ReplayedConfiguration], str]] = {
+COLUMNS: Cells[ReplayedConfiguration] = {
     "setting": lambda row: "plain decoding" if row.drafter == PLAIN else row.configuration,
     "predicted speedup": lambda row: interval(row.overall.speedup, "x"),
     "tokens per pass": lambda row: interval(row.overall.tau),

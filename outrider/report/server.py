@@ -3,13 +3,14 @@ their counters say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from outrider.lab.bench.bench_result import Percentiles, ServerMeasurement, SpeculationCounts
 from outrider.report.document import (
     NOTHING,
     Block,
     Bullets,
+    Cells,
     Chart,
     Heading,
     Paragraph,
@@ -38,7 +39,7 @@ def _three(values: Percentiles | None, scale: float = 1000, digits: int = 1) -> 
     return " / ".join(number(scale * value, digits) for value in three)
 
 
-SPEED: dict[str, Callable[[ServerMeasurement], str]] = {
+SPEED: Cells[ServerMeasurement] = {
     "server": lambda server: server.label,
     "server tokens/s": lambda server: number(server.tokens_per_s, 1),
     "TTFT (ms)": lambda server: _three(server.ttft_s),
@@ -67,9 +68,9 @@ def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         if comparison.differing:
             yield Paragraph(
                 f"{len(comparison.differing)} of {comparison.num_pairs} greedy texts differ "
-                f"(requests {', '.join(comparison.differing[:SHOWN])}). Between two servers that "
-                "need not be speculation: another batch, kernel or rounding decides near ties too. "
-                "To know, compare a server with itself.",
+                f"(requests {', '.join(comparison.differing[:SHOWN])}). That need not be "
+                "speculation: batches, kernels and rounding decide near ties too. To know, compare "
+                "a server with itself.",
                 "caution",
             )
         elif comparison.differing is not None:
@@ -91,7 +92,7 @@ def _positions(counts: SpeculationCounts) -> str:
     return " ".join(map(number, shares)) or NOTHING
 
 
-SPECULATION: dict[str, Callable[[tuple[str, SpeculationCounts]], str]] = {
+SPECULATION: Cells[tuple[str, SpeculationCounts]] = {
     "server": lambda row: row[0],
     "tokens per pass": lambda row: number(row[1].tau),
     "accepted of drafted": lambda row: number(row[1].draft_utilisation),

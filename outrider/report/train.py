@@ -3,7 +3,7 @@ after; how it was made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from outrider.errors import counted
@@ -12,6 +12,7 @@ from outrider.report.document import (
     Bar,
     Block,
     Bullets,
+    Cells,
     Chart,
     Document,
     Heading,
@@ -70,7 +71,7 @@ def _measured(result: TrainResult) -> Iterator[Block]:
     yield table(groups, MEASURED, f"Measured on held-out prompts with {order[-1].configuration}")
 
 
-MEASURED: dict[str, Callable[[HeldOutResult], str]] = {
+MEASURED: Cells[HeldOutResult] = {
     "drafter": lambda row: row.label,
     "tokens per pass": lambda row: number(row.tau),
     "accepted": lambda row: number(row.alpha),
@@ -78,7 +79,7 @@ MEASURED: dict[str, Callable[[HeldOutResult], str]] = {
     "kept by position": lambda row: _positions(row),
     "prompts": lambda row: str(row.num_prompts),
 }
-CURVE: dict[str, Callable[[CurvePoint], str]] = {
+CURVE: Cells[CurvePoint] = {
     "optimizer step": lambda point: str(point.step),
     "held-out loss": lambda point: figure(point.loss),
     "kept by position": lambda point: " ".join(map(number, point.survival)) or NOTHING,

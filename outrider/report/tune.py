@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from outrider.errors import counted
@@ -13,6 +13,7 @@ from outrider.report.document import (
     NOTHING,
     Block,
     Bullets,
+    Cells,
     Chart,
     CodeBlock,
     Document,
@@ -100,7 +101,7 @@ def _is_recommended(result: TuneResult, row: Confirmed) -> bool:
 def _confirmed(result: TuneResult) -> list[Block]:
     if not result.confirmed:
         return []
-    cells: dict[str, Callable[[Confirmed], str]] = {
+    cells: Cells[Confirmed] = {
         "setting": lambda row: row.configuration,
         "speedup": lambda row: interval(row.speedup, "x"),
         "forecast": lambda row: number(result.overall_speedup.get(row.configuration), unit="x"),
@@ -128,7 +129,7 @@ def _forecasts(result: TuneResult) -> list[Block]:
     for forecast in result.forecasts:
         by_label.setdefault(forecast.configuration, {})[forecast.task] = forecast
     tasks = list(dict.fromkeys(forecast.task for forecast in result.forecasts))
-    cells: dict[str, Callable[[str], str]] = {
+    cells: Cells[str] = {
         "setting": lambda label: label,
         "forecast": lambda label: number(result.overall_speedup[label], unit="x"),
     }
@@ -164,7 +165,7 @@ def _break_even(result: TuneResult) -> list[Block]:
 def _schedule(result: TuneResult) -> list[Block]:
     if not result.schedule:
         return []
-    cells: dict[str, Callable[[LoadStep], str]] = {
+    cells: Cells[LoadStep] = {
         "requests at once": lambda load: str(load.batch_size),
         "with --settings": lambda load: result.nodes_at(load.batch_size),
         "fastest there": lambda load: load.configuration,
