@@ -100,8 +100,8 @@ def _headline(result: CertifyResult, claims: Sequence[Claim]) -> str:
     if result.verdict == "inconclusive":
         return "Inconclusive: no fault was found, but a check could not tell."
     if result.verdict == "not lossless":
-        broken = [claim.claim for claim in claims if claim.result == "failed"]
-        return f"Not lossless: speculation changes the output. It does not hold that {broken[0]}."
+        broken = [f"not true: {claim.claim}" for claim in claims if claim.result == "failed"]
+        return f"Not lossless: {'; '.join(['speculation changes the output', *broken])}."
     passed = [claim.claim for claim in claims if claim.result == "passed"]
     text = f"Lossless: {', and '.join(claim for claim in passed if claim != DRAFTED)}."
     sampled = result.sampled_distribution
