@@ -46,7 +46,7 @@ NOT_ASKED = "not asked for"
 LEAST_S = 2.0  # a stage with less is not begun
 NEEDED = (  # import names of what the package needs: the stages that do without run anyway
     "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "typer", "rich", "psutil", "tqdm", "pydantic",
-    "annotated_types", "scipy", "matplotlib", "jinja2", "httpx2", "prometheus_client", "pytest", "hypothesis", "fastapi",
+    "annotated_types", "scipy", "jinja2", "httpx2", "prometheus_client", "pytest", "hypothesis", "fastapi",
     "accelerate",
 )  # fmt: skip
 

@@ -27,7 +27,6 @@ class Package:
 
 
 scipy: Any = Package("scipy")
-matplotlib: Any = Package("matplotlib")
 torch: Any = Package("torch")
 transformers: Any = Package("transformers")
 huggingface_hub: Any = Package("huggingface_hub")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.report.document import Block, Column, Heading, Paragraph, Plot, Series, Table, Tone
+from outrider.report.document import Block, Column, Heading, Paragraph, Table, Tone
 from study.acceptance import savings
-from study.tables import Rows, sizes, tau
+from study.tables import Rows, lines_table, sizes, tau
 
 FLOOR = 0.15  # of drafted tokens saved, for the trained head
 COLUMNS = [
@@ -95,19 +95,13 @@ def _head_curve(
     length = one.get("settings", {}).get("fixed", 5)
     for mode in ("sampled", "greedy"):
         names = ("saved", "possible", "calibration", "tau", "fixed_tau")
-        series = [Series(what, [part.get(f"{what}_{mode}") for part in parts]) for what in names]
+        lines = {what: [part.get(f"{what}_{mode}") for part in parts] for what in names}
         if without_table:
-            series.append(
-                Series(
-                    "saved without token table",
-                    [point["parts"].get(f"saved_{mode}") for point in without_table],
-                )
-            )
-        yield Plot(
+            lines["saved without token table"] = [
+                point["parts"].get(f"saved_{mode}") for point in without_table
+            ]
+        title = (
             f"The head for {name}, {mode}: held-out, computed from the distributions, against a "
-            f"fixed length of {length}",
-            "optimizer steps",
-            "",
-            steps,
-            series,
+            f"fixed length of {length} (optimizer steps)"
         )
+        yield lines_table(title, "optimizer steps", steps, lines)

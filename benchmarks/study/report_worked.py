@@ -18,12 +18,11 @@ from outrider.report.document import (
     Document,
     Heading,
     Paragraph,
-    Plot,
-    Series,
     Table,
     Tone,
 )
 from outrider.report.markdown import to_markdown
+from study.tables import lines_table
 from study.worked import CHAIN, REASONS
 
 FEW = 20  # tests, or steps, below which a kind is left out of sentences and curves
@@ -127,7 +126,7 @@ def _kept(studies: Sequence[Study]) -> Iterator[Block]:
         yield Table(columns, rows, f"Draft tokens by kind of step, {_label(study)}")
     for study in studies:
         shown = [one for one in study["kinds"] if one["starts"] >= FEW]
-        yield _plot(
+        yield _by_position(
             "Survival by the kind that a step begins with",
             "P(at least so many are kept)",
             study,
@@ -135,7 +134,7 @@ def _kept(studies: Sequence[Study]) -> Iterator[Block]:
             "survival",
         )
     shown = [one for one in studies[0]["kinds"] if one["tested"] >= FEW]
-    yield _plot(
+    yield _by_position(
         "Kept where tested, by position in the draft",
         "kept / tested",
         studies[0],
@@ -144,16 +143,14 @@ def _kept(studies: Sequence[Study]) -> Iterator[Block]:
     )
 
 
-def _plot(title: str, y: str, study: Study, shown: Sequence[dict[str, Any]], name: str) -> Plot:
-    length = max((len(one[name]) for one in shown), default=0)
-    series = [Series(one["kind"], one[name] + [None] * (length - len(one[name]))) for one in shown]
-    return Plot(
-        f"{title}, {_label(study)}",
-        "draft tokens",
-        y,
-        [float(n + 1) for n in range(length)],
-        series,
-    )
+def _by_position(
+    title: str, y: str, study: Study, shown: Sequence[dict[str, Any]], name: str
+) -> Table:
+    length = max((len(kind[name]) for kind in shown), default=0)
+    lines = {kind["kind"]: kind[name] + [None] * (length - len(kind[name])) for kind in shown}
+    positions = [float(n + 1) for n in range(length)]
+    title = f"{title}, {_label(study)} ({y} over draft tokens)"
+    return lines_table(title, "draft tokens", positions, lines)
 
 
 def _lengths(study: Study) -> Iterator[Block]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.report.document import Block, Column, Table
+from outrider.report.text import figure
 
 Rows = Sequence[dict[str, Any]]
 FEWEST = 50  # tested draft tokens that an alpha is shown for
 COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")
+
+
+def lines_table(
+    title: str, x_label: str, xs: Sequence[float], lines: Mapping[str, Sequence[float | None]]
+) -> Table:
+    """Several lines over the same x: a row for each of these."""
+    columns = [Column(x_label), *map(Column, lines)]
+    rows = [
+        [f"{x:g}", *map(figure, values)] for x, *values in zip(xs, *lines.values(), strict=True)
+    ]
+    return Table(columns, rows, title)
 
 
 def pooled(rows: Rows, **wanted: Any) -> dict[str, int]:

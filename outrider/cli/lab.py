@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -194,8 +195,8 @@ def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
 
 
 def command_line() -> str:
-    """The command line as typed, for the result."""
-    return " ".join(["outrider", *sys.argv[1:]])
+    """The command line as typed, for the result: it can be pasted."""
+    return shlex.join(["outrider", *sys.argv[1:]])
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""The report of a bench run: what pays where, in sentences; then tables and plots; then how it was
-measured."""
+"""The report of a bench run: what to do, in a sentence and a chart; then tables and curves; then how
+it was measured."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from outrider.lab.bench.bench_result import (
     BenchResult,
     Cell,
     Identity,
-    Measured,
     TargetInfo,
 )
 from outrider.lab.intervals import WORTH
 from outrider.report import server
-from outrider.report.bench_tables import main_cells, plots, speed_text, speeds, tables
+from outrider.report.bench_tables import (
+    Row,
+    by_size,
+    chart,
+    condition,
+    conditions,
+    fastest,
+    rows_of,
+    tables,
+)
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
-from outrider.report.render import disturbed, origin
+from outrider.report.next_step import PROMPTS, command, step
+from outrider.report.render import disturbed, how_fast, origin
+from outrider.report.text import amount, interval
+
+FEW = 8  # prompts; below, an interval is rough
 
 
 def document(result: BenchResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = []
     if result.cells:
-        blocks += [
-            *_verdicts(result),
-            *_other_cells(result),
-            *_disturbed(result),
-            *_identity(result),
-            *_failures(result),
-        ]
-        blocks += [*tables(result), *plots(result)]
+        blocks += [*_answer(result), *tables(result), *by_size(result)]
     if result.servers:
         blocks += server.blocks(result.servers)
     blocks += [Heading("How it was measured"), Bullets(list(_circumstances(result)))]
@@ -40,162 +45,152 @@ def document(result: BenchResult) -> Document:
 
 
 def brief(result: BenchResult) -> Document:
-    """The verdicts and one table: what `outrider demo` shows."""
-    blocks = [
-        *_verdicts(result),
-        *_disturbed(result),
-        *_identity(result),
-        *_failures(result),
-        speeds(result),
-    ]
-    return Document(_title(result), _subtitle(result), tuple(blocks))
+    """The answer alone: what `outrider demo` shows."""
+    return Document(_title(result), _subtitle(result), tuple(_answer(result)))
 
 
-def best(result: BenchResult, cell: Cell) -> Measured | None:
-    """The lossless configuration with the largest speedup; None where none was measured."""
-    able = [
-        configuration
-        for configuration in cell.configurations
-        if configuration.speedup and result.configurations[configuration.configuration].lossless
-    ]
-    return max(able, key=lambda one: one.speedup.value if one.speedup else 0.0, default=None)
+def _answer(result: BenchResult) -> Iterator[Block]:
+    yield from _verdict(result)
+    yield chart(result)
+    yield from disturbed(cell.others for cell in result.cells)
+    yield from _identity(result)
+    yield from _failures(result)
+    yield from _next(result)
 
 
 def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
-    """Advice for a cell, in one sentence, and its tone."""
-    first = best(result, cell)
-    if first is None or first.speedup is None:
-        return f"{cell.label}: nothing was compared with plain decoding", "caution"
-    name = result.configurations[first.configuration].label
-    speedup = first.speedup
-    fastest = f"{name}: {speed_text(speedup)}"
+    """What to do in one condition, in a sentence, and its tone."""
+    where = condition(cell)
+    rows = rows_of(result, cell)
+    best = fastest(rows)
+    if best is None:
+        return f"Nothing was compared with plain decoding on {where}.", "caution"
+    row, speedup = best
     if speedup.value < WORTH and speedup.low <= 1:
-        return f"do not speculate on {cell.label}: the fastest is {fastest}", "bad"
+        text = f"Do not speculate on {where}: the fastest setting, {row.label}, reaches "
+        return f"{text}{interval(speedup, 'x')} the speed of plain decoding.", "bad"
+    num_prompts = len(cell.prompt_ids)
+    text = f"{row.label} on {where}: {how_fast(speedup, num_prompts)}."
     if not speedup.is_known:
-        return (
-            f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others",
-            "caution",
+        return f"{text} One prompt, or one batch, says nothing about others: measure more.", (
+            "caution"
         )
     if speedup.low <= 1:
-        return (
-            f"{fastest} on {cell.label}, which may be no gain: the interval reaches below 1",
-            "caution",
+        return f"{text} It may be no gain: the interval reaches below 1.", "caution"
+    rough = " With so few prompts the interval is rough." if num_prompts < FEW else ""
+    slow = [other.label for other in rows if other.speedup and other.speedup.high < 1]
+    slower = f" Slower than plain decoding: {', '.join(slow)}." if slow else ""
+    return f"Use {text}{rough}{slower}", "good"
+
+
+def _verdict(result: BenchResult) -> Iterator[Block]:
+    """What to do; then the same for each condition, where there are several."""
+    advised = [advice(result, cell) for cell in result.cells]
+    if len(advised) == 1:
+        yield Paragraph(*advised[0])
+        return
+    best = [fastest(rows_of(result, cell)) for cell in result.cells]
+    gains = [pair for pair, (_, tone) in zip(best, advised, strict=True) if pair and tone == "good"]
+    labels = {row.label for row, _ in gains}
+    if gains:
+        speedups = [speedup.value for _, speedup in gains]
+        what = f"Use {labels.pop()}" if len(labels) == 1 else "Use the best setting of each"
+        times = " to ".join(sorted({f"{min(speedups):.2f}", f"{max(speedups):.2f}"}))
+        yield Paragraph(
+            f"{what}: {times} times as fast as plain decoding in {len(gains)} of {len(advised)} "
+            "conditions, by 95 % intervals above 1.",
+            "good",
         )
-    return f"{fastest} on {cell.label}{_lost(result, cell)}", "good"
-
-
-def _verdicts(result: BenchResult) -> Iterator[Block]:
-    """Verdicts on the main cells: prompts as they are, the first batch size."""
-    for cell in main_cells(result):
-        yield Paragraph(*advice(result, cell))
-
-
-def _other_cells(result: BenchResult) -> Iterator[Block]:
-    main = main_cells(result)
-    if others := [advice(result, cell)[0] for cell in result.cells if cell not in main]:
-        yield Bullets(others)
-
-
-def _disturbed(result: BenchResult) -> list[Block]:
-    return disturbed({cell.label: cell.others for cell in result.cells})
-
-
-def _lost(result: BenchResult, cell: Cell) -> str:
-    """The configurations that are surely slower than plain decoding in a cell."""
-    slow = [
-        configuration.configuration
-        for configuration in cell.configurations
-        if configuration.speedup and configuration.speedup.high < 1
-    ]
-    losers = [result.configurations[number].label for number in slow]
-    return f" (slower than plain: {', '.join(losers)})" if losers else ""
+    elif all(tone == "bad" for _, tone in advised):
+        yield Paragraph("Do not speculate: no setting is faster in any condition.", "bad")
+    else:
+        yield Paragraph("No setting is surely faster: measure more prompts.", "caution")
+    yield Bullets([text for text, _ in advised])
 
 
 def _identity(result: BenchResult) -> Iterator[Block]:
     """Whether greedy texts are the plain ones."""
     checked = [
-        (cell, configuration, configuration.identity)
+        (row, row.measured.identity)
         for cell in result.cells
-        for configuration in cell.configurations
-        if configuration.identity
+        for row in rows_of(result, cell)
+        if row.measured.identity
     ]
-    parted = [
-        (cell, one, identity)
-        for cell, one, identity in checked
-        if identity.num_identical < identity.num_compared
-    ]
-    compared = sum(identity.num_compared for *_, identity in checked)
+    parted = [(row, same) for row, same in checked if same.num_identical < same.num_compared]
+    compared = sum(same.num_compared for _, same in checked)
     if not parted:
         if checked:
             yield Paragraph(
-                f"All {counted(compared, 'text')} that must be the plain ones are, token by token.",
-                "good",
+                f"The output is unchanged: all {counted(compared, 'text')} are plain decoding's, "
+                "token by token."
             )
         return
-    differing = sum(identity.num_compared - identity.num_identical for *_, identity in parted)
-    promised = any(_promised(result, one) for _, one, _ in parted)
-    why = (
-        ""
-        if promised
-        else " None of them was promised to the bit: see the notes on rounding and lossy verifiers."
-    )
+    differing = sum(same.num_compared - same.num_identical for _, same in parted)
+    promised = any(row.info.lossless and row.info.exact for row, _ in parted)
+    why = "" if promised else " None was promised to the bit (rounding, lossy verifiers)."
     yield Paragraph(
-        f"{differing} of {compared} texts that should be the plain ones differ.{why} `outrider "
-        "certify` looks for the cause.",
+        f"The output changed: {differing} of {compared} texts differ from plain decoding's.{why} "
+        "'outrider certify' looks for the cause.",
         "bad" if promised else "caution",
     )
-    yield Bullets([_parting(result, cell, one, identity) for cell, one, identity in parted])
+    yield Bullets([_parting(row, same) for row, same in parted])
 
 
-def _promised(result: BenchResult, one: Measured) -> bool:
-    info = result.configurations[one.configuration]
-    return info.lossless and info.exact
-
-
-def _parting(result: BenchResult, cell: Cell, one: Measured, identity: Identity) -> str:
-    count = f"{identity.num_compared - identity.num_identical} of {identity.num_compared}"
-    where = f"{cell.label}, {result.configurations[one.configuration].label}: {count} differ"
-    if (first := identity.first) is None:
+def _parting(row: Row, same: Identity) -> str:
+    where = (
+        f"{row.label} on {condition(row.cell)}: {same.num_compared - same.num_identical} of "
+        f"{same.num_compared} differ"
+    )
+    if (first := same.first) is None:
         return where
     return (
-        f"{where}; prompt {first.prompt}, from output token {first.position}: plain {first.plain_text!r} {first.plain[:3]}, "
-        f"here {first.own_text!r} {first.own[:3]}"
+        f"{where}; prompt {first.prompt}, from output token {first.position}: plain "
+        f"{first.plain_text!r} {first.plain[:3]}, here {first.own_text!r} {first.own[:3]}"
     )
 
 
 def _failures(result: BenchResult) -> Iterator[Block]:
     missing = [f"{info.label}: {info.failure}" for info in result.configurations if info.failure]
-    missing += [
-        f"{cell.label}, {label}: {why}"
-        for cell in result.cells
-        for label, why in cell.failures.items()
-    ]
+    for cell in result.cells:
+        missing += [f"{label} on {condition(cell)}: {why}" for label, why in cell.failures.items()]
     if missing:
-        yield Paragraph("Some configurations could not run:", "caution")
+        yield Paragraph("Not measured:", "caution")
         yield Bullets(missing)
+
+
+def _next(result: BenchResult) -> list[Block]:
+    """Serve what is best in the first condition that gains; otherwise look for something better."""
+    if result.target is None:
+        return []
+    target = result.target.name
+    for cell in conditions(result):
+        best = fastest(rows_of(result, cell))
+        if best is not None and advice(result, cell)[1] == "good":
+            drafter = ["--drafter", best[0].label]
+            return step("Serve with it:", command(result, "serve", target, drafter))
+    tune = command(result, "tune", target, also=PROMPTS)
+    return step("Try more drafters and lengths on these prompts:", tune)
 
 
 def _circumstances(result: BenchResult) -> Iterator[str]:
     """Everything that a reader needs to repeat it, and to doubt it."""
-    skipped = (
-        f", {result.workload.num_skipped_lines} bad lines skipped"
-        if result.workload.num_skipped_lines
-        else ""
-    )
-    yield f"workload {result.workload.name}{skipped}"
+    skipped = result.workload.num_skipped_lines
+    yield f"prompts: {result.workload.name}" + (f", {skipped} bad lines skipped" if skipped else "")
     yield from result.workload.notes
     for cell in result.cells:
-        num_runs = max((configuration.num_runs for configuration in cell.configurations), default=0)
+        num_runs = max((measured.num_runs for measured in cell.configurations), default=0)
         yield (
-            f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, "
-            f"{counted(cell.rounds, 'round')}, {counted(num_runs, 'run')} each; ended by: "
-            f"{ENDINGS[cell.ended_by]}"
+            f"{condition(cell)}: {counted(len(cell.prompt_ids), 'prompt')}, "
+            f"{counted(cell.rounds, 'round')}, {counted(num_runs, 'run')} of each setting; ended "
+            f"by: {ENDINGS[cell.ended_by]}"
         )
     if learners := [info.label for info in result.configurations if info.learns]:
         yield (
-            f"{', '.join(learners)}: what is drafted depends on earlier texts or on the clock, so every cell and round is a "
-            "fresh start, in which no prompt comes twice"
+            f"{', '.join(learners)}: drafts depend on earlier texts or on the clock, so each "
+            "condition and round is a fresh start, in which no prompt comes twice"
         )
+    if result.target is not None:
+        yield _memory(result.target)
     for info in result.configurations:
         yield from (f"{info.label}: {note}" for note in info.notes)
     yield from result.notes
@@ -203,29 +198,35 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
         yield f"command: {result.command}"
 
 
+def _memory(target: TargetInfo) -> str:
+    """What plain decoding has to read, and how fast it could be at best."""
+    weights = "unknown" if target.weights_bytes is None else amount(target.weights_bytes)
+    cache = amount(target.kv_bytes_per_token)
+    size = f"target: {weights} of weights, {cache} of KV cache per token"
+    if target.pass_bytes is None or target.bandwidth_bytes_per_s is None:
+        return size
+    bandwidth = target.bandwidth_bytes_per_s
+    return (
+        f"{size}; at the measured memory bandwidth of {bandwidth / 1e9:.1f} GB/s, reading "
+        f"{amount(target.pass_bytes)} of weights per token limits plain decoding to about "
+        f"{bandwidth / target.pass_bytes:.0f} tokens/s, unless a cache holds them"
+    )
+
+
 def _title(result: BenchResult) -> str:
     if result.target is None:
         return "Bench: " + " against ".join(server.label for server in reversed(result.servers))
-    return f"Bench: {result.target.name}" + (
-        f" with draft {result.target.draft}" if result.target.draft else ""
-    )
+    draft = f" with draft {result.target.draft}" if result.target.draft else ""
+    return f"Bench: {result.target.name}{draft}"
 
 
 def _subtitle(result: BenchResult) -> str:
     if (target := result.target) is None:
         return origin(result)
+    rounded = f" rounded to {target.quantise} bits on loading" if target.quantise else ""
     return origin(
         result,
-        f"{_numbers(target)} on {target.device}, {counted(target.threads, 'thread')}",
+        f"{target.dtype}{rounded} on {target.device}, {counted(target.threads, 'thread')}",
         f"{target.runtime} runtime",
         f"{result.seconds / 60:.1f} minutes of measuring",
-    )
-
-
-def _numbers(target: TargetInfo) -> str:
-    """The format of the target's weights."""
-    return (
-        target.dtype
-        if target.quantise is None
-        else f"{target.dtype}, rounded to {target.quantise} bits on loading,"
     )

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from outrider.errors import counted
 from outrider.lab.compare import Change, Comparison, Difference
 from outrider.lab.result import Interval, Result
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
-from outrider.report.plots import figure, with_interval
+from outrider.report.document import Block, Bullets, Cells, Document, Heading, Paragraph, table
+from outrider.report.text import figure, with_interval
 
 MAX_NAMES = 12
-METHOD = "new / old, or new - old of numbers that may be 0; as of independent runs (MOVER, Zou & Donner 2008)"
 WORDS = {
     "better": "✓ better", "worse": "✗ worse", "higher": "higher", "lower": "lower", "same": "same", "no evidence": "no evidence",
 }  # fmt: skip
@@ -22,11 +21,11 @@ WORDS = {
 def document(comparison: Comparison) -> Document:
     """Everything in it is in the comparison."""
     blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
-    blocks.append(_table(comparison.changes))
+    blocks.append(table(comparison.changes, COLUMNS, "All numbers", _is_worse))
     blocks += _missing("Only in the old result", comparison.only_old)
     blocks += _missing("Only in the new result", comparison.only_new)
     if comparison.others:
-        blocks += [Heading("What else differs"), _differences(comparison.others)]
+        blocks += [Heading("What else differs"), table(comparison.others, DIFFERENCES)]
     title = f"Comparison of two results of {comparison.old.kind}"
     return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
 
@@ -42,7 +41,7 @@ def _machines(comparison: Comparison) -> Iterator[Block]:
             "version became faster or slower.",
             "bad",
         )
-        yield _differences(comparison.machines)
+        yield table(comparison.machines, DIFFERENCES)
 
 
 def _verdict(comparison: Comparison) -> Iterator[Block]:
@@ -69,30 +68,17 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
         )
 
 
-def _table(changes: Sequence[Change]) -> Table:
-    columns = [
-        Column("number", align="left", help="↑ higher is better, ↓ lower is better"),
-        Column(
-            "verdict",
-            align="left",
-            help="no evidence: the interval of the change includes no change at all",
-        ),
-        Column("change", help=METHOD),
-        Column("old"),
-        Column("new"),
-    ]
-    rows = [
-        [
-            _label(change),
-            WORDS[change.verdict],
-            _written(change),
-            _number(change.old),
-            _number(change.new),
-        ]
-        for change in changes
-    ]
-    marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
-    return Table(columns, rows, "All numbers", marked)
+COLUMNS: Cells[Change] = {
+    "number": lambda change: _label(change),
+    "verdict": lambda change: WORDS[change.verdict],
+    "change": lambda change: _written(change),
+    "old": lambda change: _number(change.old),
+    "new": lambda change: _number(change.new),
+}
+
+
+def _is_worse(change: Change) -> bool:
+    return change.verdict == "worse"
 
 
 def _label(change: Change) -> str:
@@ -123,12 +109,8 @@ def _missing(title: str, labels: Sequence[str]) -> Iterator[Block]:
         yield Bullets([*labels[:MAX_NAMES], *more])
 
 
-def _differences(differences: Sequence[Difference]) -> Table:
-    columns = [
-        Column("what", align="left"),
-        Column("old", align="left"),
-        Column("new", align="left"),
-    ]
-    return Table(
-        columns, [[difference.what, difference.old, difference.new] for difference in differences]
-    )
+DIFFERENCES: Cells[Difference] = {
+    "what": lambda difference: difference.what,
+    "old": lambda difference: difference.old,
+    "new": lambda difference: difference.new,
+}

@@ -8,8 +8,6 @@ marks (tokens.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import islice
 from typing import ClassVar
 
 from rich import box, markdown
@@ -20,16 +18,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.theme import Theme
 
-from outrider.report.document import Block, CodeBlock, Document, MarkedTokens, Paragraph, Plot
-from outrider.report.markdown import block_markdown, table_markdown, tokens_heading
-from outrider.report.plots import caption, numbers
+from outrider.report.document import Block, CodeBlock, Document, MarkedTokens, Paragraph
+from outrider.report.markdown import block_markdown, tokens_heading
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import runs
 
 UNSQUEEZED = 10_000  # columns of a pipe
 LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
-MAX_ROWS = 24  # of a plot's numbers
-MAX_TOKENS = 600  # of one text; the HTML page shows all
+MAX_TOKENS = 600  # of all texts; the HTML page shows all
 TONES = {"plain": "none", "good": "bold green", "bad": "bold red", "caution": "yellow"}
 FATES = {
     "prompt": "dim",
@@ -60,19 +56,27 @@ def print_document(document: Document, console: Console | None = None) -> None:
 def print_blocks(blocks: Sequence[Block], console: Console | None = None) -> None:
     """Blocks alone, without a title."""
     console = console or _standard_output()
+    left = MAX_TOKENS
     for block in blocks:
-        console.print()
-        match block:
-            case CodeBlock():
-                console.print(Text(clean(block.text), "cyan"), soft_wrap=True)
-            case MarkedTokens():
-                _print_tokens(block, console)
-            case Plot():
-                _print_plot(block, console)
-            case Paragraph():
-                _print_markdown(block_markdown(block), console, TONES[block.tone])
-            case _:
-                _print_markdown(block_markdown(block), console)
+        if not isinstance(block, MarkedTokens):
+            console.print()
+            _print_block(block, console)
+        elif left > 0:
+            console.print()
+            _print_tokens(block, left, console)
+        left -= len(block.tokens) if isinstance(block, MarkedTokens) else 0
+    if left < 0:
+        console.print(Text(f"({-left} more tokens: the HTML page shows all)", "dim"))
+
+
+def _print_block(block: Block, console: Console) -> None:
+    match block:
+        case CodeBlock():
+            console.print(Text(clean(block.text), "cyan"), soft_wrap=True)
+        case Paragraph():
+            _print_markdown(block_markdown(block), console, TONES[block.tone])
+        case _:
+            _print_markdown(block_markdown(block), console)
 
 
 def _standard_output() -> Console:
@@ -152,22 +156,8 @@ class _Markdown(markdown.Markdown):
     }
 
 
-def _print_plot(plot: Plot, console: Console) -> None:
-    """Its numbers; of many x values evenly spread ones, the first and the last among them."""
-    table = numbers(plot)
-    last = len(table.rows) - 1
-    step = -(-len(table.rows) // MAX_ROWS)
-    rows = [row for number, row in enumerate(table.rows) if number % step == 0 or number == last]
-    _print_markdown(table_markdown(replace(table, rows=rows, title=caption(plot))), console)
-
-
-def _print_tokens(block: MarkedTokens, console: Console) -> None:
+def _print_tokens(block: MarkedTokens, most: int, console: Console) -> None:
     _print_markdown(tokens_heading(block), console)
+    pieces = [(text, FATES[kind]) for kind, text in runs(block.tokens[:most])]
     console.print()
-    shown = list(islice(block.tokens, MAX_TOKENS))
-    console.print(
-        Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown))), soft_wrap=True
-    )
-    if len(block.tokens) > len(shown):
-        rest = len(block.tokens) - len(shown)
-        console.print(Text(f"({rest} more tokens: the HTML page shows all)", "dim"))
+    console.print(Text.assemble(*pieces), soft_wrap=True)

@@ -1,19 +1,25 @@
 """A report as blocks, each of which is Markdown (markdown.py).
 
 A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`). The
-terminal prints its Markdown through rich (console.py), and the page is made of it (html.py); plots
+terminal prints its Markdown through rich (console.py), and the page is made of it (html.py); charts
 and annotated texts are drawn there. Renderers compute nothing that a reader could not recompute
 from the result.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+from outrider.report.meanings import MEANINGS
 
 T = TypeVar("T")
+Cells = dict[str, Callable[[T], str]]  # a column's heading, and what it says of a subject
 Tone = Literal["plain", "good", "bad", "caution"]
+NOTHING = "-"  # a cell where there is no number
+_NUMBER = re.compile(r"[-+x]?\s?\d\S*( \S+){0,2}|-")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Column:
 @dataclass(frozen=True)
 class Table:
     """Cells are finished text. `marked`: numbers of rows that stand out (the recommendation, the
-    best)."""
+    best). A row with a single cell is a heading of those below it."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -62,30 +68,33 @@ class Table:
     marked: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Fact(Generic[T]):
-    """A column, and what it says of one subject."""
-
-    heading: str
-    cell: Callable[[T], str]
-    help: str = ""
-    align: Literal["left", "right"] = "right"
-
-    @property
-    def column(self) -> Column:
-        """The column without its cells."""
-        return Column(self.heading, self.align, self.help)
-
-
 def table(
-    subjects: Iterable[T],
-    facts: Sequence[Fact[T]],
+    subjects: Iterable[T] | Mapping[str, Sequence[T]],
+    cells: Cells[T],
     title: str = "",
-    marked: frozenset[int] = frozenset(),
+    marked: Callable[[T], bool] = lambda subject: False,
 ) -> Table:
-    """A row for each subject."""
-    rows = [[fact.cell(subject) for fact in facts] for subject in subjects]
-    return Table([fact.column for fact in facts], rows, title, marked)
+    """A row for each subject, under the names of groups where there are several. Columns that say
+    nothing of anyone are left out, but for the first."""
+    groups = subjects if isinstance(subjects, Mapping) else {"": list(subjects)}
+    every = [subject for group in groups.values() for subject in group]
+    columns: dict[str, Column] = {}
+    for heading, cell in cells.items():
+        texts = [cell(subject) for subject in every]
+        if not columns or any(text != NOTHING for text in texts):
+            is_number = all(_NUMBER.fullmatch(text) for text in texts)
+            align: Literal["left", "right"] = "right" if is_number else "left"
+            columns[heading] = Column(heading, align, MEANINGS.get(heading, ""))
+    rows: list[list[str]] = []
+    marks = set()
+    for name, group in groups.items():
+        if len(groups) > 1:
+            rows.append([name])
+        for subject in group:
+            if marked(subject):
+                marks.add(len(rows))
+            rows.append([cells[heading](subject) for heading in columns])
+    return Table(list(columns.values()), rows, title, frozenset(marks))
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
@@ -97,46 +106,46 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
 def word(value: Any) -> str:
     """A value in a cell."""
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
+        return {True: "yes", False: "no", None: NOTHING}[value]
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @dataclass(frozen=True)
-class Series:
-    """One line. `low`/`high`: ends of intervals."""
+class Bar:
+    """A bar from 0 to its value, with its number as text. `low`/`high`: ends of an interval.
+    `is_best`: it stands out."""
 
     label: str
-    y: Sequence[float | None]
-    low: Sequence[float | None] | None = None
-    high: Sequence[float | None] | None = None
+    text: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    tone: Tone = "plain"
+    is_best: bool = False
 
 
 @dataclass(frozen=True)
-class Plot:
-    """Lines over common x values."""
+class Chart:
+    """Bars on one scale, in named groups where there are several."""
 
     title: str
-    x_label: str
-    y_label: str
-    x: Sequence[float]
-    series: Sequence[Series]
-    baseline: float | None = None  # a horizontal line, like speedup 1
-    log_x: bool = False
+    labels: str  # heading of the bars' names
+    values: str  # heading of their numbers
+    groups: Mapping[str, Sequence[Bar]]
+    baseline: float | None = None  # a line across all bars, like speedup 1
+    scale: float | None = None  # where it ends; None: as `end` finds
 
+    @property
+    def end(self) -> float:
+        """The end of the scale: room for every bar, and for intervals that are not much wider."""
+        bars = [bar for group in self.groups.values() for bar in group]
+        longest = max([bar.value for bar in bars] + [self.baseline or 0.0])
+        highest = max([bar.high or 0.0 for bar in bars], default=0.0)
+        return self.scale or max(longest, min(highest, 1.3 * longest)) or 1.0
 
-def curves(
-    title: str,
-    x_label: str,
-    y_label: str,
-    lines: Mapping[str, Mapping[Any, float | None]],
-    *,
-    baseline: float | None = None,
-    log_x: bool = False,
-) -> Plot:
-    """Lines given by their values over x; a gap where one has none."""
-    x = sorted({at for line in lines.values() for at in line})
-    series = [Series(label, [line.get(at) for at in x]) for label, line in lines.items()]
-    return Plot(title, x_label, y_label, x, series, baseline, log_x)
+    def share(self, value: float) -> float:
+        """The part of the scale that a value takes, 0..1."""
+        return min(max(value / self.end, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class MarkedTokens:
     tokens: Sequence[Token]
 
 
-Block = Heading | Paragraph | Bullets | CodeBlock | Table | Plot | MarkedTokens
+Block = Heading | Paragraph | Bullets | CodeBlock | Table | Chart | MarkedTokens
 
 
 @dataclass(frozen=True)

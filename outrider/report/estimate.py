@@ -1,35 +1,35 @@
-"""The report of an estimate: a verdict, the formula by draft length, how it depends on acceptance,
-memory."""
+"""The report of an estimate: a verdict, a chart by draft length, the formula's numbers, memory."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
 
 from outrider.errors import counted
 from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
 from outrider.report.document import (
+    Bar,
     Block,
+    Cells,
+    Chart,
     Document,
-    Fact,
     Heading,
     Paragraph,
-    Plot,
     Table,
     Tone,
-    curves,
     table,
 )
-from outrider.report.render import origin, to_keep_in_mind
-from outrider.report.text import amount, number, times
-
-HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
+from outrider.report.render import HARDLY, origin, to_keep_in_mind
+from outrider.report.text import amount, number
 
 
 def document(result: EstimateResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = [
         Paragraph(*verdict(result)),
+        _chart(result),
         Paragraph(_premises(result)),
         _lengths(result),
-        _plot(result),
     ]
     blocks += [*_memory(result), *to_keep_in_mind(result)]
     return Document(
@@ -55,7 +55,10 @@ def verdict(result: EstimateResult) -> tuple[str, Tone]:
             "bad",
         )
     verb = "is" if result.best == 1 else "are"
-    text = f"{counted(result.best, 'draft token')} per step {verb} best: {times(best.speedup)} the speed of plain decoding"
+    text = (
+        f"{counted(result.best, 'draft token')} per step {verb} best: {best.speedup:.2f}x the "
+        "speed of plain decoding"
+    )
     if best.speedup < HARDLY:
         return f"Hardly a gain. {text}, and an estimate can be off by as much.", "caution"
     return f"Speculation should pay. {text}.", "good"
@@ -71,70 +74,50 @@ def _premises(result: EstimateResult) -> str:
     return f"This rests on acceptance {acceptance} ({where}) and on costs from {result.source}."
 
 
+def _chart(result: EstimateResult) -> Chart:
+    bars = []
+    for length in result.lengths:
+        k = length.num_draft_tokens
+        tone: Tone = "good" if length.speedup > 1 else "bad" if length.speedup < 1 else "plain"
+        text = number(length.speedup, unit="x")
+        bars.append(Bar(str(k), text, length.speedup, tone=tone, is_best=k == result.best))
+    groups = {"": bars}
+    return Chart("Speedup by draft length", "k", "estimated speedup", groups, baseline=1.0)
+
+
 def _lengths(result: EstimateResult) -> Table:
-    facts: list[Fact[LengthEstimate]] = [
-        Fact(
-            "k",
-            lambda length: str(length.num_draft_tokens),
-            "draft tokens per step; 0: plain decoding",
-        ),
-        Fact(
-            "τ",
-            lambda length: number(length.tau),
-            "tokens per step, the target's own included: 1 + S(1) + ... + S(k)",
-        ),
-        Fact("step", _cost, "time of a step in plain steps, v(k + 1) + k c" + _star(result)),
-        Fact("speedup", lambda length: times(length.speedup), "τ / step"),
-        Fact(
-            "break-even α",
-            lambda length: number(length.break_even_alpha, 3),
-            "acceptance, equal at all positions, from which this length is faster than plain "
-            "decoding",
-        ),
-    ]
-    return table(result.lengths, facts, "Speedup by draft length", frozenset({result.best}))
-
-
-def _cost(length: LengthEstimate) -> str:
-    return number(length.step_cost) + ("*" if length.extrapolated else "")
-
-
-def _star(result: EstimateResult) -> str:
-    return (
-        "; *: beyond what was measured"
-        if any(length.extrapolated for length in result.lengths)
-        else ""
+    cells: Cells[LengthEstimate] = {
+        "k": lambda length: str(length.num_draft_tokens),
+        "estimated speedup": lambda length: number(length.speedup, unit="x"),
+        "tokens per pass": lambda length: number(length.tau),
+        "step": lambda length: number(length.step_cost) + ("*" if length.extrapolated else ""),
+        "break-even α": lambda length: number(length.break_even_alpha, 3),
+    }
+    for alpha, speedups in result.by_alpha.items():
+        cells[f"α {alpha:g}"] = partial(_at, speedups)
+    title = "By draft length; last the speedup if every position accepted with α"
+    return table(
+        result.lengths, cells, title, lambda length: length.num_draft_tokens == result.best
     )
 
 
-def _plot(result: EstimateResult) -> Plot:
-    lines = {
-        f"α {alpha:g}": dict(enumerate(speedups)) for alpha, speedups in result.by_alpha.items()
-    }
-    if len(result.acceptance) > 1 or result.acceptance[0] not in result.by_alpha:
-        lines["yours"] = {length.num_draft_tokens: length.speedup for length in result.lengths}
-    return curves("If every position accepted with α", "k", "speedup", lines, baseline=1.0)
+def _at(speedups: Sequence[float], length: LengthEstimate) -> str:
+    return number(speedups[length.num_draft_tokens], unit="x")
+
+
+MEMORY: Cells[ModelSize] = {
+    "model": lambda model: f"{model.role}: {model.name}",
+    "weights": lambda model: amount(model.weights_bytes),
+    "KV cache": lambda model: amount(1000 * model.kv_bytes_per_token),
+}
 
 
 def _memory(result: EstimateResult) -> list[Block]:
     if not result.memory:
         return []
-    facts: list[Fact[ModelSize]] = [
-        Fact("model", lambda model: f"{model.role}: {model.name}", align="left"),
-        Fact("weights", lambda model: amount(model.weights_bytes)),
-        Fact(
-            "KV cache",
-            lambda model: amount(1000 * model.kv_bytes_per_token),
-            "keys and values of 1,000 tokens of a text",
-        ),
-    ]
     weights = {model.role: model.weights_bytes for model in result.memory}
     blocks: list[Block] = [Heading("Memory")]
     if len(weights) == 2 and weights["target"]:
-        blocks.append(
-            Paragraph(
-                f"The draft adds {weights['draft'] / weights['target']:.1%} to the target's "
-                "weights."
-            )
-        )
-    return [*blocks, table(result.memory, facts)]
+        share = f"{weights['draft'] / weights['target']:.1%}"
+        blocks.append(Paragraph(f"The draft adds {share} to the target's weights."))
+    return [*blocks, table(result.memory, MEMORY)]

@@ -1,10 +1,9 @@
-"""The report of an explanation: what to do, what each cause cost, where; then the texts, coloured
-by fate."""
+"""The report of an explanation: what to do, where drafts are lost and time goes, in a chart; then by
+cause and kind of text; then the texts, coloured by fate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from outrider.errors import counted
@@ -16,56 +15,62 @@ from outrider.lab.explain.explain_result import (
     Place,
 )
 from outrider.report.document import (
+    NOTHING,
+    Bar,
     Block,
     Bullets,
+    Cells,
+    Chart,
     Document,
-    Fact,
     Heading,
     MarkedTokens,
     Paragraph,
-    Plot,
-    Series,
-    Table,
     Token,
-    Tone,
     table,
 )
+from outrider.report.next_step import PROMPTS, command, step
 from outrider.report.render import origin
-from outrider.report.text import number
+from outrider.report.text import interval, number
 
-NOTHING = 0.0005  # tokens per step
+LITTLE = 0.0005  # tokens per step
 PROMPT_SHOWN = 1200  # characters
 Fate = Literal["prompt", "accepted", "correction", "bonus", "plain"]
 CAUSES = {
     "draft": ("the draft disagrees", "the text has a token that the draft did not propose"),
-    "vocabulary": ("words the draft lacks", "the text has a token that the draft can never say"),
+    "vocabulary": ("the draft lacks words", "the text has a token that it can never say"),
     "filters": (
-        "filters",
+        "filters cut tokens",
         "top-k, top-p or min-p cut the text's token from the draft's distribution, or the draft's "
         "token from the target's",
     ),
     "stopped": (
         "the drafter stopped early",
-        "less was drafted than asked for (a stop rule, nothing to copy), and more would have been kept",
+        "less was drafted than asked for (a stop rule, nothing to copy), and more would have been "
+        "accepted",
     ),
     "tree-budget": (
         "the tree is too small",
-        "the draft's next favourite, or a leaf as deep as the deepest, would have been kept",
+        "the draft's next favourite, or a leaf as deep as the deepest, would have been accepted",
     ),
     "length": (
         "the draft is too short",
-        "everything was kept, and so would one more token have been",
+        "everything was accepted, and so would one more token have been",
     ),
 }
 
 
 def document(result: ExplainResult) -> Document:
     """The whole report; everything in it is in the result."""
-    blocks: list[Block] = [Paragraph(*_verdict(result)), Heading("What to do")]
-    for line in result.advice:
-        blocks.append(Paragraph(f"{line.title}. {_sentence(line.evidence)}", line.tone))
-    blocks += [*_causes(result), *_where(result), *_texts(result)]
-    blocks += _circumstances(result)
+    first = result.advice[0]
+    blocks: list[Block] = [
+        Paragraph(f"{_sentence(first.title)}. {_emitted(result)}", first.tone),
+        _chart(result),
+        Bullets([f"{line.title}. {_sentence(line.evidence)}" for line in result.advice]),
+        *_next(result),
+        *_tables(result),
+        *_texts(result),
+        *_circumstances(result),
+    ]
     temperature = result.sampling.get("temperature", 0)
     sampled = f"temperature {temperature:g}" if temperature else "greedy"
     texts = f"{counted(result.texts_read, 'text')} of {result.workload}"
@@ -73,101 +78,109 @@ def document(result: ExplainResult) -> Document:
     return Document(title, origin(result, sampled, texts), tuple(blocks))
 
 
-def _verdict(result: ExplainResult) -> tuple[str, Tone]:
-    alpha = ""
-    if result.alpha is not None:
-        alpha = f", and {result.alpha.value:.0%} of the tested draft tokens are kept"
-    tau = number(result.tau.value)
-    biggest = max(result.causes, key=lambda row: row.tokens)
-    if biggest.tokens_per_step < NOTHING:
-        return f"A step emits {tau} tokens, all that it could have{alpha}.", "good"
-    return (
-        f"A step emits {tau} of the {number(result.ideal / result.steps)} tokens it could have{alpha}. "
-        f"The largest loss is {number(biggest.tokens_per_step)} tokens a step: "
-        f"{CAUSES[biggest.cause][0]}."
-    ), "plain"
-
-
-def _causes(result: ExplainResult) -> Iterator[Block]:
-    yield Heading("What was lost, to what")
-    rows = [row for row in result.causes if row.tokens_per_step >= NOTHING]
-    rows.sort(key=lambda row: -row.tokens)
-    lost = result.ideal - result.emitted
-    rates = [row.tokens_per_s for row in rows if row.tokens_per_s is not None]
-    total = CauseRow(
-        cause="together",
-        tokens=lost,
-        tokens_per_step=lost / result.steps,
-        tokens_per_s=sum(rates) if result.times else None,
+def _emitted(result: ExplainResult) -> str:
+    """How much a step brings of what it could, and how sure that is."""
+    tau = result.tau
+    sure = f" (95 % interval {tau.low:.2f} to {tau.high:.2f})" if tau.is_known else ""
+    of_all = (
+        f"of the {number(result.ideal / result.steps)} it could"
+        if _lost(result)
+        else "and could no more"
     )
-    facts: list[Fact[CauseRow]] = [
-        Fact("cause", lambda row: CAUSES.get(row.cause, (row.cause,))[0], align="left"),
-        Fact(
-            "tokens lost",
-            lambda row: number(row.tokens, 1),
-            "what the steps could have emitted (asked for + 1, as far as the text goes, and the "
-            "next token of drafts kept whole) - what they emitted",
-        ),
-        Fact("per step", lambda row: number(row.tokens_per_step, 3)),
-        Fact(
-            "tokens/s",
-            lambda row: number(row.tokens_per_s, 1),
-            "tokens lost / seconds of the steps, before the price of what it takes",
-        ),
-        Fact("share", lambda row: _share(row.tokens, lost)),
+    alpha = result.alpha
+    accepted = "" if alpha is None else f"; {alpha.value:.0%} of the tested drafts are accepted"
+    return f"A step emits {tau.value:.2f} tokens{sure} {of_all}{accepted}."
+
+
+def _chart(result: ExplainResult) -> Chart:
+    """A chart of what becomes of a step's tokens and of its time, both as shares."""
+    ideal = result.ideal / result.steps
+    emitted = result.tau.value
+    tokens = [
+        Bar("emitted", f"{emitted:.2f} ({_share(emitted, ideal)})", emitted / ideal, tone="good")
     ]
-    yield table([*rows, total], facts)
-    yield Bullets([": ".join(CAUSES[row.cause]) for row in rows])
+    for row in _lost(result):
+        lost = row.tokens_per_step
+        text = f"{lost:.2f} ({_share(lost, ideal)})"
+        tokens.append(Bar(f"lost: {CAUSES[row.cause][0]}", text, lost / ideal, tone="bad"))
+    groups = {f"Tokens that a step could emit: {number(ideal)}": tokens}
+    if (times := result.times) is not None:
+        parts = {"drafting": times.draft_s, "target pass and the rest": times.rest_s}
+        groups[f"Time of a step: {1e3 * times.step_s:.2f} ms"] = [
+            Bar(
+                label,
+                f"{1e3 * seconds:.2f} ms ({_share(seconds, times.step_s)})",
+                seconds / times.step_s,
+            )
+            for label, seconds in parts.items()
+        ]
+    return Chart(
+        "Where drafts are lost, and where time goes", "of a step", "amount", groups, scale=1.0
+    )
+
+
+def _lost(result: ExplainResult) -> list[CauseRow]:
+    """The causes that cost something, the largest first."""
+    rows = [row for row in result.causes if row.tokens_per_step >= LITTLE]
+    return sorted(rows, key=lambda row: -row.tokens)
+
+
+def _next(result: ExplainResult) -> list[Block]:
+    if any(line.tone == "bad" for line in result.advice):
+        more = ["--drafters", result.configuration]
+        bench = command(result, "bench", result.target, more, PROMPTS)
+        return step("Measure whether these drafts pay at all:", bench)
+    tune = command(result, "tune", result.target, also=PROMPTS)
+    return step("Measure which drafter and which length is fastest on these prompts:", tune)
 
 
 def _share(part: float, total: float) -> str:
-    return f"{part / total:.0%}" if total > 0 else "-"
+    return f"{part / total:.0%}" if total > 0 else NOTHING
 
 
-def _where(result: ExplainResult) -> Iterator[Block]:
-    yield Heading("Where")
-    levels = result.by_level
-    if levels:
-        line = Series(
-            "observed",
-            [row.share.value for row in levels],
-            [row.share.low for row in levels],
-            [row.share.high for row in levels],
-        )
-        yield Plot(
-            "Kept, by position in the draft",
-            "draft token of the step",
-            "kept / tested",
-            [float(row.level) for row in levels],
-            (line,),
-        )
-    if result.by_section:
-        yield _groups("By part of the answer", "part", result.by_section, explained=False)
-    yield _groups("By kind of text", "kind", result.by_kind, explained=True)
+def _tables(result: ExplainResult) -> Iterator[Block]:
+    """By cause, by position in the draft, by part of the answer and kind of text."""
+    lost = result.ideal - result.emitted
+    cells: Cells[CauseRow] = {
+        "cause": lambda row: CAUSES[row.cause][0],
+        "share": lambda row: _share(row.tokens, lost),
+        "tokens lost": lambda row: number(row.tokens, 1),
+        "per step": lambda row: number(row.tokens_per_step, 3),
+        "lost tokens/s": lambda row: number(row.tokens_per_s, 1),
+        "when": lambda row: CAUSES[row.cause][1],
+    }
+    yield Heading("What was lost")
+    if rows := _lost(result):
+        yield table(rows, cells, "By cause")
+    if result.by_level:
+        bars = [
+            Bar(str(row.level), interval(row.share), row.share.value, row.share.low, row.share.high)
+            for row in result.by_level
+        ]
+        title = "Accepted of the tested draft tokens, by position in the draft"
+        yield Chart(title, "draft token", "accepted / tested", {"": bars}, scale=1.0)
+    groups = {"part of the answer": result.by_section, "kind of text": result.by_kind}
+    parts = {name: [_part(row, rows) for row in rows] for name, rows in groups.items() if rows}
+    if parts:
+        yield table(parts, PARTS, "By part of the answer and kind of text")
 
 
-def _groups(title: str, heading: str, rows: Sequence[GroupRow], *, explained: bool) -> Table:
-    """`explained`: the columns' meaning is given; once on a page is enough."""
-    tokens = sum(row.tokens for row in rows)
-    lost = sum(row.lost for row in rows)
+# a row, its share of the tokens lost to rejections, its share of all tokens
+Part = tuple[GroupRow, str, str]
+PARTS: Cells[Part] = {
+    "text": lambda part: part[0].name,
+    "share of losses": lambda part: part[1],
+    "share of tokens": lambda part: part[2],
+    "accepted": lambda part: number(part[0].share),
+    "tested": lambda part: str(part[0].tested),
+    "TV": lambda part: number(part[0].disagreement, 3),
+    "entropy": lambda part: number(part[0].entropy, 3),
+}
 
-    def kept(row: GroupRow) -> str:
-        return "-" if row.share is None else f"{row.share.value:.2f} ({row.kept} of {row.tested})"
 
-    facts: list[Fact[GroupRow]] = [
-        Fact(heading, lambda row: row.name, align="left"),
-        Fact("tokens", lambda row: _share(row.tokens, tokens), "share of all output tokens"),
-        Fact("kept / tested", kept),
-        Fact("lost", lambda row: number(row.lost, 1), "tokens lost to rejections there"),
-        Fact("of all losses", lambda row: _share(row.lost, lost)),
-        Fact(
-            "TV",
-            lambda row: number(row.disagreement, 3),
-            "mean total variation of the two distributions (greedy: at temperature 1)",
-        ),
-        Fact("entropy", lambda row: number(row.entropy, 3), "mean of the target's, nats"),
-    ]
-    return table(rows, facts if explained else [replace(fact, help="") for fact in facts], title)
+def _part(row: GroupRow, rows: Sequence[GroupRow]) -> Part:
+    lost = _share(row.lost, sum(other.lost for other in rows))
+    return row, lost, _share(row.tokens, sum(other.tokens for other in rows))
 
 
 def _texts(result: ExplainResult) -> Iterator[Block]:
@@ -187,26 +200,21 @@ def _texts(result: ExplainResult) -> Iterator[Block]:
 def _circumstances(result: ExplainResult) -> Iterator[Block]:
     yield Heading("How it was found")
     sampling = ", ".join(f"{name} {value}" for name, value in result.sampling.items())
+    source = (
+        "distributions are from one more pass of each model over the finished text"
+        if result.has_draft_probs
+        else "what else this drafter might have proposed at a position is not known"
+    )
     items = [
         f"{counted(result.emitted, 'token')} in {counted(result.steps, 'step')}, "
         f"{counted(result.drafted, 'draft token')}, {result.tested} tested, {result.accepted} "
-        f"accepted; verifier {result.verifier}; {sampling}"
+        f"accepted; verifier {result.verifier}; {sampling}",
+        source,
     ]
-    if result.has_draft_probs:
-        items.append(
-            "distributions come from one more pass of each model over the finished text; the step "
-            "that tested a token saw the same text before it"
-        )
-    else:
-        items.append("what else this drafter might have proposed at a position is not known")
     if result.times is not None:
-        times = result.times
-        items.append(
-            f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
-            f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the "
-            "prompt, left out)"
-        )
-    items += [_sentence(note) for note in result.notes]
+        steps = counted(result.times.steps, "step")
+        items.append(f"times are means of {steps}, without each text's first, the prompt's")
+    items += map(_sentence, result.notes)
     if result.command:
         items.append(f"command: {result.command}")
     yield Bullets(items)

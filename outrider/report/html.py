@@ -1,4 +1,4 @@
-"""A document as one HTML file: its Markdown in page.html.j2, with style, script and pictures
+"""A document as one HTML file: its Markdown in page.html.j2, with style, script and charts
 inside; nothing is fetched.
 
 The content security policy allows this page's own style sheet and script by their hashes and
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -21,31 +22,49 @@ from jinja2 import Environment, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from outrider.report.document import Block, Document, Heading, MarkedTokens, Paragraph, Plot, Token
-from outrider.report.markdown import block_markdown, plot_markdown
-from outrider.report.plots import to_image
+from outrider.report.document import (
+    Bar,
+    Block,
+    Chart,
+    Document,
+    Heading,
+    MarkedTokens,
+    Paragraph,
+    Table,
+    Token,
+)
+from outrider.report.markdown import block_markdown, meanings, table_markdown
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates
 from outrider.version import __version__
 
-MIN_HEADINGS = 4  # from here on a page has a table of contents
 NEWLINE = "↵\n"
+
+
+class Stripe(NamedTuple):
+    """A bar on the page; lengths are shares of the scale: '43.1%', "" where there is no interval."""
+
+    bar: Bar
+    length: str
+    low: str
+    high: str
 
 
 class Part(NamedTuple):
     """A block on the page."""
 
     look: str  # CSS classes
-    content: Markup
-    heading: str = ""  # in the table of contents
-    image: str = ""  # a plot, as a URL that holds it
-    title: str = ""  # of the image
+    content: Markup = Markup()
+    more: Markup = Markup()  # shown when asked for: what the columns mean
+    title: str = ""  # of the bars
+    bars: Sequence[Stripe | str] = ()  # of a chart, after the names of their groups
+    baseline: str = ""  # a line across the bars
     tokens: Sequence[Token] = ()  # an annotated text
     fates: Mapping[str, int] = {}  # of its tokens
 
 
 def to_html(document: Document) -> str:
-    """The whole page. Raises ValueError for a plot whose series do not fit its x."""
+    """The whole page."""
     style = _asset("page.css")
     script = _asset("page.js")
     parts = [_part(block) for block in document.blocks]
@@ -53,7 +72,6 @@ def to_html(document: Document) -> str:
         title=one_line(document.title),
         subtitle=one_line(document.subtitle),
         parts=parts,
-        has_contents=sum(bool(part.heading) for part in parts) >= MIN_HEADINGS,
         meaning=MEANING,
         version=__version__,
         style=Markup(style),
@@ -64,22 +82,35 @@ def to_html(document: Document) -> str:
 
 def _part(block: Block) -> Part:
     match block:
-        case Heading(level=2):
-            return Part("heading", _rendered(block_markdown(block)), heading=one_line(block.text))
         case Paragraph():
-            return Part(f"paragraph {block.tone}", _rendered(block_markdown(block)))
-        case Plot():
-            return Part(
-                "plot",
-                _rendered(plot_markdown(block)),
-                image=to_image(block),
-                title=one_line(block.title),
-            )
+            plain = replace(block, tone="plain")  # colour and frame take the place of the sign
+            return Part(f"paragraph {block.tone}", _rendered(block_markdown(plain)))
+        case Table():
+            bare = replace(block, columns=[replace(column, help="") for column in block.columns])
+            more = _rendered(meanings(block.columns))
+            return Part("table", _rendered(table_markdown(bare)), more=more)
+        case Chart():
+            return _chart(block)
         case MarkedTokens():
             title = _rendered(block_markdown(Heading(block.title, 3))) if block.title else Markup()
             return Part("text", title, tokens=list(_spans(block.tokens)), fates=fates(block.tokens))
         case _:
             return Part(type(block).__name__.lower(), _rendered(block_markdown(block)))
+
+
+def _chart(chart: Chart) -> Part:
+    stripes: list[Stripe | str] = []
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{100 * chart.share(value):.1f}%"
+
+    for name, bars in chart.groups.items():
+        stripes += [one_line(name)] if len(chart.groups) > 1 else []
+        for bar in bars:
+            clean_bar = replace(bar, label=one_line(bar.label), text=one_line(bar.text))
+            stripes.append(Stripe(clean_bar, share(bar.value), share(bar.low), share(bar.high)))
+    title = one_line(chart.title)
+    return Part("chart", title=title, bars=stripes, baseline=share(chart.baseline))
 
 
 def _rendered(markdown: str) -> Markup:
@@ -123,7 +154,7 @@ def _policy(style: str, script: str) -> str:
         for text in (style, script)
     ]
     return (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -1,8 +1,8 @@
 """A document as Markdown: what a `.md` file holds, and what the terminal (console.py) and the page
 (html.py) are made of.
 
-Everything in a text that Markdown or HTML could read as its own is escaped. A plot is the table of
-its numbers; the page draws it. An annotated text keeps its marks (tokens.py) in <pre>, where GitHub
+Everything in a text that Markdown or HTML could read as its own is escaped. A chart is a table with
+bars of letters; the page draws it. An annotated text keeps its marks (tokens.py) in <pre>, where GitHub
 also shows underline and strike-through.
 """
 
@@ -15,16 +15,15 @@ from html import escape as escape_html
 from outrider.report.document import (
     Block,
     Bullets,
+    Chart,
     CodeBlock,
     Column,
     Document,
     Heading,
     MarkedTokens,
     Paragraph,
-    Plot,
     Table,
 )
-from outrider.report.plots import caption, numbers
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates, runs
 
@@ -37,6 +36,7 @@ SAMPLES = {
     "bonus": "before ⁺",
     "plain": "unmarked",
 }
+BAR = 24  # letters of the longest bar
 MARK = "▸"  # before a row that stands out
 LINE = 100  # letters of an annotated text before it is broken: GitHub breaks none
 # inside a word _ is only a letter
@@ -47,8 +47,7 @@ _FENCE = re.compile(r"`{3,}")
 
 
 def to_markdown(document: Document) -> str:
-    """The whole report; ends with a newline. Raises ValueError for a plot whose series do not fit
-    its x."""
+    """The whole report; ends with a newline."""
     parts = [f"# {_line(document.title)}"]
     if document.subtitle:
         parts.append(_started(_line(document.subtitle)))
@@ -57,7 +56,7 @@ def to_markdown(document: Document) -> str:
 
 
 def block_markdown(block: Block) -> str:
-    """One block. Raises ValueError as `to_markdown`."""
+    """One block."""
     match block:
         case Heading():
             return f"{'#' * block.level} {_line(block.text)}"
@@ -69,8 +68,8 @@ def block_markdown(block: Block) -> str:
             return _code(block)
         case Table():
             return table_markdown(block)
-        case Plot():
-            return plot_markdown(block)
+        case Chart():
+            return table_markdown(chart_table(block))
         case MarkedTokens():
             return "\n\n".join(
                 filter(None, [tokens_heading(block), f"<pre>\n{_marked_text(block)}\n</pre>"])
@@ -82,22 +81,38 @@ def table_markdown(table: Table) -> str:
     rows = []
     for number, row in enumerate(table.rows):
         cells = [_line(cell) for cell in row]
+        if len(cells) == 1:
+            cells = [_bold(cells[0]), *[""] * (len(table.columns) - 1)]
         if number in table.marked:
             cells = [_bold(cell) for cell in cells]
             cells[0] = f"{MARK} {cells[0]}".rstrip()
         rows.append(_row(cells))
-    meanings = [_meaning(column) for column in table.columns if column.help]
     parts = [
         _bold(_line(table.title)),
         "\n".join([_head(table.columns), *rows]),
-        "  \n".join(meanings),
+        meanings(table.columns),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def plot_markdown(plot: Plot) -> str:
-    """The numbers, under the plot's title."""
-    return f"{_bold(_line(caption(plot)))}\n\n{table_markdown(numbers(plot))}"
+def meanings(columns: Sequence[Column]) -> str:
+    """A line for each column that has a formula or a definition."""
+    return "  \n".join(_meaning(column) for column in columns if column.help)
+
+
+def chart_table(chart: Chart) -> Table:
+    """The bars as text, alongside their numbers."""
+    rows: list[list[str]] = []
+    marked = set()
+    for name, bars in chart.groups.items():
+        if len(chart.groups) > 1:
+            rows.append([name])
+        for bar in bars:
+            if bar.is_best:
+                marked.add(len(rows))
+            rows.append([bar.label, bar.text, "█" * round(BAR * chart.share(bar.value))])
+    columns = [Column(chart.labels, "left"), Column(chart.values), Column("", "left")]
+    return Table(columns, rows, chart.title, frozenset(marked))
 
 
 def tokens_heading(block: MarkedTokens) -> str:

@@ -1,77 +1,48 @@
-"""The report of a replay."""
+"""The report of a replay: the best setting in a sentence and a chart, then the numbers."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from outrider.configuration import PLAIN
 from outrider.errors import counted
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval
-from outrider.report.document import (
-    Block,
-    Column,
-    Document,
-    Fact,
-    Paragraph,
-    Table,
-    Tone,
-    curves,
-    table,
-)
-from outrider.report.render import origin, to_keep_in_mind
+from outrider.report.document import NOTHING, Block, Cells, Chart, Document, Paragraph, Tone, table
+from outrider.report.render import HARDLY, origin, plain_bar, speedup_bar, to_keep_in_mind
 from outrider.report.text import interval, number
 
-HARDLY = 1.05  # a predicted speedup below this is no reason to speculate
-COLUMNS: tuple[Fact[ReplayedConfiguration], ...] = (
-    Fact("configuration", lambda one: one.configuration, align="left"),
-    Fact(
-        "τ",
-        lambda one: interval(one.overall.tau),
-        "emitted / steps: tokens per target pass, the target's own included. The upper bound of "
-        "the speedup: what it would be "
-        "if a pass over k + 1 tokens cost the same as one over one token, and drafting nothing",
-    ),
-    Fact("α", lambda one: number(one.overall.alpha), "accepted / tested draft tokens"),
-    Fact(
-        "draft utilisation",
-        lambda one: number(one.overall.draft_utilisation),
-        "accepted / drafted tokens",
-    ),
-    Fact(
-        "drafted per step",
-        lambda one: number(one.overall.drafted / one.overall.steps, 1),
-        "drafted / steps: each of these tokens makes a target pass wider",
-    ),
-    Fact(
-        "drafter, µs per step",
-        lambda one: number(one.draft_s_per_step * 1e6, 0),
-        "time spent in the drafter / steps, on the machine of the replay",
-    ),
-)
-SPEEDUP: Fact[ReplayedConfiguration] = Fact(
-    "predicted speedup",
-    lambda one: _cell(one.overall),
-    "emitted × seconds of a plain step / seconds of all steps, each by its own draft, as bench "
-    "measured them",
-)
+COLUMNS: Cells[ReplayedConfiguration] = {
+    "setting": lambda row: "plain decoding" if row.drafter == PLAIN else row.configuration,
+    "predicted speedup": lambda row: interval(row.overall.speedup, "x"),
+    "tokens per pass": lambda row: interval(row.overall.tau),
+    "accepted": lambda row: number(row.overall.alpha),
+    "accepted of drafted": lambda row: number(row.overall.draft_utilisation),
+    "drafted per step": lambda row: number(row.overall.drafted / row.overall.steps, 1),
+    "kept by position": lambda row: _positions(row.overall),
+    "drafter, µs per step": lambda row: number(row.draft_s_per_step * 1e6, 0),
+}
 
 
 def document(result: ReplayResult) -> Document:
     """Everything in it is in the result."""
     best = _best(result)
-    marked = frozenset(
-        index for index, configuration in enumerate(result.configurations) if configuration is best
-    )
-    facts = COLUMNS if result.costs is None else (*COLUMNS, SPEEDUP)
+    tasks = {task: row for entry in result.configurations for task, row in entry.by_task.items()}
+    cells = dict(COLUMNS)
+    for task in sorted(tasks) if len(tasks) > 1 else ():
+        name = f"{task} ({tasks[task].num_texts})"
+        cells[name] = partial(_of_task, task)
     blocks: list[Block] = [
         Paragraph(*verdict(result)),
-        table(result.configurations, facts, "All texts (95 % intervals in brackets)", marked),
-        *_tasks(result),
-        *_positions(result),
+        _chart(result, best),
+        table(result.configurations, cells, "All texts", lambda row: row is best),
         *to_keep_in_mind(result),
     ]
-    count = counted(result.num_texts, "text")
-    facts_of_log = f"{count}, {result.num_tokens} tokens by the tokenizer of {result.tokenizer}; no model was run"
-    return Document(f"Replay of {result.workload}", origin(result, facts_of_log), blocks)
+    texts = (
+        f"{counted(result.num_texts, 'text')}, {result.num_tokens} tokens by the tokenizer of "
+        f"{result.tokenizer}; no model was run"
+    )
+    return Document(f"Replay of {result.workload}", origin(result, texts), blocks)
 
 
 def verdict(result: ReplayResult) -> tuple[str, Tone]:
@@ -79,35 +50,31 @@ def verdict(result: ReplayResult) -> tuple[str, Tone]:
     best = _best(result)
     if best is None:
         return "Only plain decoding was replayed: one token per target pass.", "caution"
-    tau = f"τ {interval(best.overall.tau)}"
+    tau = f"{interval(best.overall.tau)} tokens per pass"
     name = f"'{best.configuration}'"
     if best.overall.speedup is None:
-        bound = f"Its speedup is below {best.overall.tau.value:.2f}x, what it would be if draft tokens were checked for nothing"
-        text = f"Most tokens per target pass: {name}, {tau}. {bound}; 'outrider bench' measures it."
+        text = (
+            f"Most tokens per target pass: {name}, {interval(best.overall.tau)}. Its speedup is "
+            f"below {best.overall.tau.value:.2f}x, what it would be if draft tokens were checked "
+            "for nothing; 'outrider bench' measures it."
+        )
         return text, "plain" if best.overall.tau.value >= HARDLY else "caution"
     speedup = interval(best.overall.speedup, "x")
+    predicted = f"the best of these texts, {name}, is predicted at {speedup}, {tau}."
     if best.overall.speedup.value < 1:
-        return (
-            f"Do not speculate on these texts: the best, {name}, is predicted at {speedup}, {tau}.",
-            "bad",
-        )
+        return f"Do not speculate: {predicted}", "bad"
     if best.overall.speedup.value < HARDLY:
-        return (
-            f"Hardly a gain: the best of these texts, {name}, is predicted at {speedup}, {tau}.",
-            "caution",
-        )
-    return f"Best of these texts: {name}, predicted speedup {speedup}, {tau}.", "good"
+        return f"Hardly a gain: {predicted}", "caution"
+    return f"Use {name}: predicted speedup {speedup}, {tau}.", "good"
 
 
 def _best(result: ReplayResult) -> ReplayedConfiguration | None:
     """By predicted speedup, otherwise by tau; of equals the one that drafts less. None where
     nothing drafts."""
-    drafting = [
-        configuration for configuration in result.configurations if configuration.drafter != PLAIN
-    ]
+    drafting = [row for row in result.configurations if row.drafter != PLAIN]
     return max(
         drafting,
-        key=lambda one: (_objective(one.overall).value, -one.overall.drafted),
+        key=lambda row: (_objective(row.overall).value, -row.overall.drafted),
         default=None,
     )
 
@@ -116,49 +83,24 @@ def _objective(counts: AcceptanceCounts) -> Interval:
     return counts.speedup or counts.tau
 
 
-def _tasks(result: ReplayResult) -> list[Block]:
-    counts = {
-        task: cell.num_texts
-        for configuration in result.configurations
-        for task, cell in configuration.by_task.items()
-    }
-    if len(counts) < 2:
-        return []
-    columns = [
-        Column("configuration", align="left"),
-        *(Column(f"{task} ({counts[task]})") for task in sorted(counts)),
-    ]
-    rows = [
-        [
-            configuration.configuration,
-            *(_cell(configuration.by_task[task]) for task in sorted(counts)),
-        ]
-        for configuration in result.configurations
-    ]
-    return [
-        Table(
-            columns,
-            rows,
-            f"{'τ' if result.costs is None else 'predicted speedup'} by task (number of texts)",
-        )
-    ]
+def _of_task(task: str, row: ReplayedConfiguration) -> str:
+    counts = row.by_task[task]
+    return interval(_objective(counts), "x" if counts.speedup else "")
 
 
-def _cell(counts: AcceptanceCounts) -> str:
-    return interval(counts.tau) if counts.speedup is None else interval(counts.speedup, "x")
-
-
-def _positions(result: ReplayResult) -> list[Block]:
-    lines = {
-        configuration.configuration: {
-            position: count / configuration.overall.steps
-            for position, count in enumerate(configuration.overall.accepted_per_position, 1)
-        }
-        for configuration in result.configurations
-        if configuration.overall.accepted
-    }
-    if not lines:
-        return []
-    return [
-        curves("How far drafts are kept", "draft token", "share of all steps that keep it", lines)
+def _chart(result: ReplayResult, best: ReplayedConfiguration | None) -> Chart:
+    unit = "" if result.costs is None else "x"
+    bars = [
+        plain_bar()
+        if row.drafter == PLAIN
+        else speedup_bar(row.configuration, _objective(row.overall), unit, is_best=row is best)
+        for row in result.configurations
     ]
+    bars.sort(key=lambda bar: -bar.value)
+    what = "predicted speedup" if unit else "tokens per pass"
+    return Chart(what.capitalize(), "setting", what, {"": bars}, baseline=1.0)
+
+
+def _positions(counts: AcceptanceCounts) -> str:
+    shares = [count / counts.steps for count in counts.accepted_per_position]
+    return " ".join(map(number, shares)) or NOTHING

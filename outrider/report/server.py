@@ -1,66 +1,54 @@
-"""Servers that were measured, as blocks for a bench report: speed, what their counters say, and one
-against the other."""
+"""Servers that were measured, as blocks for a bench report: one against the other, speed, and what
+their counters say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.bench.bench_result import Percentiles, ServerMeasurement
-from outrider.report.document import Block, Bullets, Fact, Heading, Paragraph, Tone, table, word
+from outrider.lab.bench.bench_result import Percentiles, ServerMeasurement, SpeculationCounts
+from outrider.report.document import (
+    NOTHING,
+    Block,
+    Bullets,
+    Cells,
+    Chart,
+    Heading,
+    Paragraph,
+    Tone,
+    table,
+    word,
+)
+from outrider.report.render import SPEEDUP, plain_bar, speedup_bar
 from outrider.report.text import interval, number
 
 SHOWN = 5  # failures of each server, and requests whose texts differ
 
 
-def _three(values: Percentiles | None, scale: float = 1000, digits: int = 1) -> str:
-    if values is None:
-        return "-"
-    return " / ".join(
-        f"{scale * value:.{digits}f}" for value in (values.p50, values.p90, values.p99)
-    )
-
-
-SPEED: tuple[Fact[ServerMeasurement], ...] = (
-    Fact("server", lambda one: one.label, align="left"),
-    Fact("URL", lambda one: one.url, align="left"),
-    Fact(
-        "model",
-        lambda one: f"{one.model} on {one.engine}" if one.engine else one.model,
-        align="left",
-    ),
-    Fact(
-        "answered",
-        lambda one: f"{len(one.answers)} of {one.num_requests}",
-        "requests that were answered to their end",
-    ),
-    Fact(
-        "tokens/s",
-        lambda one: number(one.tokens_per_s, 1),
-        "completion tokens of all answers, as the server counts them / seconds in which requests "
-        "ran",
-    ),
-    Fact(
-        "TTFT (ms)",
-        lambda one: _three(one.ttft_s),
-        "from sending to the first chunk with text; p50 / p90 / p99",
-    ),
-    Fact(
-        "TPOT (ms)", lambda one: _three(one.tpot_s), "(request − TTFT) / (tokens − 1), per request"
-    ),
-    Fact(
-        "request (s)",
-        lambda one: _three(one.request_s, 1, 2),
-        "from sending to the end of the text",
-    ),
-)
-
-
 def blocks(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
     """All there is to say of servers; the caller's document has the title."""
     yield from _comparisons(servers)
-    yield table(servers, SPEED, f"Speed, {servers[0].concurrency} at once")
+    yield table(servers, SPEED, f"Speed, {servers[0].concurrency} requests at once")
     yield from _speculation(servers)
     yield from _troubles(servers)
+
+
+def _three(values: Percentiles | None, scale: float = 1000, digits: int = 1) -> str:
+    if values is None:
+        return NOTHING
+    three = (values.p50, values.p90, values.p99)
+    return " / ".join(number(scale * value, digits) for value in three)
+
+
+SPEED: Cells[ServerMeasurement] = {
+    "server": lambda server: server.label,
+    "server tokens/s": lambda server: number(server.tokens_per_s, 1),
+    "TTFT (ms)": lambda server: _three(server.ttft_s),
+    "TPOT (ms)": lambda server: _three(server.tpot_s),
+    "request (s)": lambda server: _three(server.request_s, 1, 2),
+    "answered": lambda server: f"{len(server.answers)} of {server.num_requests}",
+    "model": lambda server: " on ".join(filter(None, [server.model, server.engine])),
+    "URL": lambda server: server.url,
+}
 
 
 def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
@@ -68,70 +56,51 @@ def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         comparison = server.comparison
         if comparison is None or comparison.speedup is None:
             continue
-        tone: Tone = (
-            "good"
-            if comparison.speedup.low > 1
-            else "bad"
-            if comparison.speedup.high < 1
-            else "caution"
-        )
-        speedup = interval(comparison.speedup, "x")
+        speedup = comparison.speedup
+        tone: Tone = "good" if speedup.low > 1 else "bad" if speedup.high < 1 else "caution"
         yield Paragraph(
-            f"{server.label}: {speedup} tokens/s of {comparison.baseline}, over {comparison.num_pairs} prompts",
+            f"{server.label} brings {interval(speedup, 'x')} the tokens/s of {comparison.baseline} "
+            f"(95 % interval, {comparison.num_pairs} prompts).",
             tone,
         )
+        bars = [speedup_bar(server.label, speedup), plain_bar(comparison.baseline)]
+        yield Chart(SPEEDUP, "server", "speedup", {"": bars}, baseline=1.0)
         if comparison.differing:
             yield Paragraph(
-                f"{len(comparison.differing)} of {comparison.num_pairs} greedy texts differ (requests "
-                f"{', '.join(comparison.differing[:SHOWN])}). Between two servers that need not be "
-                "speculation: another batch, "
-                "kernel or rounding decides near ties too. To know, compare a server with itself.",
+                f"{len(comparison.differing)} of {comparison.num_pairs} greedy texts differ "
+                f"(requests {', '.join(comparison.differing[:SHOWN])}). That need not be "
+                "speculation: batches, kernels and rounding decide near ties too. To know, compare "
+                "a server with itself.",
                 "caution",
             )
         elif comparison.differing is not None:
             yield Paragraph(
-                f"All {comparison.num_pairs} greedy texts are the same on both servers.", "good"
+                f"All {comparison.num_pairs} greedy texts are the same on both servers."
             )
 
 
 def _speculation(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    counted = [
-        (server.label, server.speculation) for server in servers if server.speculation is not None
-    ]
-    if not counted:
-        yield Paragraph("No server shows speculation counters, so τ and acceptance are unknown.")
-        return
-    yield table(
-        counted,
-        [
-            Fact("server", lambda one: one[0], align="left"),
-            Fact(
-                "τ",
-                lambda one: number(one[1].tau),
-                "tokens per target pass that had a draft, its own token included",
-            ),
-            Fact("utilisation", lambda one: number(one[1].draft_utilisation), "accepted / drafted"),
-            Fact(
-                "steps",
-                lambda one: word(one[1].num_steps),
-                "passes that had a draft; from /metrics, after minus before",
-            ),
-            Fact("drafted", lambda one: word(one[1].num_draft_tokens)),
-            Fact("accepted", lambda one: word(one[1].num_accepted_tokens)),
-            Fact(
-                "by position",
-                lambda one: (
-                    " ".join(
-                        f"{count / one[1].num_steps:.2f}" for count in one[1].accepted_per_position
-                    )
-                    or "-"
-                ),
-                "passes that kept the token at this position / passes with a draft",
-                "left",
-            ),
-        ],
-        "Speculation, as the servers count it",
-    )
+    counted = [(server.label, server.speculation) for server in servers if server.speculation]
+    if counted:
+        yield table(counted, SPECULATION, "Speculation, as the servers count it")
+    else:
+        yield Paragraph("No server shows speculation counters, so its acceptance is unknown.")
+
+
+def _positions(counts: SpeculationCounts) -> str:
+    shares = [count / counts.num_steps for count in counts.accepted_per_position]
+    return " ".join(map(number, shares)) or NOTHING
+
+
+SPECULATION: Cells[tuple[str, SpeculationCounts]] = {
+    "server": lambda row: row[0],
+    "tokens per pass": lambda row: number(row[1].tau),
+    "accepted of drafted": lambda row: number(row[1].draft_utilisation),
+    "kept by position": lambda row: _positions(row[1]),
+    "passes with a draft": lambda row: str(row[1].num_steps),
+    "drafted": lambda row: word(row[1].num_draft_tokens),
+    "accepted tokens": lambda row: word(row[1].num_accepted_tokens),
+}
 
 
 def _troubles(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
@@ -139,8 +108,8 @@ def _troubles(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
         missing = server.num_requests - len(server.answers)
         if missing:
             yield Paragraph(
-                f"{server.label}: {missing} requests without an answer, {len(server.failures)} of them "
-                "failed. All numbers are of the answers that came to their end.",
+                f"{server.label}: {missing} requests without an answer, {len(server.failures)} of "
+                "them failed. All numbers are of the answers that came to their end.",
                 "caution",
             )
             yield Bullets(server.failures[:SHOWN])

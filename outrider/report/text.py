@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.lab.result import Interval
 
 PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
-ASCII = dict(zip("✅❌⚠✓✗▸•─‹›⁺▌·ταγµ×−", "+x!+x>--<>+|-tagux-", strict=True)) | {"\ufe0f": ""}
+ASCII = dict(zip("✅❌⚠✓✗▸•─‹›⁺▌█·ταγµ×−", "+x!+x>--<>+|#-tagux-", strict=True)) | {"\ufe0f": ""}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = "\ud800-\udfff"
 _NON_CHARACTERS = "\ufdd0-\ufdef" + "".join(
@@ -44,9 +44,11 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(PLAINER, _plainer)
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value: float | Interval | None, digits: int = 2, unit: str = "") -> str:
     """A rounded number, or a dash where there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value if isinstance(value, int | float) else value.value:.{digits}f}{unit}"
 
 
 def interval(bounds: Interval | None, unit: str = "") -> str:
@@ -54,9 +56,30 @@ def interval(bounds: Interval | None, unit: str = "") -> str:
     return "-" if bounds is None else bounds.words(unit)
 
 
-def times(speedup: float | None) -> str:
-    """1.92x, or a dash where there is none."""
-    return "-" if speedup is None else f"{speedup:.2f}x"
+def figure(value: float | None) -> str:
+    """For a measured value: three significant digits, whole from 100 on: 0.0123, 1.50, 48.0, 1234.
+    A dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if value == int(value) and abs(value) < 1e7:
+        return str(int(value))
+    return f"{value:.3g}" if not 1e-4 <= abs(value) < 1e7 else f"{value:.{_decimals(value)}f}"
+
+
+def with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """'1.52 [1.48, 1.60]', all to the same decimal; or the value alone."""
+    if value is None or (low is None and high is None):
+        return figure(value)
+    size = max(abs(end) for end in (value, low, high) if end is not None)
+    if not 1e-4 <= size < 1e7:
+        return f"{figure(value)} [{figure(low)}, {figure(high)}]"
+    digits = _decimals(abs(value) if abs(value) > size / 100 else size)
+    written = ("-" if end is None else f"{end:.{digits}f}" for end in (low, high))
+    return f"{value:.{digits}f} [{', '.join(written)}]"
+
+
+def _decimals(value: float) -> int:
+    return max(0, 2 - math.floor(math.log10(abs(value))))
 
 
 def amount(num_bytes: float) -> str:

@@ -1,32 +1,38 @@
-"""The report of a training run: what it brought, in a sentence; measured before and after; learning
-curves; how it was made."""
+"""The report of a training run: what it brought, in a sentence; learning curves; measured before and
+after; how it was made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from outrider.errors import counted
 from outrider.report.document import (
+    NOTHING,
+    Bar,
     Block,
     Bullets,
+    Cells,
+    Chart,
     Document,
-    Fact,
     Heading,
     Paragraph,
-    curves,
     table,
 )
 from outrider.report.render import origin
-from outrider.report.text import amount, number
-from outrider.train.train_result import HeldOutResult, TrainResult
+from outrider.report.text import amount, figure, number
+from outrider.train.train_result import CurvePoint, HeldOutResult, TrainResult
+
+T = TypeVar("T")
+SHOWN = 16  # points of a curve
 
 
 def document(result: TrainResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = [
         _verdict(result),
-        *_measured(result),
         *_curves(result),
+        *_measured(result),
         Heading("How it was made"),
     ]
     blocks.append(Bullets(list(_circumstances(result))))
@@ -56,67 +62,57 @@ def _measured(result: TrainResult) -> Iterator[Block]:
     """Measurements before training stand above those after it."""
     if not result.measured:
         return
-    facts: list[Fact[HeldOutResult]] = [
-        Fact("temperature", lambda one: f"{one.temperature:g}", align="left"),
-        Fact("task", lambda one: one.task, align="left"),
-        Fact(
-            "drafter", lambda one: one.label, "before: the untrained one, or that of --init", "left"
-        ),
-        Fact("prompts", lambda one: str(one.num_prompts)),
-        Fact("tau", lambda one: number(one.tau), "emitted tokens / target passes"),
-        Fact("alpha", lambda one: number(one.alpha), "accepted / tested draft tokens"),
-        Fact(
-            "drafted",
-            lambda one: number(one.drafted / max(one.steps, 1)),
-            "draft tokens submitted per target pass",
-        ),
-        Fact(
-            "accepted at 1, 2, ...",
-            _positions,
-            "share of the steps whose j-th draft token was accepted",
-            "left",
-        ),
-    ]
     order = sorted(
-        result.measured, key=lambda one: (one.temperature, one.task, one.label != "before")
+        result.measured, key=lambda row: (row.temperature, row.task, row.label != "before")
     )
-    yield table(order, facts, f"Measured on held-out prompts with {order[-1].configuration}")
+    groups: dict[str, list[HeldOutResult]] = {}
+    for row in order:
+        groups.setdefault(f"{row.task}, temperature {row.temperature:g}", []).append(row)
+    yield table(groups, MEASURED, f"Measured on held-out prompts with {order[-1].configuration}")
 
 
-def _positions(result: HeldOutResult) -> str:
-    return " ".join(f"{count / max(result.steps, 1):.2f}" for count in result.accepted_per_position)
+MEASURED: Cells[HeldOutResult] = {
+    "drafter": lambda row: row.label,
+    "tokens per pass": lambda row: number(row.tau),
+    "accepted": lambda row: number(row.alpha),
+    "drafted per step": lambda row: number(row.drafted / max(row.steps, 1)),
+    "kept by position": lambda row: _positions(row),
+    "prompts": lambda row: str(row.num_prompts),
+}
+CURVE: Cells[CurvePoint] = {
+    "optimizer step": lambda point: str(point.step),
+    "held-out loss": lambda point: figure(point.loss),
+    "kept by position": lambda point: " ".join(map(number, point.survival)) or NOTHING,
+}
+
+
+def _positions(row: HeldOutResult) -> str:
+    return " ".join(number(count / max(row.steps, 1)) for count in row.accepted_per_position)
 
 
 def _curves(result: TrainResult) -> Iterator[Block]:
-    points = result.curve
-    steps = "optimizer steps"
+    points = _spread(result.curve)
     if len(points) > 1:
-        yield curves(
-            "Expected tau",
-            steps,
-            "tokens per target pass",
-            {"held out": {point.step: point.tau for point in points}},
-        )
-        survival = {
-            f"first {j + 1}": {
-                point.step: point.survival[j] for point in points if j < len(point.survival)
-            }
-            for j in range(max(len(point.survival) for point in points))
-        }
-        yield curves(
-            "Chance that the first draft tokens are all accepted", steps, "chance", survival
-        )
-        loss = str(result.settings.get("loss", "loss"))
-        yield curves(
-            "Held-out loss", steps, loss, {"held out": {point.step: point.loss for point in points}}
-        )
-    if len(result.losses) > 1:
-        yield curves(
-            "Training loss",
-            steps,
-            "loss",
-            {"training": {loss.step: loss.loss for loss in result.losses}},
-        )
+        best = max(points, key=lambda point: point.tau)
+        bars = [
+            Bar(str(point.step), number(point.tau), point.tau, tone="good", is_best=point is best)
+            for point in points
+        ]
+        title = "Expected tokens per pass on held-out texts, by optimizer step"
+        yield Chart(title, "optimizer step", "tokens per pass", {"": bars}, baseline=1.0)
+    losses = [Bar(str(loss.step), figure(loss.loss), loss.loss) for loss in _spread(result.losses)]
+    if len(losses) > 1:
+        yield Chart("Training loss, by optimizer step", "optimizer step", "loss", {"": losses})
+    if len(points) > 1:
+        loss = result.settings.get("loss", "loss")
+        yield table(points, CURVE, f"Held-out texts while training ({loss})")
+
+
+def _spread(points: Sequence[T]) -> list[T]:
+    """Evenly spread ones of many, the last among them."""
+    step = -(-len(points) // SHOWN)
+    last = len(points) - 1
+    return [point for at, point in enumerate(points) if at % step == 0 or at == last]
 
 
 def _circumstances(result: TrainResult) -> Iterator[str]:

@@ -1,28 +1,39 @@
-"""The report of `outrider tune`: the advice first, then its evidence."""
+"""The report of `outrider tune`: the advice in a sentence and a chart, then its evidence."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from outrider.errors import counted
 from outrider.lab.tune.confirm import Confirmed
-from outrider.lab.tune.forecast import LoadStep
+from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
+    NOTHING,
     Block,
     Bullets,
+    Cells,
+    Chart,
     CodeBlock,
     Document,
-    Fact,
     Heading,
     Paragraph,
-    curves,
     table,
 )
-from outrider.report.render import disturbed, origin, to_keep_in_mind
-from outrider.report.text import interval, number, times
+from outrider.report.next_step import step
+from outrider.report.render import (
+    SPEEDUP,
+    disturbed,
+    how_fast,
+    origin,
+    plain_bar,
+    speedup_bar,
+    to_keep_in_mind,
+)
+from outrider.report.text import interval, number
 
 SHOWN = 12  # forecasts in the table
-CURVES = 5  # families in a plot
-RARE = 0.01  # chances below this are not drawn
 
 
 def document(result: TuneResult) -> Document:
@@ -31,15 +42,15 @@ def document(result: TuneResult) -> Document:
         title=f"Tuning {result.tried.target}",
         subtitle=origin(result, *_tried(result)),
         blocks=(
-            *map(_sentence, result.recommendations),
-            *disturbed({"confirming runs": result.others}),
+            *(_sentence(result, choice) for choice in result.recommendations),
+            *_chart(result),
+            *disturbed([result.others]),
+            *_next(result),
             *_confirmed(result),
             *_forecasts(result),
-            *_acceptance(result),
             *_schedule(result),
             *_advice(result),
             *to_keep_in_mind(result),
-            *_next(result),
         ),
     )
 
@@ -50,168 +61,120 @@ def _tried(result: TuneResult) -> list[str]:
     return [
         f"{tried.workload} ({tasks})",
         f"temperature {tried.temperature:g}",
-        f"{tried.batch_size} at a time",
+        f"batch of {tried.batch_size}",
     ]
 
 
-def _sentence(choice: Recommendation) -> Paragraph:
-    where = "" if choice.task == "all" else f"For {choice.task}: "
-    if not choice.speculate:
-        return Paragraph(f"{where}do not speculate: {choice.reason}.", "caution")
-    return Paragraph(f"{where}use {choice.configuration}: {choice.reason}.", "good")
+def _sentence(result: TuneResult, choice: Recommendation) -> Paragraph:
+    where = "" if choice.task == "all" else f" for {choice.task}"
+    if not choice.speculate or choice.speedup is None:
+        return Paragraph(f"Do not speculate{where}: {choice.reason}.", "caution")
+    texts = [row.texts for row in result.confirmed if row.configuration == choice.configuration]
+    num_prompts = texts[0] if texts and choice.task == "all" else None
+    fast = how_fast(choice.speedup, num_prompts)
+    text = f"Use {choice.configuration}{where}: {fast}."
+    if choice.speedup.is_known:
+        return Paragraph(text, "good")
+    return Paragraph(f"{text} One prompt says nothing of others: raise --limit.", "caution")
+
+
+def _next(result: TuneResult) -> list[Block]:
+    return step("Serve with it:", result.next_command) if result.next_command else []
+
+
+def _chart(result: TuneResult) -> list[Block]:
+    """The settings that were confirmed by measurement, the fastest first."""
+    if not result.confirmed:
+        return []
+    bars = [
+        speedup_bar(row.configuration, row.speedup, is_best=_is_recommended(result, row))
+        for row in result.confirmed
+    ]
+    bars = sorted([*bars, plain_bar()], key=lambda bar: -bar.value)
+    return [Chart(SPEEDUP, "setting", "speedup", {"": bars}, baseline=1.0)]
+
+
+def _is_recommended(result: TuneResult, row: Confirmed) -> bool:
+    return row.configuration == result.recommendations[0].configuration
 
 
 def _confirmed(result: TuneResult) -> list[Block]:
     if not result.confirmed:
         return []
-    order = sorted(result.confirmed, key=lambda one: -one.speedup.value)
-    best = next(
-        (
-            index
-            for index, summary in enumerate(order)
-            if summary.configuration == result.recommendations[0].configuration
-        ),
-        None,
-    )
-    facts: list[Fact[Confirmed]] = [
-        Fact("configuration", lambda one: one.configuration, align="left"),
-        Fact(
-            "speedup",
-            lambda one: interval(one.speedup, "x"),
-            "plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over "
-            "prompts",
-        ),
-        Fact(
-            "forecast",
-            lambda one: times(result.overall_speedup.get(one.configuration)),
-            "from probes alone, before this was run",
-        ),
-        Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "of one row's decode phase"),
-        Fact(
-            "τ",
-            lambda one: number(one.tau),
-            "tokens per target pass and row, the bonus token included",
-        ),
-        Fact("prompts", lambda one: str(one.texts)),
-        Fact("identical", lambda one: _same(result, one), "greedy texts equal to plain decoding's"),
-    ]
-    marked = frozenset() if best is None else frozenset({best})
-    return [Heading("Measured"), table(order, facts, marked=marked)]
+    cells: Cells[Confirmed] = {
+        "setting": lambda row: row.configuration,
+        "speedup": lambda row: interval(row.speedup, "x"),
+        "forecast": lambda row: number(result.overall_speedup.get(row.configuration), unit="x"),
+        "tokens/s": lambda row: number(row.tokens_per_s, 0),
+        "tokens per pass": lambda row: number(row.tau),
+        "prompts": lambda row: str(row.texts),
+        "unchanged texts": lambda row: _same(result, row),
+    }
+    rows = sorted(result.confirmed, key=lambda row: -row.speedup.value)
+    return [table(rows, cells, "Measured", lambda row: _is_recommended(result, row))]
+
+
+def _same(result: TuneResult, row: Confirmed) -> str:
+    return NOTHING if result.tried.temperature > 0 else f"{row.identical} of {row.texts}"
 
 
 def _forecasts(result: TuneResult) -> list[Block]:
+    """The best forecasts, and the families that were not tried."""
+    failed = [f"{family.family}: {family.failure}" for family in result.families if family.failure]
+    not_tried: list[Block] = [Paragraph("Not tried:"), Bullets(failed)] if failed else []
     ranking = sorted(result.overall_speedup, key=lambda label: -result.overall_speedup[label])
     if not ranking:
-        return []
-    by_label: dict[str, list[float]] = {}
+        return not_tried
+    by_label: dict[str, dict[str, Forecast]] = {}
     for forecast in result.forecasts:
-        by_label.setdefault(forecast.configuration, []).append(forecast.tau)
+        by_label.setdefault(forecast.configuration, {})[forecast.task] = forecast
     tasks = list(dict.fromkeys(forecast.task for forecast in result.forecasts))
-    facts: list[Fact[str]] = [
-        Fact("configuration", lambda label: label, align="left"),
-        Fact(
-            "speedup",
-            lambda label: times(result.overall_speedup[label]),
-            "τ × seconds of a plain step / expected seconds of its step, over the whole workload",
-        ),
-        Fact(
-            f"τ ({', '.join(tasks)})" if len(tasks) > 1 else "τ",
-            lambda label: " ".join(number(tau) for tau in by_label[label]),
-        ),
-    ]
-    shown = ranking[:SHOWN]
-    title = f"The best {len(shown)} of {len(ranking)} forecasts, none of them run as such"
+    cells: Cells[str] = {
+        "setting": lambda label: label,
+        "forecast": lambda label: number(result.overall_speedup[label], unit="x"),
+    }
+    for task in tasks:
+        name = f"tokens per pass, {task}" if len(tasks) > 1 else "tokens per pass"
+        cells[name] = partial(_tau, by_label, task)
+    title = f"The best {min(SHOWN, len(ranking))} of {len(ranking)} forecasts"
     return [
-        Heading("Forecast for everything"),
-        table(shown, facts, title),
-        *_length_plot(result),
+        Heading("Forecast for every setting"),
+        table(ranking[:SHOWN], cells, title),
         *_break_even(result),
+        *not_tried,
     ]
 
 
-def _length_plot(result: TuneResult) -> list[Block]:
-    """Speedup over length, for the families that have lengths."""
-    sizes_of: dict[str, dict[int, float]] = {}
-    for forecast in result.forecasts:
-        if forecast.configuration in result.overall_speedup:
-            sizes_of.setdefault(forecast.family, {})[forecast.size] = result.overall_speedup[
-                forecast.configuration
-            ]
-    ranking = sorted(
-        (f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values())
-    )[:CURVES]
-    if not ranking:
-        return []
-    lines = {family: sizes_of[family] for family in ranking}
-    return [
-        curves(
-            "Forecast speedup by draft length",
-            "draft tokens per step",
-            "speedup",
-            lines,
-            baseline=1.0,
-        )
-    ]
+def _tau(forecasts: Mapping[str, Mapping[str, Forecast]], task: str, label: str) -> str:
+    return number(forecasts[label][task].tau)
 
 
 def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
-    alpha = next(
-        (
-            forecast.break_even_alpha
-            for forecast in result.forecasts
-            if forecast.configuration == best
-        ),
-        None,
-    )
-    if alpha is None:
+    alphas = [row.break_even_alpha for row in result.forecasts if row.configuration == best]
+    if not alphas or alphas[0] is None:
         return []
     return [
         Paragraph(
-            f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all "
+            f"{best} pays from an acceptance of {alphas[0]:.2f} per draft token, equal at all "
             "positions."
         )
     ]
 
 
-def _acceptance(result: TuneResult) -> list[Block]:
-    """How far drafts survive, for the families whose drafts survive longest; and the families that
-    were not tried."""
-    lines = {}
-    for family in result.families:
-        for task, curve in family.survival.items():
-            label = family.family if len(family.survival) == 1 else f"{family.family} ({task})"
-            lines[label] = {at: kept for at, kept in enumerate(curve, 1) if kept >= RARE}
-    longest = sorted(
-        (label for label in lines if len(lines[label]) > 1),
-        key=lambda label: -sum(lines[label].values()),
-    )
-    blocks: list[Block] = []
-    if longest:
-        shown = {label: lines[label] for label in longest[:CURVES]}
-        blocks += [
-            Heading("Acceptance"),
-            curves("How far drafts survive", "position in the draft", "P(kept)", shown),
-        ]
-    failed = [f"{family.family}: {family.failure}" for family in result.families if family.failure]
-    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
-
-
 def _schedule(result: TuneResult) -> list[Block]:
     if not result.schedule:
         return []
-    served = "draft tokens of a server that loads the settings: the recommended drafter, never more at a higher load"
-    best = "of the drafters tried at this load, whichever drafts; the speeds are its"
-    facts: list[Fact[LoadStep]] = [
-        Fact("rows at a time", lambda one: str(one.batch_size)),
-        Fact("with --settings", lambda one: result.nodes_at(one.batch_size), served),
-        Fact("best there", lambda one: one.configuration, best, align="left"),
-        Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "forecast, all rows together"),
-        Fact("plain tokens/s", lambda one: number(one.plain_tokens_per_s, 0)),
-        Fact("speedup", lambda one: times(one.speedup)),
-    ]
-    title = "Forecast from costs at each load and the acceptance above"
-    return [Heading("By load"), table(result.schedule, facts, title), *_lengths(result)]
+    cells: Cells[LoadStep] = {
+        "requests at once": lambda load: str(load.batch_size),
+        "with --settings": lambda load: result.nodes_at(load.batch_size),
+        "fastest there": lambda load: load.configuration,
+        "its speedup": lambda load: number(load.speedup, unit="x"),
+        "its throughput": lambda load: number(load.tokens_per_s, 0),
+        "plain throughput": lambda load: number(load.plain_tokens_per_s, 0),
+    }
+    title = "Forecast from the costs of steps at each load, tokens/s of all requests together"
+    return [Heading("By load"), table(result.schedule, cells, title), *_lengths(result)]
 
 
 def _lengths(result: TuneResult) -> list[Block]:
@@ -219,18 +182,9 @@ def _lengths(result: TuneResult) -> list[Block]:
     lengths = result.lengths_by_load()
     if not lengths:
         return []
-    words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in lengths]
-    configuration = result.recommendations[0].configuration
-    return [
-        Paragraph(
-            f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}."
-        )
-    ]
-
-
-def _next(result: TuneResult) -> list[Block]:
-    """The command to type now."""
-    return [Heading("Next"), CodeBlock(result.next_command, "bash")] if result.next_command else []
+    words = [f"{nodes or 'none'} from {counted(rows, 'request')} on" for rows, nodes in lengths]
+    drafter = result.recommendations[0].configuration.split()[0]
+    return [Paragraph(f"With --settings, serve drafts with {drafter}: {', '.join(words)}.")]
 
 
 def _advice(result: TuneResult) -> list[Block]:
@@ -241,12 +195,4 @@ def _advice(result: TuneResult) -> list[Block]:
             *([CodeBlock(words.text, "bash")] if words.text else []),
         ]
         blocks += [Bullets(words.notes)] if words.notes else []
-    return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
-
-
-def _same(result: TuneResult, summary: Confirmed) -> str:
-    if result.tried.temperature > 0:
-        return "-"
-    return (
-        "yes" if summary.identical == summary.texts else f"no ({summary.identical}/{summary.texts})"
-    )
+    return [Heading("The same in other engines"), *blocks] if blocks else []

@@ -43,11 +43,11 @@ def test_bench_on_the_demo_pair(
     )
     assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "texts that must be the plain ones are" in printed
+    assert "texts are plain decoding's, token by token" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
     result = read_result(Path("r.json"))
     assert isinstance(result, BenchResult)
-    assert f"Speedup by batch size: {result.cells[0].task}, T = 0" in printed
+    assert f"Speedup by batch size: {result.cells[0].task} (greedy)" in printed
     assert [(cell.batch_size, cell.context) for cell in result.cells] == [
         (1, None),
         (2, None),

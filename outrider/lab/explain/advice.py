@@ -148,7 +148,7 @@ def _distil(result: ExplainResult) -> Iterator[Advice]:
 def _cautions(result: ExplainResult) -> Iterator[Advice]:
     if result.other_cpu > DISTURBED:
         yield Advice(
-            title="Doubt the times",
+            title="The times are rough",
             tone="caution",
             evidence=f"other programs used up to {result.other_cpu:.0%} of the processors "
             "meanwhile, so every gain in tokens/s above is rough; tokens a step are not touched by "
@@ -156,8 +156,8 @@ def _cautions(result: ExplainResult) -> Iterator[Advice]:
         )
     if result.tested < MIN_TESTS:
         yield Advice(
-            title="Few tests",
+            title="Few draft tokens were tested",
             tone="caution",
-            evidence=f"{result.tested} draft tokens were tested: take the numbers above as hints, "
+            evidence=f"{result.tested} of them: take the numbers above as hints, "
             "and more prompts for decisions.",
         )

@@ -88,7 +88,7 @@ def test_results_and_reports_are_written(cli: Cli, here: Path) -> None:
     again = read_result(here / "r.json")
     assert isinstance(again, ReplayResult)
     assert "Replay of log.jsonl" in (here / "r.html").read_text(encoding="utf-8")
-    assert "| ngram |" in (here / "r.md").read_text(encoding="utf-8")
+    assert "**ngram**" in (here / "r.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

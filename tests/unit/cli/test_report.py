@@ -3,12 +3,14 @@ integration."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from outrider.cli.lab import command_line
 from outrider.lab import result as results
 from outrider.lab.result import Comparable, Interval, Result
 from outrider.report import render
@@ -90,3 +92,9 @@ def test_bad_input_is_reported_in_one_line(
         result = cli("report", *arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)
         assert words in result.err
+
+
+def test_the_command_of_a_result_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["outrider", "bench", "demo", "--drafters", "suffix k=8, ngram"]
+    monkeypatch.setattr("sys.argv", ["/bin/outrider", *typed[1:]])
+    assert shlex.split(command_line()) == typed

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from outrider.report.document import (
+    Bar,
     Bullets,
+    Chart,
     CodeBlock,
     Column,
     Document,
     Heading,
     MarkedTokens,
     Paragraph,
-    Plot,
-    Series,
     Table,
     Token,
 )
@@ -35,44 +33,22 @@ CONFIGURATIONS = (
     "suffix k=auto:12 max_depth=32",
     "draft-model k=8 tree=sequoia verifier=multi-round",
 )
-LENGTHS = tuple(range(1, 13))
 
 
-def speedup(configuration: int, length: int) -> float:
-    """A curve that rises and falls."""
-    return 1 + (0.32 - 0.08 * configuration) * length * math.exp(-length / (6 - configuration))
-
-
-def lines() -> Plot:
-    series = []
-    for number, name in enumerate(CONFIGURATIONS):
-        ys = [speedup(number, length) for length in LENGTHS]
-        series.append(Series(name, ys, [y - 0.05 for y in ys], [y + 0.04 for y in ys]))
-    return Plot(
-        "Speedup by draft length", "draft length γ", "speedup", LENGTHS, series, baseline=1.0
-    )
-
-
-def gaps() -> Plot:
-    """Positions that one series lacks."""
-    series = [Series("prose", (0.91, 0.82, 0.61, 0.35)), Series("code", (0.95, None, 0.61, None))]
-    return Plot("Kept, by position", "position", "share", (1, 2, 3, 4), series)
-
-
-def alone() -> Plot:
-    accepted = [0.91 ** (i * i / 4 + 1) for i in LENGTHS]
-    return Plot("Acceptance by position", "position", "accepted", LENGTHS, [Series("α", accepted)])
-
-
-def logarithmic() -> Plot:
-    lengths = [2**i for i in range(5, 13)]
-    series = [
-        Series("plain", [88 - 3 * i for i in range(8)]),
-        Series("draft-model k=5", [160 - 13 * i for i in range(8)]),
+def chart() -> Chart:
+    """Every tone; an interval, none, and one without an end."""
+    bars = [
+        Bar(CONFIGURATIONS[0], "1.74x [1.68, 1.83]", 1.74, 1.68, 1.83, "good", is_best=True),
+        Bar(CONFIGURATIONS[1], "1.21x [1.15, 9.30]", 1.21, 1.15, 9.3, "caution"),
+        Bar("plain decoding", "1.00x", 1.0),
+        Bar(CONFIGURATIONS[2], "0.93x [0.87, 0.97]", 0.93, 0.87, 0.97, "bad"),
     ]
-    return Plot(
-        "Tokens per second by context", "tokens of context", "tokens/s", lengths, series, log_x=True
-    )
+    return Chart("Speedup over plain decoding", "setting", "speedup", {"": bars}, baseline=1.0)
+
+
+def grouped_chart() -> Chart:
+    groups = {"prose": [Bar("1", "0.91", 0.91)], "code": [Bar("1", "0.95", 0.95), Bar("2", "0", 0)]}
+    return Chart("Accepted, by position", "position", "share", groups, scale=1.0)
 
 
 def text(num_repeats: int = 1) -> MarkedTokens:
@@ -113,7 +89,7 @@ def table() -> Table:
 
 
 def everything(num_repeats: int = 8) -> Document:
-    """Every block, and every sort of plot."""
+    """Every block, and every sort of chart."""
     return Document(
         "Benchmark of demo on gsm8k",
         "2026-07-01 · Intel Xeon 6960P, 2 cores · outrider 0.1.0, torch 2.13.0, transformers "
@@ -132,14 +108,11 @@ def everything(num_repeats: int = 8) -> Document:
             Paragraph("Forty problems, five repeats each, plain and speculative decoding in turn."),
             Heading("Configurations"),
             table(),
-            lines(),
+            chart(),
             Heading("Where time goes"),
             Bullets(["draft 22 %", "target 71 %", "verify 4 %"]),
             Heading("By position", level=3),
-            alone(),
-            gaps(),
-            Heading("By context"),
-            logarithmic(),
+            grouped_chart(),
             Heading("Use it"),
             CodeBlock(
                 "outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'",
@@ -154,10 +127,7 @@ def everything(num_repeats: int = 8) -> Document:
 def every_block(words: str) -> Document:
     """`words` wherever a text can stand."""
     column = Column(words, help=words)
-    series = [
-        Series(words, [1.0, None]),
-        Series(words, [2.0, math.inf], [1.5, None], [2.5, math.nan]),
-    ]
+    bars = [Bar(words, words, 1.0), Bar(words, words, 2.0, 1.5, 2.5, "good", is_best=True)]
     return Document(
         words,
         words,
@@ -176,8 +146,7 @@ def every_block(words: str) -> Document:
                 title=words,
                 marked=frozenset({1}),
             ),
-            Plot(words, words, words, [1, 2], series, baseline=1.0),
-            Plot(words, words, words, [1, 2], []),
+            Chart(words, words, words, {words: bars, "other": bars}, baseline=1.0),
             MarkedTokens(
                 words,
                 [

@@ -16,13 +16,11 @@ from outrider.report.document import (
     Document,
     MarkedTokens,
     Paragraph,
-    Plot,
-    Series,
     Table,
     Token,
 )
 from outrider.report.text import PLAINER, one_line
-from tests.unit.report.samples import HOSTILE, every_block, everything, text
+from tests.unit.report.samples import HOSTILE, chart, every_block, everything, text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -99,7 +97,8 @@ def test_a_table_fits_where_its_words_allow_it() -> None:
 def test_rows_that_stand_out_have_a_mark() -> None:
     lines = printed(everything(), 200).splitlines()
     marked = [line for line in lines if line.startswith("▸")]
-    assert marked == [line for line in lines if "1.74 [1.68, 1.83]" in line and "MiB" in line]
+    assert len(marked) == 2  # of the table, of the chart
+    assert marked[:1] == [line for line in lines if "1.74 [1.68, 1.83]" in line and "MiB" in line]
 
 
 def test_ascii() -> None:
@@ -125,22 +124,11 @@ def test_any_words(words: str) -> None:
     assert "\x1b" not in out
 
 
-def test_a_plot_shows_its_numbers() -> None:
-    """Of many x values evenly spread ones, the last among them."""
-    plot = Plot(
-        "t",
-        "x",
-        "y",
-        list(range(1, 101)),
-        [Series("s", [float(i) for i in range(100)])],
-        baseline=1.0,
-    )
-    lines = printed(Document("x", "", [plot])).splitlines()
-    assert "t (y over x, baseline 1)" in lines
-    rows = [line.split() for line in lines[lines.index("t (y over x, baseline 1)") + 4 :]]
-    assert rows[0] == ["1", "0"]
-    assert rows[-1] == ["100", "99"]
-    assert len(rows) == 21
+def test_a_chart_is_bars_of_letters() -> None:
+    lines = printed(Document("x", "", [chart()]), 100).splitlines()
+    [best] = [line for line in lines if line.startswith("▸")]
+    assert best.split()[1:5] == ["draft-model", "k=5", "1.74x", "[1.68,"]
+    assert best.endswith("█" * 18)
 
 
 def test_long_texts_end_with_a_word_about_the_rest() -> None:
@@ -150,3 +138,8 @@ def test_long_texts_end_with_a_word_about_the_rest() -> None:
     assert out.count("ab ") == MAX_TOKENS
     assert "(7 more tokens: the HTML page shows all)" in out
     assert f"drafted and accepted ({MAX_TOKENS + 7})" in out
+    two = [MarkedTokens("first", tokens := [Token("ab ", "accepted")] * MAX_TOKENS)]
+    out = printed(Document("x", "", [*two, MarkedTokens("second", tokens)]))
+    assert "first" in out
+    assert "second" not in out
+    assert f"({MAX_TOKENS} more tokens: the HTML page shows all)" in out

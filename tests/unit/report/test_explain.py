@@ -70,7 +70,7 @@ def test_nothing_tested_and_no_times(capsys: pytest.CaptureFixture[str]) -> None
     )
     print_document(document(empty))
     out = capsys.readouterr().out
-    assert "all that it could have" in out
+    assert "and could no more" in out
     to_html(document(empty))
 
 

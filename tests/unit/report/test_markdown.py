@@ -48,7 +48,7 @@ def test_everything_is_shown() -> None:
     ):
         assert words in shown
     tags = [tag for tag, _ in found.tags]
-    assert (tags.count("table"), tags.count("h2"), tags.count("blockquote")) == (5, 5, 3)
+    assert (tags.count("table"), tags.count("h2"), tags.count("blockquote")) == (3, 4, 3)
 
 
 def test_plain_words_stay_readable_unrendered() -> None:

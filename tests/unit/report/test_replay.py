@@ -14,18 +14,18 @@ from tests.unit.report.results import replay_result, replayed
     [
         (
             [replayed("ngram", 1.3, 1.2), replayed("suffix", 1.5, 1.1)],
-            "Best of these texts: 'ngram', predicted speedup 1.20x",
+            "Use 'ngram': predicted speedup 1.20x",
             "good",
         ),
         (
             [replayed("none", 1.0, 1.0), replayed("suffix", 1.5, 0.9)],
-            "Do not speculate on these texts: the best, 'suffix'",
+            "Do not speculate: the best of these texts, 'suffix'",
             "bad",
         ),
         ([replayed("suffix", 1.5, 1.03)], "Hardly a gain", "caution"),
         (
             [replayed("ngram", 1.3, None), replayed("suffix", 1.5, None)],
-            "'suffix', τ 1.50 [1.40, 1.60]. Its speedup is below 1.50x",
+            "'suffix', 1.50 [1.40, 1.60]. Its speedup is below 1.50x",
             "plain",
         ),
         (

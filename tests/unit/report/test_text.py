@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from outrider.report.text import amount, printable, stats_line, to_json
+from outrider.report.text import amount, figure, printable, stats_line, to_json, with_interval
 from outrider.stats import DecodeStats
 
 
@@ -87,3 +88,34 @@ def test_times_of_several_answers_are_per_answer() -> None:
         "14 tokens in 1.60 s · first token after 0.30 s on average · then 8 tokens/s (125.0 ms per token)"
         in stats_line(total)
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "measured"),
+    [
+        (0.0, "0"),
+        (1.0, "1"),
+        (1.5, "1.50"),
+        (0.01234, "0.0123"),
+        (48.06, "48.1"),
+        (1234.6, "1235"),
+        (1e9, "1e+09"),
+        (2.34e-7, "2.34e-07"),
+        (-0.5, "-0.500"),
+        (None, "-"),
+        (math.inf, "-"),
+        (4096, "4096"),
+        (100, "100"),
+    ],
+)
+def test_how_numbers_are_written(value: float | None, measured: str) -> None:
+    assert figure(value) == measured
+
+
+def test_intervals_end_at_the_same_decimal() -> None:
+    assert with_interval(1.5, 1.4, 1.613) == "1.50 [1.40, 1.61]"
+    assert with_interval(1.0, 0.9512, 1.05) == "1.00 [0.95, 1.05]"
+    assert with_interval(0.0, -0.0123, 0.02) == "0.0000 [-0.0123, 0.0200]"
+    assert with_interval(3.0, None, None) == "3"
+    assert with_interval(2.0, 0.0, None) == "2.00 [0.00, -]"
+    assert with_interval(None, 1.0, 2.0) == "-"

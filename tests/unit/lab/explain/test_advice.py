@@ -91,8 +91,8 @@ CASES = {
     },
     "A larger tree: more --num-draft-tokens": {"causes": causes(tree_budget=60), "is_chain": False},
     "The filters (top-k, top-p, min-p) set target and draft apart": {"causes": causes(filters=60)},
-    "Few tests": {"tested": 100},
-    "Doubt the times": {"other_cpu": 0.5},
+    "Few draft tokens were tested": {"tested": 100},
+    "The times are rough": {"other_cpu": 0.5},
 }  # fmt: skip
 
 
