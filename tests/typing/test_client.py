@@ -3,12 +3,15 @@ mistakes are found."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,10 +93,47 @@ def test_importing_the_package_stays_quick() -> None:
     assert found.stdout == "[]\n"
 
 
-def test_help_shows_every_option_with_its_meaning() -> None:
-    # what `help` shows; how far `__doc__` is indented depends on the version of Python
-    text = inspect.getdoc(outrider.LLM)
+def described(shown: object) -> list[str]:
+    """The names that a docstring has a line about, as `help` shows it; how far `__doc__` is indented
+    depends on the version of Python."""
+    text = inspect.getdoc(shown)
     assert text is not None
-    described = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\S", text, re.MULTILINE)
-    names = [name for line in described for name in line.split(", ")]
-    assert sorted(names) == sorted(inspect.signature(outrider.LLM).parameters)
+    lines = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\S", text, re.MULTILINE)
+    return [name for line in lines for name in line.split(", ")]
+
+
+@pytest.mark.parametrize("kind", [outrider.LLM, outrider.AsyncLLM])
+def test_help_shows_every_option_with_its_meaning(kind: type) -> None:
+    assert sorted(described(kind.__init__)) == sorted(inspect.signature(kind).parameters)
+    assert "LLM(" in (inspect.getdoc(kind) or ""), "an example"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        outrider.SamplingParams,
+        outrider.StructuredOutputsParams,
+        outrider.Completion,
+        outrider.StreamChunk,
+        outrider.DecodeStats,
+    ],
+)
+def test_help_shows_every_field_with_its_meaning(kind: Any) -> None:
+    assert described(kind) == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        outrider.LLM.generate,
+        outrider.LLM.chat,
+        outrider.LLM.stream,
+        outrider.LLM.chat_prompt,
+        outrider.AsyncLLM.generate,
+    ],
+)
+def test_help_of_a_method_shows_every_argument(method: Callable[..., object]) -> None:
+    names = set(inspect.signature(method).parameters) - {"self"}
+    if method is outrider.LLM.chat:  # it names `chat_prompt`, which has them
+        names -= set(described(outrider.LLM.chat_prompt)) - {"messages"}
+    assert set(described(method)) == names
