@@ -105,8 +105,8 @@ def answers(
         1,
         "--max-tokens",
         max_new_tokens,
-        "--max-num-seqs",
-        16,
+        "--sampling",
+        "max_num_seqs=16",
         *(["--resume"] if (out / "config.json").exists() else []),
     )
     done.touch()
@@ -148,8 +148,8 @@ def demo_answers() -> Path:
             1,
             "--max-tokens",
             160,
-            "--max-num-seqs",
-            16,
+            "--sampling",
+            "max_num_seqs=16",
             *(["--resume"] if (out / "config.json").exists() else []),
         )
         done.touch()
