@@ -42,8 +42,10 @@ from outrider.models.loaded import LoadedModel
 from outrider.rows import Row, Rows
 from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepFacts
 from outrider.stops import StopStrings
 from outrider.text import Detokenizer
+from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 
 EOS = 0  # the end token of the tokenizers made here
@@ -59,6 +61,9 @@ LEAST = 5.0  # texts that a cell of the test must expect; rarer ones are one cel
 # standard deviations of a normal distribution, to which the statistic is transformed: a right drafter
 # fails once in three million runs
 FAR = 5.0
+
+# number of a row -> (parent, token) of the nodes that are drafted for it
+Proposals = dict[int, list[tuple[int, int]]]
 
 
 def make_row(
@@ -229,10 +234,11 @@ def check_rows(drafter: type[Drafter], settings: Any = None, **given: Any) -> No
     what is drafted for them must follow from their own tokens. Arguments: see `check_drafter`."""
     trial = _Trial.of(drafter, settings, **given)
     params = SamplingParams(max_tokens=GREEDY_TOKENS)
-    decoder = trial.decoder([2, DRAFTED])
+    decoder = trial.decoder([DRAFTED])
+    steps = _Steps()
+    decoder.observers.append(steps)
     waiting = trial.rows(params) + trial.rows(params, first=len(trial.prompts))
     done: list[Row] = []
-    drafted = 0
     for step in itertools.count():
         if not len(decoder.rows) and not waiting:
             break
@@ -240,16 +246,31 @@ def check_rows(drafter: type[Drafter], settings: Any = None, **given: Any) -> No
             decoder.add(waiting.pop(0))
         if step % 3 == 2 and len(decoder.rows) > 1:
             trial.leave_and_return(decoder)
-        trial.compare_with_a_fresh_start(decoder)
+        expected = trial.afresh(decoder.rows)
         decoder.step()
+        if expected is not None:
+            assert steps.latest == expected, (
+                f"drafter '{trial.name}' drafts something else than a fresh start on the same "
+                f"tokens: {_difference(expected, steps.latest)}. `commit` must leave what `start` "
+                "makes of `row.tokens`, and state of rows belongs into a `PerRow`"
+            )
         for index in reversed(range(len(decoder.rows))):
             if decoder.rows[index].finish_reason:
                 done.append(decoder.remove(index))
-    drafted = sum(row.stats.drafted for row in done)
     done.sort(key=lambda row: row.request)
     plain = trial.plain(params)
     _same_texts(trial, done, plain + plain, "in a batch that rows join and leave")
-    assert drafted, trial.idle
+    assert sum(row.stats.drafted for row in done), trial.idle
+
+
+class _Steps:
+    """Sees every step of a decoder, and keeps what the latest one drafted."""
+
+    def __init__(self) -> None:
+        self.latest: Proposals = {}
+
+    def observe(self, facts: StepFacts) -> None:
+        self.latest = _proposals(facts.rows, facts.draft)
 
 
 class _Lengths(FixedLength):
@@ -302,16 +323,17 @@ class _Trial:
             "settings, for which it drafts"
         )
 
-    def build(self) -> Drafter:
-        draft = None if self.draft is None else self.draft.twin()
-        return self.drafter.build(DraftSetup(self.target, draft, DRAFTED, self.settings, self.head))
-
-    def decoder(self, lengths: Sequence[int], drafter: Drafter | None = None) -> Decoder:
+    def decoder(self, lengths: Sequence[int]) -> Decoder:
         """A decoder without rows, with a drafter as new."""
+        target = self.target.twin()
+        draft = None if self.draft is None else self.draft.twin()
+        setup = DraftSetup(target, draft, DRAFTED, self.settings, self.head)
+        return self._decoder(target, self.drafter.build(setup), lengths)
+
+    def _decoder(self, target: LoadedModel, drafter: Drafter, lengths: Sequence[int]) -> Decoder:
         is_tree = self.drafter.requirements(self.settings).trees
         verifier = VERIFIERS.load("traversal" if is_tree else "block").build(None)
-        target = self.target.twin().lm
-        return Decoder(target, drafter or self.build(), verifier, _Lengths(lengths))
+        return Decoder(target.lm, drafter, verifier, _Lengths(lengths))
 
     def rows(self, params: SamplingParams, first: int = 0) -> list[Row]:
         return [
@@ -330,7 +352,7 @@ class _Trial:
         return self.decode(self._plain_decoder(), params)
 
     def _plain_decoder(self) -> Decoder:
-        return self.decoder([0], DRAFTERS.load("none")())
+        return self._decoder(self.target.twin(), DRAFTERS.load("none")(), [0])
 
     def law(self, prompt: list[int], letters: list[int]) -> dict[tuple[int, ...], float]:
         """The probability of every text of the letters, by the chain rule from the target's
@@ -357,48 +379,49 @@ class _Trial:
 
     def leave_and_return(self, decoder: Decoder) -> None:
         """The first row makes room, as in an engine that is short of memory, and comes back as the
-        last one: what is drafted for each row stays what it was."""
-        before = self._proposals(decoder)
+        last one. A drafter that learns then drafts for each row what it would have drafted."""
+        before = self._learned(decoder)
         row = decoder.rows[0]
         row.num_learned = len(row.tokens)
         decoder.remove(0)
         decoder.add(row)
         row.num_learned = 0
-        after = self._proposals(decoder)
+        after = self._learned(decoder)
         assert after == before, (
             f"drafter '{self.name}' drafts something else for a row that left and came back, or for "
             f"its neighbours: {_difference(before, after)}. State of rows belongs into a `PerRow`; "
             "what is learned across rows must not learn `row.num_learned` tokens twice"
         )
 
-    def compare_with_a_fresh_start(self, decoder: Decoder) -> None:
-        """A drafter that learns nothing across rows drafts what a new one does, told of the same
-        tokens. (One that reads hidden states cannot be told of tokens alone.)"""
-        drafter = decoder.drafter
-        if self.drafter.learns or drafter.signals or not len(decoder.rows):
-            return
-        fresh = self.decoder([DRAFTED])
-        for row in decoder.rows:
-            fresh.add(row)
-        before = self._proposals(fresh)
-        after = self._proposals(decoder)
-        assert after == before, (
-            f"drafter '{self.name}' drafts something else than a fresh start on the same tokens: "
-            f"{_difference(before, after)}. `commit` must leave what `start` makes of `row.tokens`"
-        )
-
-    def _proposals(self, decoder: Decoder) -> dict[int, list[tuple[int, int]]]:
-        """(parent, token) of the nodes that are drafted for each row, by its number."""
+    def _learned(self, decoder: Decoder) -> Proposals:
+        """What a drafter that learns proposes now."""
         rows = decoder.rows
+        if not self.drafter.learns:
+            return {}
+        draft = decoder.drafter.propose(rows, [row.clamp_draft(DRAFTED) for row in rows])
+        return _proposals(rows, draft)
+
+    def afresh(self, rows: Rows) -> Proposals | None:
+        """What a new drafter proposes, told of the same tokens. None: it would have to know more,
+        what other rows taught or hidden states."""
+        fresh = self.decoder([DRAFTED])
+        if self.drafter.learns or fresh.drafter.signals:
+            return None
+        for row in rows:
+            fresh.add(row)
         with torch.inference_mode():
-            decoder.catch_up()
-            draft = decoder.drafter.propose(rows, [row.clamp_draft(DRAFTED) for row in rows])
-        tokens, lengths = draft.lists
-        parents = draft.parent_nodes().tolist()
-        return {
-            row.request: list(zip(parents[index], tokens[index], strict=True))[: lengths[index]]
-            for index, row in enumerate(rows)
-        }
+            fresh.catch_up()
+            gamma = [row.clamp_draft(DRAFTED) for row in rows]
+            return _proposals(rows, fresh.drafter.propose(fresh.rows, gamma))
+
+
+def _proposals(rows: Rows, draft: Draft) -> Proposals:
+    tokens, lengths = draft.lists
+    parents = draft.parent_nodes().tolist()
+    return {
+        row.request: list(zip(parents[index], tokens[index], strict=True))[: lengths[index]]
+        for index, row in enumerate(rows)
+    }
 
 
 def _same_texts(trial: _Trial, rows: Sequence[Row], plain: Sequence[Row], where: str) -> None:
@@ -410,7 +433,7 @@ def _same_texts(trial: _Trial, rows: Sequence[Row], plain: Sequence[Row], where:
         )
 
 
-def _difference(before: dict[int, Any], after: dict[int, Any]) -> str:
+def _difference(before: Proposals, after: Proposals) -> str:
     number = next(number for number in before if before[number] != after.get(number))
     return f"row {number}: got {after.get(number)}, expected {before[number]}"
 
