@@ -230,8 +230,8 @@ def check_sampling(drafter: type[Drafter], settings: Any = None, **given: Any) -
 
 
 def check_rows(drafter: type[Drafter], settings: Any = None, **given: Any) -> None:
-    """Rows that join at different steps, leave in the middle and come back must keep their texts, and
-    what is drafted for them must follow from their own tokens. Arguments: see `check_drafter`."""
+    """Rows that join, leave in the middle and come back must keep their texts. What is drafted for them
+    must follow from their own tokens, and from what was learned. Arguments: see `check_drafter`."""
     trial = _Trial.of(drafter, settings, **given)
     params = SamplingParams(max_tokens=GREEDY_TOKENS)
     decoder = trial.decoder([DRAFTED])

@@ -6,7 +6,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +21,8 @@ import pytest
 import outrider
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
+PACKAGE = EXAMPLES / "outrider-phrases" / "src"
 MISTAKE = re.compile(r"# ([a-z-]+)$")
 FOUND = re.compile(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$")
 # Outrider's sources are read as those of an installed package, for their types and not for errors;
@@ -33,7 +38,7 @@ follow_imports = skip
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of both files."""
+    """What mypy says of both files and of the examples."""
     folder = tmp_path_factory.mktemp("mypy")
     (folder / "mypy.ini").write_text(CONFIGURATION)
     command = [
@@ -45,9 +50,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         "--cache-dir",
         folder / "cache",
     ]
-    files = [HERE / "client.py", HERE / "mistakes.py"]
+    files = [HERE / "client.py", HERE / "mistakes.py", EXAMPLES]
     return subprocess.run(
-        [*command, *files], cwd=HERE.parent.parent, capture_output=True, text=True, check=False
+        [*command, *files],
+        cwd=HERE.parent.parent,
+        env={**os.environ, "MYPYPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
 
 
@@ -55,6 +65,35 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_typed_client_passes(report: str) -> None:
     assert "Found" in report, report
     assert not [line for line in report.splitlines() if "client.py" in line]
+
+
+@pytest.mark.slow
+def test_the_examples_pass(report: str) -> None:
+    """Whoever copies one begins without errors."""
+    assert "Found" in report, report
+    assert not [line for line in report.splitlines() if "examples" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_pyright_agrees(tmp_path: Path) -> None:
+    """Editors use it."""
+    configuration = {
+        "include": ["."],
+        "typeCheckingMode": "standard",
+        "extraPaths": [str(HERE.parent.parent), str(PACKAGE)],
+    }
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    shutil.copy(HERE / "client.py", tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(configuration))
+    result = subprocess.run(
+        ["pyright", "--pythonpath", sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.slow
