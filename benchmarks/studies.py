@@ -2,6 +2,7 @@
 bring, in tokens.
 
     python benchmarks/studies.py before-after     no training, every kind of head, n-gram and draft model against each other
+    python benchmarks/studies.py quick            what `outrider train eagle3 --quick` trains in minutes
     python benchmarks/studies.py distil           a draft model before and after distillation, from four beginnings
     python benchmarks/studies.py acceptance       stop rules against fixed draft lengths: tokens drafted at equal tau
     python benchmarks/studies.py domain           one domain's answers, and what happens on the other
@@ -24,6 +25,7 @@ from study.acceptance import run_acceptance
 from study.before_after import run_before_after
 from study.distil import BEGINNINGS, run_distil
 from study.domain import run_domain
+from study.quick import run_quick
 from study.report import render
 from study.report_worked import render_worked
 from study.traffic import run_traffic
@@ -44,6 +46,12 @@ def before_after(
 ) -> None:
     """Every trained kind before and after training, beside what needs none."""
     run_before_after(heads)
+
+
+@app.command()
+def quick() -> None:
+    """The head of `outrider train eagle3 --quick`."""
+    run_quick()
 
 
 @app.command()

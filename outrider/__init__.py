@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from outrider.version import __version__
 
 if TYPE_CHECKING:
+    from outrider.async_llm import AsyncLLM
     from outrider.errors import OutriderError
     from outrider.llm import LLM
     from outrider.outputs import Completion, StreamChunk
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from outrider.stats import DecodeStats
 
 __all__ = [
-    "LLM", "Completion", "DecodeStats", "OutriderError", "SamplingParams", "StreamChunk", "StructuredOutputsParams",
+    "LLM", "AsyncLLM", "Completion", "DecodeStats", "OutriderError", "SamplingParams", "StreamChunk", "StructuredOutputsParams",
     "__version__",
 ]  # fmt: skip
 
 _HOMES = {
+    "AsyncLLM": "outrider.async_llm",
     "LLM": "outrider.llm",
     "SamplingParams": "outrider.sampling.params",
     "StructuredOutputsParams": "outrider.sampling.structured",

@@ -15,6 +15,7 @@ from outrider.wellformed import checked_text, is_text, parsed_json
 
 Message = Mapping[str, Any]
 SHOWN = 60  # characters of a wrong value or name in a message
+MARKS = frozenset(("role", "content"))  # keys of a message that no prompt has
 TAKEN = frozenset((  # set by options of their own: in chat_template_kwargs they would be ignored
     "messages", "tools", "tokenize", "return_dict", "conversation", "chat_template", "add_generation_prompt",
     "continue_final_message",
@@ -34,6 +35,14 @@ def read_conversations(given: Any) -> list[list[dict[str, Any]]]:
         _conversation(_listed(item, f"conversation {number}"), f"conversation {number}")
         for number, item in enumerate(items)
     ]
+
+
+def holds_messages(given: Any) -> bool:
+    """Whether a list holds messages, or conversations, rather than prompts."""
+    return isinstance(given, list | tuple) and any(
+        holds_messages(item) or (isinstance(item, Mapping) and not MARKS.isdisjoint(item))
+        for item in given
+    )
 
 
 def _listed(given: Any, called: str) -> list[Any]:

@@ -19,6 +19,7 @@ is imported when the first instance is made.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -49,11 +50,13 @@ Record = TypeVar("Record")
 def setting(default: Any, text: str, *, common: bool = False, **more: Any) -> Any:
     """A dataclass field with a default and the line that help and errors print about it.
 
-    `common`: where it is an option of the command line, `--help` shows it. `more`: bounds
+    `list` as the default is an empty list. `common`: where it is an option of the command line, `--help` shows it. `more`: bounds
     (at_least, above, at_most, below), and other arguments of pydantic's `Field`.
     """
     arguments = {BOUNDS.get(name, name): value for name, value in more.items()}
     metadata = {"description": text, "common": common, **arguments}
+    if default is list:
+        return dataclasses.field(default_factory=list, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -77,6 +80,24 @@ def checked(prefix: str = "") -> Callable[[type[Record]], type[Record]]:
         return record
 
     return decorate
+
+
+def described(record: type[Record]) -> type[Record]:
+    """Decorator of a dataclass: its docstring, which `help` shows, ends with its fields, their
+    defaults and what `setting` says about them."""
+    fields = dataclasses.fields(cast(Any, record))
+    width = max(len(field.name) for field in fields)
+    lines = [
+        f"{field.name:<{width}}  {field.metadata['description']} (default {_default_of(field)!r})"
+        for field in fields
+    ]
+    record.__doc__ = "\n".join([inspect.cleandoc(record.__doc__ or ""), "", *lines])
+    return record
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,7 @@ def parse_settings(kind: type, given: Mapping[str, Any], owner: str) -> Any:
 def describe_settings(kind: type) -> dict[str, str]:
     """name -> 'default: what it is', for `outrider ls`."""
     return {
-        field.name: f"{field.default}: {field.metadata.get('description', '')}"
+        field.name: f"{_default_of(field)}: {field.metadata.get('description', '')}"
         for field in dataclasses.fields(kind)
     }
 

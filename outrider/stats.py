@@ -20,22 +20,32 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 @dataclass
 class DecodeStats:
-    """Counters of one completion, or the sum over several."""
+    """Counters of one completion, or the sum over several.
 
-    steps: int = 0  # target passes that emitted something
-    emitted: int = 0  # tokens added to the text
-    drafted: int = 0  # draft tokens submitted to the target
-    # of those, decided on: the accepted ones and the first rejected one of each step
+    steps                  target passes that emitted something
+    emitted                tokens added to the text
+    drafted                draft tokens submitted to the target
+    tested                 of those, decided on: the accepted ones and the first rejected one of each step
+    accepted               of those, kept
+    accepted_per_position  [i]: steps whose (i+1)-th draft token was accepted
+    answers                answers that emitted something
+    first_tokens           of the emitted: those of each answer's first step
+    ttft_s                 seconds from the request to its first step's tokens, prefill included; of several
+                           answers the sum
+    decode_s               seconds from the first step's tokens to the last token
+    time_s                 seconds in each phase of the steps: "draft", "target", "verify", "other"
+    """
+
+    steps: int = 0
+    emitted: int = 0
+    drafted: int = 0
     tested: int = 0
     accepted: int = 0
-    # [i]: steps whose (i+1)-th draft token was accepted
     accepted_per_position: list[int] = field(default_factory=list)
-    answers: int = 0  # that emitted something
-    first_tokens: int = 0  # of the emitted: those of each answer's first step
-    # seconds from the request to its first step's tokens, prefill included; of several answers the
-    # sum
+    answers: int = 0
+    first_tokens: int = 0
     ttft_s: float = 0.0
-    decode_s: float = 0.0  # seconds from the first step's tokens to the last token
+    decode_s: float = 0.0
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property

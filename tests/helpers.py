@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -24,26 +24,14 @@ from outrider.drafters.base import Drafter
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
 from outrider.run import has_ended, run_rows
-from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import BadWords, Spelling
-from outrider.stops import StopStrings
-from outrider.text import Detokenizer
+from outrider.testing import EOS, byte_tokenizer, make_row, tiny_llama, wrapped
 from outrider.types import Draft
+
+__all__ = ["EOS", "byte_tokenizer", "make_row", "tiny_llama"]  # of outrider.testing
 
 # glibc hands blocks beyond 32 MiB back to the system, however many it has seen
 LARGE_BYTES = 64 << 20
-EOS = 0  # the end token of every tokenizer made here
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """257 tokens: the end token and every byte. Nearly every random text has characters spread over
-    tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<|end|>": EOS, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return _wrapped(tokenizer)
 
 
 def word_tokenizer(num_tokens: int, *, prefix: str = "w") -> PreTrainedTokenizerFast:
@@ -51,41 +39,7 @@ def word_tokenizer(num_tokens: int, *, prefix: str = "w") -> PreTrainedTokenizer
     vocab = {"<|end|>": EOS, **{f"{prefix}{index}": index for index in range(1, num_tokens)}}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="<|end|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _wrapped(tokenizer)
-
-
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-
-
-def tiny_llama(
-    vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **changes: Any
-) -> LlamaForCausalLM:
-    """A random Llama of two layers with grouped heads. `sharpness` scales the logits: 1 is nearly
-    uniform."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-    }
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocab_size,
-            initializer_range=0.2,
-            bos_token_id=None,
-            eos_token_id=EOS,
-            **{**sizes, **changes},
-        )
-        model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(sharpness)
-    return model
+    return wrapped(tokenizer)
 
 
 def in_bytes(x: Tensor) -> Tensor:
@@ -136,31 +90,6 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
-
-
-def make_row(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    *,
-    seed: int | None = None,
-    number: int = 0,
-    tokenizer: Any = None,
-    stop_tokens: frozenset[int] = frozenset(),
-) -> Row:
-    """A row as the engine makes it, for tests that drive the decoder step by step."""
-    chosen = params.seed if seed is None else seed
-    return Row(
-        request=number,
-        tokens=list(prompt),
-        num_prompt=len(prompt),
-        params=params,
-        seed=0 if chosen is None else chosen,
-        max_tokens=len(prompt) + params.max_tokens,
-        stop_tokens=stop_tokens | frozenset(params.stop_token_ids),
-        named_stops=frozenset(params.stop_token_ids) - stop_tokens,
-        detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
-        stops=StopStrings(params.stop),
-    )
 
 
 class OracleThatErrs(Drafter):

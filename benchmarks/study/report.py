@@ -13,7 +13,7 @@ from outrider.report.document import Block, Bullets, CodeBlock, Document, Headin
 from outrider.report.markdown import to_markdown
 from study.report_heads import before_after
 from study.report_stop import acceptance
-from study.tables import alpha, comparison, curves, pooled, sizes
+from study.tables import alpha, comparison, curves, pooled, sizes, tau
 
 INTRODUCTION = (
     "What trained heads and draft models gain, counted in tokens, without a clock. tau = emitted tokens / target passes, the "
@@ -47,6 +47,21 @@ def render(out: Path, folder: Path = RESULTS) -> None:
         to_markdown(Document("What training a drafter gains", "", tuple(blocks))), encoding="utf-8"
     )
     console().print(f"written: {out}")
+
+
+def _quick(content: dict[str, Any]) -> Iterator[Block]:
+    yield Heading("A first head in minutes")
+    run = content["curves"]["eagle3"]
+    measured = content["measured"]
+    before, after = (pooled(measured, label=label) for label in ("before", "after"))
+    yield Paragraph(
+        f"'outrider train eagle3 --quick --target demo': {run['num_train'] + run['num_held_out']} "
+        f"answers of the demo, {content['settings']['epochs']} epochs. Greedy, on "
+        f"{measured[0]['num_prompts']} held-out problems of the demo's own: tau {tau(before):.2f} "
+        f"before and {tau(after):.2f} after training, alpha {alpha(before):.3f} and "
+        f"{alpha(after):.3f}."
+    )
+    yield from curves(content["curves"])
 
 
 def _distil(content: dict[str, Any]) -> Iterator[Block]:
@@ -115,6 +130,10 @@ REMARKS: dict[str, list[str]] = {  # what the numbers do not show
         "Limits: 14M parameters, 6000 answers, two or three epochs on one core. Where a run's last epoch is its best, the "
         "learning curve has not flattened.",
     ],
+    "quick": [
+        "To see every stage of a run before a long one: the learning curve is far from flat. 15 times the answers, above, bring "
+        "the rest.",
+    ],
     "distil": [
         "'pair' is the usual case: a draft that knows the domain learns to agree with its own target.",
         "'thinned' gains most because it starts with nothing. On texts unlike those it was trained on it may fall.",
@@ -154,5 +173,10 @@ BEGINNINGS = {
     "pair": "The shared pair's own draft. before = trained on the same corpus as its target, never on the target's answers.",
 }
 SECTIONS: dict[str, Callable[[dict[str, Any]], Iterator[Block]]] = {
-    "before-after": before_after, "distil": _distil, "acceptance": acceptance, "domain": _domain, "from-traffic": _traffic,
-}  # fmt: skip
+    "before-after": before_after,
+    "quick": _quick,
+    "distil": _distil,
+    "acceptance": acceptance,
+    "domain": _domain,
+    "from-traffic": _traffic,
+}

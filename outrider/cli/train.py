@@ -33,7 +33,7 @@ from outrider.cli.options import (
 from outrider.cli.prompting import SELDOM_READING
 from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
-from outrider.cli.verbs import gathered, given, listed, option, refuse_unused
+from outrider.cli.verbs import gathered, given, listed, option, refuse_unused, written
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
@@ -69,6 +69,14 @@ Out = Annotated[
         "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes "
         "pages.",
         show_default=False,
+        common=True,
+    ),
+]
+Quick = Annotated[
+    bool,
+    listed(
+        TEXTS,
+        "A first head in 2 to 3 minutes: eagle3 for the demo, from 400 of its answers.",
         common=True,
     ),
 ]
@@ -169,7 +177,7 @@ class ResponseOptions:
     top_k: int = option(0, SAMPLING, TOP_K)
     top_p: float = option(1.0, SAMPLING, TOP_P)
     min_p: float = option(0.0, SAMPLING, MIN_P)
-    max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1, common=True)
+    max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1)
 
     def plan(self, seed: int) -> ResponsePlan:
         """How the target's answers are made. Raises ConfigError."""
@@ -250,6 +258,7 @@ def train(
     training: TrainConfig,
     machine: MachineOptions,
     measuring: MeasuringOptions,
+    quick: Quick = False,
     resume: Resume = False,
     only_responses: OnlyResponses = False,
 ) -> int:
@@ -262,6 +271,20 @@ def train(
     name, settings = name_and_options(
         kind, "KIND begins with the name of a kind, like eagle3 or 'eagle3 unrolls=6'"
     )
+    plan = measuring.plan(training.seed)
+    if quick:
+        from outrider.train import quick as quick_run
+
+        quick_run.check(name, settings, target)
+        decided = given(texts, answers, which, training, measuring)
+        refuse_unused(
+            [option for option in decided if option != written("seed")],
+            "with --quick, which decides it",
+        )
+        settings = quick_run.SETTINGS
+        texts = replace(texts, prompts=f"demo:{quick_run.NUM_PROMPTS}")
+        training = quick_run.config(training)
+        plan = replace(quick_run.MEASURED, seed=training.seed)
     if "draft" in settings:
         settings["draft"] = _draft(settings["draft"])
 
@@ -292,11 +315,13 @@ def train(
         settings=settings,
         config=training,
         feature_cache=memory("--training feature_cache", which.feature_cache, or_none=True),
-        measure=measuring.plan(training.seed),
+        measure=plan,
         resume=resume,
         only_responses=only_responses,
     )
     quieten_libraries()
+    if quick:
+        sys.stderr.write(f"{quick_run.announcement()}\n")
     try:
         with shown_progress() as progress:
             result = run_training(spec, progress, command_line())
@@ -308,4 +333,6 @@ def train(
     if result is not None:
         deliver(result, OutputOptions())
         sys.stderr.write(f"written: {out / 'drafter'}, {out / 'result.json'}\n")
+        if quick:
+            sys.stderr.write(f"try it: {quick_run.command_to_try(out / 'drafter')}\n")
     return 0

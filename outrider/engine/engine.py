@@ -194,6 +194,12 @@ class Engine:
         """
         bad_words(self._batch.built, params)
 
+    def verifier_of(self, request: Request) -> str:
+        """The name of the rule that verifies a request's drafts. Raises ConfigError or
+        CapabilityError as `submit` does."""
+        _, verifier = self._drafter_pool.rules_of(request)
+        return (verifier or self._batch.decoder.verifier).name
+
     def submit(self, request: Request, listener: Listener) -> None:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot
         be honoured, QueueFullError when too many wait, UnavailableError when the engine ends; then

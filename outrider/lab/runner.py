@@ -183,7 +183,7 @@ class Contender:
         others = Disturbance()
         began = time.perf_counter()
         completions = self._llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
         )
         share = others.share()
         return [

@@ -10,7 +10,7 @@ cannot be honoured raises `ConfigError` with the name, the value and the allowed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Interval, MinLen
@@ -18,7 +18,7 @@ from annotated_types import Ge, Interval, MinLen
 from outrider.errors import ConfigError
 from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
-from outrider.settings import checked, setting
+from outrider.settings import checked, described, setting
 
 # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
 MIN_TEMPERATURE = 1e-4
@@ -33,10 +33,16 @@ def usable_temperature(temperature: float) -> float:
     return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
 
 
+@described
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample one request and when to stop."""
+    """How to sample one answer and when to end it; names and meanings are vLLM's.
+
+        SamplingParams(temperature=0.7, top_p=0.9, max_tokens=200, seed=1)
+
+    The default is greedy with 256 tokens. A wrong value raises ConfigError.
+    """
 
     temperature: float = setting(
         0.0, f"0, or below {MIN_TEMPERATURE:g}, is greedy", at_least=0, at_most=MAX_NUMBER
@@ -69,31 +75,37 @@ class SamplingParams:
     frequency_penalty: float = setting(
         0.0, "subtracted once per occurrence in the output; 0 is off", at_least=-2, at_most=2
     )
-    # token id -> added to its logit
-    logit_bias: dict[TokenId, Bias] | None = None
-    allowed_token_ids: list[TokenId] | None = None  # all other tokens get no mass
+    logit_bias: dict[TokenId, Bias] | None = setting(None, "token id -> added to its logit")
+    allowed_token_ids: list[TokenId] | None = setting(
+        None, "the only tokens that may be emitted; None: all"
+    )
     seed: int | None = setting(
         None, "modulo 2**64; None: the engine draws one", at_least=-(2**63), below=2**64
     )
     max_tokens: int | None = setting(
         256, "longest answer; None: to the end of the context", at_least=1
     )
-    # strings that end the answer, or a single one
-    stop: Text | Sequence[Text] = field(default_factory=list)
-    stop_token_ids: list[TokenId] = field(default_factory=list)
-    ignore_eos: bool = False
+    stop: Text | Sequence[Text] = setting(
+        list, "strings that end the answer, or a single one; the text ends before them"
+    )
+    stop_token_ids: list[TokenId] = setting(list, "tokens that end the answer, besides the model's")
+    ignore_eos: bool = setting(False, "the model's own end tokens do not end the answer")
     min_tokens: int = setting(0, "the answer does not end before it has these", at_least=0)
-    bad_words: list[Text] = field(default_factory=list)  # not to be emitted
-    skip_special_tokens: bool = True  # whether special tokens are left out of the text
-    # whether the text ends with what ended it, a stop string or a stop token
-    include_stop_str_in_output: bool = False
+    bad_words: list[Text] = setting(list, "texts that the answer must not hold")
+    skip_special_tokens: bool = setting(True, "special tokens are left out of the text")
+    include_stop_str_in_output: bool = setting(
+        False, "the text ends with what ended it, a stop string or a stop token"
+    )
     logprobs: int | None = setting(
         None, "alternatives reported per token; None: no logprobs", at_least=0
     )
     n: int = setting(1, "answers to one prompt; number i of them uses seed + i", at_least=1)
-    structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
-    # where thoughts stand: stop strings and grammars are about the answer after them
-    thinking: ThinkingMarks | None = None
+    structured_outputs: StructuredOutputsParams | None = setting(
+        None, "the form that the answer must have"
+    )
+    thinking: ThinkingMarks | None = setting(
+        None, "where thoughts stand: stop strings and grammars are about the answer after them"
+    )
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that do not go together."""

@@ -9,29 +9,38 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.settings import checked
+from outrider.settings import checked, described, setting
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 SPACED = ("disable_any_whitespace", "whitespace_pattern")
 SWITCHES = ("json_object", "disable_any_whitespace")  # false: not asked for
 
 
+@described
 @checked("structured_outputs.")
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises
-    ConfigError for others."""
+    """The form that an answer must have: one of `json`, `regex`, `choice`, `grammar` and
+    `json_object`, and how JSON is spaced.
 
-    json: str | dict[str, Any] | bool | None = None  # a JSON schema, or its text
-    # the whole answer matches it; syntax of Rust's regex crate, no look-around
-    regex: str | None = None
-    choice: Sequence[str] | None = None  # the answer is one of these
-    grammar: str | None = None  # llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)
-    json_object: bool | None = None  # any JSON object
-    # nothing between the parts of JSON; default: at most one blank
-    disable_any_whitespace: bool = False
-    # what may stand between the parts of JSON, as a regular expression
-    whitespace_pattern: str | None = None
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+
+    Others raise ConfigError.
+    """
+
+    json: str | dict[str, Any] | bool | None = setting(None, "a JSON schema, or its text")
+    regex: str | None = setting(
+        None, "the whole answer matches it; syntax of Rust's regex crate, no look-around"
+    )
+    choice: Sequence[str] | None = setting(None, "the answer is one of these")
+    grammar: str | None = setting(None, "llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)")
+    json_object: bool | None = setting(None, "True: any JSON object")
+    disable_any_whitespace: bool = setting(
+        False, "True: nothing between the parts of JSON; False: at most one blank"
+    )
+    whitespace_pattern: str | None = setting(
+        None, "what may stand between the parts of JSON, as a regular expression"
+    )
 
     def __post_init__(self) -> None:
         kinds = [name for name in self.as_dict() if name in KINDS]

@@ -143,7 +143,8 @@ def regenerate(
         chunk = todo[start : start + size]
         params = [_params(plan, index, prompt) for index, _, prompt in chunk]
         fed = [{"prompt_token_ids": prompt.tokens} for *_, prompt in chunk]
-        for (_, name, prompt), done in zip(chunk, llm.generate(fed, params), strict=True):
+        answers = llm.generate(fed, params, use_tqdm=False)
+        for (_, name, prompt), done in zip(chunk, answers, strict=True):
             file.add(TrainingText(name, prompt.tokens, done.token_ids, prompt.request.task))
         progress.advance(len(chunk))
     return [file.texts[name] for _, name, _ in jobs]

@@ -55,11 +55,11 @@ def lay_out(site: Path, entry_points: dict[str, str] | None = None) -> Path:
 def run_with(
     site: Path, *arguments: str, cwd: Path = REPOSITORY
 ) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own that finds the package."""
+    """Python in a process of its own that finds the package, and Outrider as it is here."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(site)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(REPOSITORY)])},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

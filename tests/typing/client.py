@@ -3,12 +3,15 @@ never run."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Generator
+from functools import partial
 from pathlib import Path
 from typing import assert_type
 
 import outrider
 from outrider import (
     LLM,
+    AsyncLLM,
     Completion,
     DecodeStats,
     OutriderError,
@@ -41,6 +44,24 @@ with LLM(model="demo", draft="draft", num_draft_tokens="auto:12", max_num_seqs=4
     for chunk in llm.stream("Why?", params):
         assert_type(chunk, StreamChunk)
         print(chunk.text, end="")
+    messages = [{"role": "user", "content": "Why?"}]
+    assert_type(llm.stream(messages), Generator[StreamChunk, None, None])
+    assert_type(llm.chat(messages, params, stream=True), Generator[StreamChunk, None, None])
+    assert_type(llm.chat(messages, stream=False, use_tqdm=False), list[Completion])
+    llm.generate(["Why?", "How?"], use_tqdm=partial(print, "bar"))
+
+
+async def ask() -> None:
+    async with AsyncLLM("demo", draft="draft", max_num_seqs=4) as several:
+        assert_type(several, AsyncLLM)
+        answer = several.generate("Why?", params, prediction="so")
+        assert_type(answer, AsyncGenerator[StreamChunk, None])
+        await answer.aclose()
+        async for chunk in several.generate([{"role": "user", "content": "Why?"}]):
+            assert_type(chunk.completion, Completion | None)
+        several.generate({"prompt_token_ids": several.chat_prompt(messages, tools=[])})
+    await several.close()
+
 
 for answer in answers:
     assert_type(answer.text, str)

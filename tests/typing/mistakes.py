@@ -4,7 +4,7 @@ never run."""
 from __future__ import annotations
 
 import outrider
-from outrider import LLM, LMM, SamplingParams, StructuredOutputsParams  # attr-defined
+from outrider import LLM, LMM, AsyncLLM, SamplingParams, StructuredOutputsParams  # attr-defined
 
 SamplingParams(temprature=1)  # call-arg
 SamplingParams(temperature="hot")  # arg-type
@@ -19,4 +19,8 @@ llm.generate("Why?", {"temperature": 1})  # arg-type
 answer = llm.generate("Why?")[0]
 print(answer.txt)  # attr-defined
 print(answer.stats.tau + 1)  # operator
+llm.generate(["Why?"], use_tqdm="yes")  # arg-type
+llm.chat([{"role": "user"}], stream=True)[0]  # index
+AsyncLLM("demo", gamma=3)  # call-arg
+AsyncLLM("demo").chat([])  # attr-defined
 print(LMM, outrider.Sampling)  # attr-defined

@@ -3,18 +3,26 @@ mistakes are found."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
+PACKAGE = EXAMPLES / "outrider-phrases" / "src"
 MISTAKE = re.compile(r"# ([a-z-]+)$")
 FOUND = re.compile(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$")
 # Outrider's sources are read as those of an installed package, for their types and not for errors;
@@ -30,7 +38,7 @@ follow_imports = skip
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of both files."""
+    """What mypy says of both files and of the examples."""
     folder = tmp_path_factory.mktemp("mypy")
     (folder / "mypy.ini").write_text(CONFIGURATION)
     command = [
@@ -42,9 +50,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         "--cache-dir",
         folder / "cache",
     ]
-    files = [HERE / "client.py", HERE / "mistakes.py"]
+    files = [HERE / "client.py", HERE / "mistakes.py", EXAMPLES]
     return subprocess.run(
-        [*command, *files], cwd=HERE.parent.parent, capture_output=True, text=True, check=False
+        [*command, *files],
+        cwd=HERE.parent.parent,
+        env={**os.environ, "MYPYPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
 
 
@@ -52,6 +65,35 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_typed_client_passes(report: str) -> None:
     assert "Found" in report, report
     assert not [line for line in report.splitlines() if "client.py" in line]
+
+
+@pytest.mark.slow
+def test_the_examples_pass(report: str) -> None:
+    """Whoever copies one begins without errors."""
+    assert "Found" in report, report
+    assert not [line for line in report.splitlines() if "examples" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_pyright_agrees(tmp_path: Path) -> None:
+    """Editors use it."""
+    configuration = {
+        "include": ["."],
+        "typeCheckingMode": "standard",
+        "extraPaths": [str(HERE.parent.parent), str(PACKAGE)],
+    }
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    shutil.copy(HERE / "client.py", tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(configuration))
+    result = subprocess.run(
+        ["pyright", "--pythonpath", sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.slow
@@ -90,10 +132,47 @@ def test_importing_the_package_stays_quick() -> None:
     assert found.stdout == "[]\n"
 
 
-def test_help_shows_every_option_with_its_meaning() -> None:
-    # what `help` shows; how far `__doc__` is indented depends on the version of Python
-    text = inspect.getdoc(outrider.LLM)
+def described(shown: object) -> list[str]:
+    """The names that a docstring has a line about, as `help` shows it; how far `__doc__` is indented
+    depends on the version of Python."""
+    text = inspect.getdoc(shown)
     assert text is not None
-    described = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\S", text, re.MULTILINE)
-    names = [name for line in described for name in line.split(", ")]
-    assert sorted(names) == sorted(inspect.signature(outrider.LLM).parameters)
+    lines = re.findall(r"^([a-z_]+(?:, [a-z_]+)*)  +\S", text, re.MULTILINE)
+    return [name for line in lines for name in line.split(", ")]
+
+
+@pytest.mark.parametrize("kind", [outrider.LLM, outrider.AsyncLLM])
+def test_help_shows_every_option_with_its_meaning(kind: type) -> None:
+    assert sorted(described(kind.__init__)) == sorted(inspect.signature(kind).parameters)
+    assert "LLM(" in (inspect.getdoc(kind) or ""), "an example"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        outrider.SamplingParams,
+        outrider.StructuredOutputsParams,
+        outrider.Completion,
+        outrider.StreamChunk,
+        outrider.DecodeStats,
+    ],
+)
+def test_help_shows_every_field_with_its_meaning(kind: Any) -> None:
+    assert described(kind) == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        outrider.LLM.generate,
+        outrider.LLM.chat,
+        outrider.LLM.stream,
+        outrider.LLM.chat_prompt,
+        outrider.AsyncLLM.generate,
+    ],
+)
+def test_help_of_a_method_shows_every_argument(method: Callable[..., object]) -> None:
+    names = set(inspect.signature(method).parameters) - {"self"}
+    if method is outrider.LLM.chat:  # it names `chat_prompt`, which has them
+        names -= set(described(outrider.LLM.chat_prompt)) - {"messages"}
+    assert set(described(method)) == names

@@ -4,46 +4,27 @@ rows."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from outrider_phrases import PhraseDrafter, PhraseSettings, PhraseTrie
 
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
-from outrider.sampling.params import SamplingParams
+from outrider.rows import Rows
 from outrider.settings import parse_settings
-from outrider.stops import StopStrings
+from outrider.testing import make_rows
 from outrider.types import Draft, TargetOutput, Verdict
 
 PHRASES = [[1, 2, 3, 4], [1, 2, 5], [2, 6, 7, 8], [9]]
 
 
-def drafter(**settings: object) -> PhraseDrafter:
+def drafter(**settings: Any) -> PhraseDrafter:
     return PhraseDrafter(PhraseTrie(PHRASES), PhraseSettings(**settings))
 
 
-def join(ours: PhraseDrafter, rows: Rows, tokens: list[int]) -> None:
-    """A row joins as the decoder lets it join."""
-    row = Row(
-        request=len(rows),
-        tokens=list(tokens),
-        num_prompt=len(tokens),
-        params=SamplingParams(),
-        seed=0,
-        max_tokens=100,
-        stop_tokens=frozenset(),
-        detokenizer=None,
-        stops=StopStrings([]),
-    )
-    rows.add(row)
-    ours.start(row)
-
-
 def drafted(ours: PhraseDrafter, texts: list[list[int]], gamma: list[int]) -> tuple[Draft, Rows]:
-    rows = Rows(20, torch.device("cpu"))
-    for tokens in texts:
-        join(ours, rows, tokens)
+    rows = make_rows(ours, texts, vocab_size=20)
     return ours.propose(rows, gamma), rows
 
 

@@ -169,7 +169,8 @@ class Subject:
         a time."""
         options = replace(self.built.options, max_num_seqs=together)
         llm = LLM.around(replace(self.built, decoder=decoder, options=options))
-        done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
+        fed = [{"prompt_token_ids": prompt} for prompt in prompts]
+        done = llm.generate(fed, list(params), use_tqdm=False)
         return [completion.token_ids for completion in done]
 
     def row(self, number: int, prompt: list[int], params: SamplingParams, seed: int) -> Row:

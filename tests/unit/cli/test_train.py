@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.cli import train as verb
 from outrider.cli.app import run
 from outrider.demo import demo_paths
+from outrider.train import quick
 from outrider.train import run as training
 from outrider.train.run import TrainSpec
 from tests.unit.train.material import save_responses, save_target, texts
@@ -219,3 +222,66 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (spec.asked.target, spec.asked.draft) == ("demo", None)
     assert spec.material.prompts is not None
     assert len(Path(spec.material.prompts).read_text().splitlines()) == 5
+
+
+def test_quick_is_one_measured_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what to expect before it starts."""
+    seen: list[TrainSpec] = []
+    monkeypatch.setattr(training, "run_training", lambda spec, *rest: seen.append(spec))
+    out = tmp_path / "out"
+    assert run(["train", "eagle3", "--quick", "--target", "demo", "--out", f"{out}"]) == 0
+    assert quick.announcement() in capsys.readouterr().err
+    (spec,) = seen
+    assert (spec.kind, spec.settings, spec.config.epochs) == (
+        "eagle3",
+        quick.SETTINGS,
+        quick.EPOCHS,
+    )
+    assert len((out / "prompts.jsonl").read_text().splitlines()) == quick.QUICK.answers
+    assert spec.measure == quick.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["block", "--target", "demo"], "--quick trains eagle3 for demo, got block for demo"),
+        (["eagle3", "--target", "./x"], "--quick trains eagle3 for demo, got eagle3 for ./x"),
+        (["eagle3 unrolls=6", "--target", "demo"], "got eagle3 unrolls=6 for demo"),
+        (["eagle3", "--target", "demo", "--epochs", "9"], "--epochs means nothing with --quick"),
+        (["eagle3", "--target", "demo", "--limit", "9"], "--limit means nothing with --quick"),
+        (
+            ["eagle3", "--target", "demo", "--measuring", "measure_limit=0"],
+            "--measuring measure_limit means nothing with --quick",
+        ),
+    ],
+)
+def test_quick_decides_everything_but_the_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert run(["train", "--quick", "--out", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_quick_promises_was_measured() -> None:
+    """Catches a figure that was left behind by the results it is taken from."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results"
+
+    def newest(study: str) -> dict[str, Any]:
+        data = sorted(results.glob(f"studies-{study}-2*.json*"))[-1].read_bytes()
+        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+
+    def tau(study: str, **wanted: object) -> float:
+        rows = newest(study)["measured"]
+        fitting = [row for row in rows if wanted.items() <= row.items() and "demo" in row["task"]]
+        return sum(row["emitted"] for row in fitting) / sum(row["steps"] for row in fitting)
+
+    after = tau("before-after", label="eagle3, after", temperature=0.0)
+    assert f"{after:.2f}" == f"{quick.LONG.tau:.2f}"
+    content = newest("quick")
+    (row,) = [row for row in content["measured"] if row["label"] == "after"]
+    assert f"{row['emitted'] / row['steps']:.2f}" == f"{quick.QUICK.tau:.2f}"
+    run = content["curves"]["eagle3"]
+    assert run["num_train"] + run["num_held_out"] == quick.QUICK.answers
+    assert "--quick" in run["command"]
