@@ -20,7 +20,7 @@ from outrider.remote.draft.hosted import (
     chosen_parts,
     load_drafter,
 )
-from outrider.remote.draft.service import DraftService, OpenStream
+from outrider.remote.draft.service import LAST_WORDS_S, DraftService, OpenStream
 from outrider.remote.draft.texts import DraftLimits, HostedTexts, Job
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import stubs
@@ -31,7 +31,6 @@ from outrider.serve.settings import LogFormat, LogLevel
 from outrider.settings import checked
 
 log = logging.getLogger("outrider.service")
-LAST_WORDS_S = 1.0  # for calls that were asked to end
 
 
 @checked()

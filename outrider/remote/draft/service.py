@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -21,6 +22,8 @@ from outrider.remote.protocol import PROTOCOL, fitting, messages
 from outrider.version import __version__
 
 MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
+LOOK_S = 0.02  # between two looks whether a drain is over
+LAST_WORDS_S = 1.0  # for calls that were asked to end
 
 
 class OpenStream:
@@ -92,17 +95,19 @@ class DraftService:
         self._why_not = ""
 
     async def drain(self, timeout_s: float, why_not: str) -> None:
-        """Take no new calls, answer what waits for a draft, and end the open ones."""
+        """Take no new calls, answer what waits for a draft, and end the open ones: each knows its
+        end when this returns, for whose line is closed before may never read it."""
         self._why_not = why_not
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while (
-            self._texts is not None
-            and self._texts.num_waiting()
-            and asyncio.get_running_loop().time() < deadline
-        ):
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._texts is not None and self._texts.num_unanswered():
+                    await asyncio.sleep(LOOK_S)
         for stream in list(self._streams):
             stream.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self._streams:
+                    await asyncio.sleep(LOOK_S)
 
     async def Open(  # noqa: N802
         self, request: messages.Hello, context: aio.ServicerContext[Any, Any]
@@ -140,6 +145,7 @@ class DraftService:
         except ConfigError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         self._streams.add(stream)
+        context.add_done_callback(lambda ended: self._streams.discard(stream))
         self._counters.streams.inc()
         reading = asyncio.create_task(self._read(request_iterator, stream, texts))
         try:
@@ -156,7 +162,6 @@ class DraftService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest")
         finally:
             reading.cancel()
-            self._streams.discard(stream)
             self._counters.streams.dec()
             texts.disconnect(stream)
 

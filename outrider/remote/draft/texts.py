@@ -106,6 +106,7 @@ class HostedTexts:
         self._askers: dict[AskerCall, _Asker] = {}
         self._uids = count()
         self._gone: list[int] = []
+        self._num_taken = 0  # jobs of the latest `take`: the thread is at them until the next one
         self._turn: list[AskerCall] = []  # askers, who comes first in the next batch
 
     # ---------------------------------------------------------------- the event loop's side
@@ -245,6 +246,7 @@ class HostedTexts:
                 jobs.append(self._job(waiting.pop(next(iter(waiting)))))
                 if waiting:
                     turn.append(stream)
+            self._num_taken = len(jobs)
             return jobs
 
     @staticmethod
@@ -287,6 +289,11 @@ class HostedTexts:
         """Drafts that are wanted and not taken yet."""
         with self._news:
             return sum(len(asker.waiting) for asker in self._askers.values())
+
+    def num_unanswered(self) -> int:
+        """Drafts that are wanted, or in the works."""
+        with self._news:
+            return self._num_taken + sum(len(asker.waiting) for asker in self._askers.values())
 
     def num_rows(self) -> int:
         """Texts that are kept."""

@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,78 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
             await stopping
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+async def frames_of(address: str, upstream: str, frames: list[tuple[int, int]]) -> asyncio.Server:
+    """A wire in the middle that notes (type, flags) of the service's HTTP/2 frames."""
+
+    async def copy(
+        source: asyncio.StreamReader, sink: asyncio.StreamWriter, seen: bytearray
+    ) -> None:
+        while data := await source.read(65536):
+            seen += data
+            sink.write(data)
+        sink.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upper_reader, upper_writer = await asyncio.open_unix_connection(upstream)
+        seen = bytearray()
+        await asyncio.gather(
+            copy(reader, upper_writer, bytearray()), copy(upper_reader, writer, seen)
+        )
+        while seen:
+            frames.append((seen[3], seen[4]))
+            del seen[: 9 + int.from_bytes(seen[:3], "big")]
+
+    return await asyncio.start_unix_server(connected, address)
+
+
+END_OF_CALL = (0x1, 0x5)  # HEADERS with END_STREAM and END_HEADERS
+GOAWAY = (0x7, 0x0)
+
+
+def test_a_drain_ends_calls_before_it_closes_the_line(
+    hosted: HostedDrafter, tmp_path: Path
+) -> None:
+    """Who answers a GOAWAY may find the line closed, and never reads how its call ended."""
+    frames: list[tuple[int, int]] = []
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        wire = await frames_of(f"{tmp_path}/wire", f"{tmp_path}/draft.sock", frames)
+        async with aio.insecure_channel(f"unix:{tmp_path}/wire") as channel:
+            call = stubs.caller(stubs.DRAFT, channel).Draft()
+            await call.write(request(tokens=TEXT, sampling=GREEDY))
+            await answer(call)
+            await running.stop(5.0)
+            assert await call.code() == grpc.StatusCode.OK
+        wire.close()
+
+    with_service(hosted, tmp_path, use)
+    assert frames.index(END_OF_CALL) < frames.index(GOAWAY)
+
+
+def test_a_drain_waits_for_the_draft_in_the_works(
+    hosted: HostedDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits in no queue any more, and its asker waits for it."""
+    propose = hosted.host.propose
+    begun = threading.Event()
+
+    def slowly(asks: Any) -> Any:
+        begun.set()
+        time.sleep(0.5)
+        return propose(asks)
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        monkeypatch.setattr(hosted.host, "propose", slowly)
+        call = stub.Draft()
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        await asyncio.to_thread(begun.wait)
+        stopping = asyncio.create_task(running.stop(60.0))
+        assert (await answer(call)).nodes
+        await stopping
+
+    with_service(hosted, tmp_path, use)
 
 
 def test_an_asker_that_does_not_read_is_cut_off() -> None:
