@@ -123,11 +123,8 @@ class FakeDraftService:
         self.protocol = PROTOCOL
         self.model = None
         self.terms = messages.DraftTerms(
-            drafter="draft-model",
             max_draft_tokens=8,
-            max_rows=16,
             max_context=100_000,
-            has_distributions=True,
         )
         self.requests: list[messages.RowRequest] = []
         self.hellos: list[messages.Hello] = []
@@ -167,12 +164,12 @@ class FakeDraftService:
             loop.call_soon_threadsafe(loop.stop)
 
     async def _start(self) -> None:
-        interceptors = [TokenCheck(self.security.tokens)] if self.security.tokens else []
+        interceptors = [TokenCheck(self.security.token)] if self.security.token else []
         self._server = aio.server(interceptors=interceptors, options=OPTIONS)
         if self.garbage:
             self._server.add_generic_rpc_handlers((self._with_garbage(),))
         else:
-            stubs.add_to_server(stubs.DRAFT, self, self._server)
+            stubs.add_to_server(self, self._server)
         credentials = self.security.credentials()
         if credentials is None:
             self._server.add_insecure_port(self.listens_on)

@@ -13,8 +13,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import ServerError
+from outrider.remote.access import Access
 from outrider.remote.endpoint import Endpoint
-from outrider.remote.security import ClientSecurity
+from outrider.remote.security import channel_to
 
 LONGEST = 300  # characters of gRPC's own words
 KNOWN = {  # what is in gRPC's words -> what it means; the first that fits
@@ -51,12 +52,12 @@ def in_words(error: grpc.RpcError) -> str:
 CALLS = 5  # whose median is the round trip: the first one connects
 
 
-async def check_health(endpoint: Endpoint, security: ClientSecurity, timeout_s: float) -> float:
+async def check_health(endpoint: Endpoint, access: Access, timeout_s: float) -> float:
     """Return seconds there and back when the service takes calls.
 
     Raises ServerError when it is loading, draining, or not to be reached in time.
     """
-    async with security.channel(endpoint) as channel:
+    async with channel_to(endpoint, access) as channel:
         try:
             answer = await _ask(channel, timeout_s)
             if answer.status != health_pb2.HealthCheckResponse.SERVING:

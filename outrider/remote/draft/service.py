@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.texts import DraftLimits, HostedTexts
@@ -29,9 +28,9 @@ LAST_WORDS_S = 1.0  # for calls that were asked to end
 class OpenStream:
     """Made in the event loop; `send` may be called from any thread."""
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self.headers = headers
+    def __init__(self) -> None:
         self.is_slow = False  # the asker did not read what was sent
+        self.is_garbled = False  # it sent bytes that are no message
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._unsent: list[messages.RowReply] = []
@@ -110,10 +109,13 @@ class DraftService:
                     await asyncio.sleep(LOOK_S)
 
     async def Open(  # noqa: N802
-        self, request: messages.Hello, context: aio.ServicerContext[Any, Any]
+        self, request: messages.Hello | None, context: aio.ServicerContext[Any, Any]
     ) -> messages.Welcome:
         """Compare protocol and vocabulary with the client's, and return what this service offers."""
-        _, hosted = await self._ready(context)
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no Hello")
+        assert request is not None
+        _, hosted, limits = await self._ready(context)
         try:
             check_protocol(request, "the asker")
             check_vocabulary(hosted.identity, request.model, "the asker")
@@ -124,26 +126,25 @@ class DraftService:
             release=__version__,
             model=hosted.identity,
             notes=hosted.notes,
-            draft=self._terms(hosted),
+            draft=messages.DraftTerms(
+                max_draft_tokens=limits.max_draft_tokens, max_context=hosted.max_context
+            ),
         )
 
     async def Draft(  # noqa: N802
         self,
-        request_iterator: AsyncIterator[messages.DraftRequest],
+        request_iterator: AsyncIterator[messages.DraftRequest | None],
         context: aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[messages.DraftReply]:
         """Messages about rows in, drafts out, until either side ends it."""
-        texts, _ = await self._ready(context)
-        headers = {
-            key: value
-            for key, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        }
-        stream = OpenStream(headers)
-        try:
-            texts.connect(stream)
-        except ConfigError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        texts, _, limits = await self._ready(context)
+        if len(self._streams) >= limits.max_instances:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{limits.max_instances} askers are connected: --limits max_instances",
+            )
+        stream = OpenStream()
+        texts.connect(stream)
         self._streams.add(stream)
         context.add_done_callback(lambda ended: self._streams.discard(stream))
         self._counters.streams.inc()
@@ -156,10 +157,10 @@ class DraftService:
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "replies are not read as fast as they are asked for",
                 )
-            if reading.done():
-                reading.result()
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest")
+            if stream.is_garbled:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest"
+                )
         finally:
             reading.cancel()
             self._counters.streams.dec()
@@ -167,12 +168,15 @@ class DraftService:
 
     async def _read(
         self,
-        requests: AsyncIterator[messages.DraftRequest],
+        requests: AsyncIterator[messages.DraftRequest | None],
         stream: OpenStream,
         texts: HostedTexts,
     ) -> None:
         try:
             async for request in requests:
+                if request is None:
+                    stream.is_garbled = True
+                    return
                 for number, row in enumerate(request.rows, 1):
                     self._counters.requests.inc()
                     if (reply := texts.receive(stream, row)) is not None:
@@ -187,19 +191,10 @@ class DraftService:
 
     async def _ready(
         self, context: aio.ServicerContext[Any, Any]
-    ) -> tuple[HostedTexts, HostedDrafter]:
-        if self._why_not or self._texts is None or self._hosted is None:
+    ) -> tuple[HostedTexts, HostedDrafter, DraftLimits]:
+        if self._why_not:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_not)
         assert self._texts is not None
         assert self._hosted is not None
-        return self._texts, self._hosted
-
-    def _terms(self, hosted: HostedDrafter) -> messages.DraftTerms:
         assert self._limits is not None
-        return messages.DraftTerms(
-            drafter=hosted.name,
-            max_draft_tokens=self._limits.max_draft_tokens,
-            max_rows=self._limits.max_rows,
-            max_context=hosted.max_context,
-            has_distributions=hosted.has_distributions,
-        )
+        return self._texts, self._hosted, self._limits

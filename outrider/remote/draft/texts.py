@@ -13,8 +13,7 @@ noticed by its length.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -35,11 +34,7 @@ class DraftLimits:
     batch_size: int = setting(32, "rows of one drafting call", at_least=1)
     max_rows: int = setting(256, "texts of one asker that are kept", at_least=1)
     max_instances: int = setting(64, "askers", at_least=1)
-    memory_bytes: int = setting(2 << 30, "for keys and values, or for look-up tables", at_least=1)
-    idle_timeout_s: float = setting(
-        600.0, "after which a row that nobody asks about is forgotten", above=0
-    )
-    max_requests_per_s: float = setting(5000.0, "row requests of one asker", above=0)
+    memory_bytes: int = setting(2 << 30, "for keys and values", at_least=1)
     distribution_tokens: int = setting(
         64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD
     )
@@ -61,7 +56,7 @@ class HostedText:
     options: RowOptions
     width: int  # of the asker's vocabulary
     tokens: list[int] = field(default_factory=list)
-    used_at: float = 0.0
+    used_at: int = 0  # of all requests, the number of its latest
     changed: int = 0  # tokens before this index are known to the computing thread
     asks: int = 0  # requests so far
     wanted: int = 0  # nodes that the asker waits for
@@ -82,8 +77,6 @@ class Job:
 class _Asker:
     """One call."""
 
-    allowance: float
-    at: float
     waiting: dict[int, HostedText] = field(default_factory=dict)  # by uid, in the order of asking
     rows: dict[int, HostedText] = field(default_factory=dict)  # by the asker's number
 
@@ -96,15 +89,14 @@ class HostedTexts:
         limits: DraftLimits,
         vocab_size: int,
         max_context: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
         self._max_context = max_context
-        self._clock = clock
         self._news = threading.Condition()
         self._askers: dict[AskerCall, _Asker] = {}
         self._uids = count()
+        self._requests = count(1)
         self._gone: list[int] = []
         self._num_taken = 0  # jobs of the latest `take`: the thread is at them until the next one
         self._turn: list[AskerCall] = []  # askers, who comes first in the next batch
@@ -112,13 +104,9 @@ class HostedTexts:
     # ---------------------------------------------------------------- the event loop's side
 
     def connect(self, stream: AskerCall) -> None:
-        """A stream begins. Raises ConfigError where there are too many."""
+        """A stream begins."""
         with self._news:
-            if len(self._askers) >= self._limits.max_instances:
-                raise ConfigError(
-                    f"{self._limits.max_instances} askers are connected: --limits max_instances"
-                )
-            self._askers[stream] = _Asker(self._limits.max_requests_per_s, self._clock())
+            self._askers[stream] = _Asker()
             self._turn.append(stream)
 
     def disconnect(self, stream: AskerCall) -> None:
@@ -137,34 +125,20 @@ class HostedTexts:
             if request.end:
                 self._remove(asker, request.row)
                 return None
-            if not self._allow(asker):
-                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--limits max_requests_per_second)"
-                return trouble(request, messages.TROUBLE_BUSY, reason)
-            reply = self._commit(asker, stream, request)
-            if isinstance(reply, messages.RowReply):
-                if reply.trouble == messages.TROUBLE_REFUSED:
+            text = self._commit(asker, stream, request)
+            if isinstance(text, messages.RowReply):
+                if text.trouble == messages.TROUBLE_REFUSED:
                     self._remove(asker, request.row)
-                return reply
-            reply.asks += 1
-            reply.used_at = asker.at
-            nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
-            reply.wanted = nodes
-            if not nodes:
-                asker.waiting.pop(reply.uid, None)
+                return text
+            text.asks += 1
+            text.used_at = next(self._requests)
+            text.wanted = min(request.num_draft_tokens, self._limits.max_draft_tokens)
+            if not text.wanted:
+                asker.waiting.pop(text.uid, None)
                 return None
-            asker.waiting[reply.uid] = reply
+            asker.waiting[text.uid] = text
             self._news.notify()
             return None
-
-    def _allow(self, asker: _Asker) -> bool:
-        now = self._clock()
-        rate = self._limits.max_requests_per_s
-        asker.allowance = min(max(rate, 1.0), asker.allowance + (now - asker.at) * rate)
-        asker.at = now
-        if asker.allowance < 1:
-            return False
-        asker.allowance -= 1
-        return True
 
     def _commit(
         self, asker: _Asker, stream: AskerCall, request: messages.RowRequest
@@ -312,20 +286,6 @@ class HostedTexts:
         with self._news:
             if self._is_kept(text):
                 self._remove(self._askers[text.stream], text.number)
-
-    def expire(self) -> int:
-        """Forget texts that nobody has asked about for too long; how many they were."""
-        with self._news:
-            before = self._clock() - self._limits.idle_timeout_s
-            old = [
-                text
-                for asker in self._askers.values()
-                for text in asker.rows.values()
-                if text.used_at < before
-            ]
-            for text in old:
-                self._remove(self._askers[text.stream], text.number)
-            return len(old)
 
     def least_recent(self, uids: Iterable[int], but: Collection[int]) -> HostedText | None:
         """The text among `uids` that nobody has asked about for longest, without those in `but`."""

@@ -16,7 +16,8 @@ from outrider.options import Needs
 from outrider.outputs import Completion
 from outrider.parts import choose_parts
 from outrider.remote.draft import connection
-from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
+from outrider.remote.draft.connection import CONNECTIONS
+from outrider.remote.draft.drafter import RemoteDrafter
 from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
 

@@ -317,7 +317,7 @@ def test_the_token_changes_later(demo: Demo, folder: Path) -> None:
     with demo.remote(service.address) as llm:
         line = drafter_of(llm).connection
         service.stop()
-        service.security = ServerSecurity(tokens=("new",))
+        service.security = ServerSecurity(token="new")
         service.start()
         wait_for(lambda: "token" in line.counts.troubles)
         assert demo.texts("greedy", llm) == demo.plain["greedy"]

@@ -57,7 +57,7 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
         await running.serve(hosted)
         async with aio.insecure_channel(address) as channel:
             try:
-                await asyncio.wait_for(use(running, stubs.caller(stubs.DRAFT, channel)), PATIENCE_S)
+                await asyncio.wait_for(use(running, stubs.caller(channel)), PATIENCE_S)
             finally:
                 await running.stop()
 
@@ -98,12 +98,7 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         welcome = await stub.Open(hello(hosted))
-        assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (
-            PROTOCOL,
-            "draft-model",
-            2048,
-        )
-        assert welcome.draft.has_distributions
+        assert (welcome.protocol, welcome.draft.max_context) == (PROTOCOL, 2048)
         assert welcome.model == hosted.identity
         calls = {name: stub.Draft() for name in "ab"}
         for index, call in enumerate(calls.values()):
@@ -122,28 +117,6 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         assert (await answer(calls["a"])).trouble == messages.TROUBLE_UNKNOWN_ROW
         assert running.texts is not None
         assert running.texts.num_rows() == 1
-
-    with_service(hosted, tmp_path, use)
-
-
-def test_an_asker_of_an_earlier_release_gets_the_draft_alone(
-    hosted: HostedDrafter, tmp_path: Path
-) -> None:
-    """It asks for drafts after likely outcomes of its pass as well (field 6), which nobody makes
-    any more."""
-
-    async def use(running: RunningDraftService, stub: Any) -> None:
-        await stub.Open(hello(hosted))
-        (row,) = request(tokens=TEXT, sampling=GREEDY).rows
-        wants_more = messages.RowRequest.FromString(row.SerializeToString() + b"\x30\x01")
-        assert wants_more.SerializeToString() != row.SerializeToString()
-        call = stub.Draft()
-        await call.write(messages.DraftRequest(rows=[wants_more]))
-        assert chain_of(await answer(call)) == [
-            node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)
-        ]
-        await call.write(request(base_length=4, tokens=[9]))
-        assert (await answer(call)).base_length == 5, "nothing came in between"
 
     with_service(hosted, tmp_path, use)
 
@@ -296,7 +269,7 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
         address = await running.start()
         async with aio.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            stub = stubs.caller(stubs.DRAFT, channel)
+            stub = stubs.caller(channel)
             states = health_pb2.HealthCheckResponse
             assert (
                 await health.Check(health_pb2.HealthCheckRequest())
@@ -354,7 +327,7 @@ def test_a_drain_ends_calls_before_it_closes_the_line(
     async def use(running: RunningDraftService, stub: Any) -> None:
         wire = await frames_of(f"{tmp_path}/wire", f"{tmp_path}/draft.sock", frames)
         async with aio.insecure_channel(f"unix:{tmp_path}/wire") as channel:
-            call = stubs.caller(stubs.DRAFT, channel).Draft()
+            call = stubs.caller(channel).Draft()
             await call.write(request(tokens=TEXT, sampling=GREEDY))
             await answer(call)
             await running.stop(5.0)
@@ -393,7 +366,7 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
     """Unsent replies are bounded."""
 
     async def main() -> None:
-        stream = OpenStream({})
+        stream = OpenStream()
         for _ in range(MAX_UNSENT + 2):
             stream.put([messages.RowReply()])
         assert await stream.next() is None
@@ -470,7 +443,8 @@ def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "--drafter", "eagle"], "hidden states"),
+        (["demo", "--drafter", "suffix"], "drafts chains with a model"),
+        (["demo", "--drafter", "draft-model k=4"], "k and verifier are the targets'"),
         (["demo", "--draft", "other"], "two models were named"),
         (["demo", "--max-draft-tokens", "0"], "max_draft_tokens"),
         (["demo", "--memory", "much"], "--memory"),
