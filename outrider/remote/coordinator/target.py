@@ -189,18 +189,12 @@ class Target:
             raise RefusedError(f"its {path} is no JSON object")
         return response.status_code, answer
 
-    def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
-        """Stop using the target, which lost a request, until it is reached again. `kind`: for the
-        counter."""
-        self.note_failure(kind)
+    def give_up(self, reason: str, *, lies: bool) -> None:
+        """Stop using the target, which lost a request, until it is reached again."""
         if lies:
             self._cards = None
         if self.standing != "away" or lies:
             self._stand("away", reason, REFUSED_BREAK_S if lies else None)
-
-    def note_failure(self, kind: str) -> None:
-        """Count a request that it lost."""
-        self.failures[kind] += 1
 
     def is_leaving(self) -> None:
         """Note that it refused a request because it drains."""

@@ -44,7 +44,6 @@ LONGEST_PAUSE_S = 5.0
 DISTRUST_PAUSE_S = 2.0
 LONGEST_DISTRUST_S = 120.0
 MAX_LIES = 3  # invalid replies of one stream
-MAX_QUEUED = 256  # requests that wait to be written: a service that reads none of them is stuck
 # bytes that a request may bring, those that may come at once whatever was asked before, and those
 # that a reply counts for at least; more is a flood
 BYTES_EACH = 1 << 20
@@ -344,10 +343,7 @@ class Connection:
 
     def _put(self, requests: list[messages.RowRequest]) -> None:
         self._queue.put_nowait(requests)
-        if self._queue.qsize() > MAX_QUEUED:
-            self._break(
-                TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service")
-            )
+        self._check_silence()  # here, too: `_write` stands still while the service reads nothing
 
     def _check_silence(self) -> None:
         if self._asked_s and time.perf_counter() - min(self._asked_s.values()) > SILENT_S:

@@ -36,7 +36,6 @@ class RemoteSettings:
     server_name: str | None = setting(
         None, "name in the service's certificate, where it is not the address"
     )
-    token_env: str = setting(TOKEN_VARIABLE, "environment variable with the service's token")
     probs: Literal["auto", "off"] = setting(
         "auto", "off: believe no probabilities, so a service need not be trusted"
     )
@@ -66,7 +65,7 @@ class RemoteSettings:
             ca=_path(self.ca),
             certificate=_path(self.cert),
             key=_path(self.key),
-            token=os.environ.get(self.token_env) or None,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
             server_name=self.server_name,
         )
 

@@ -118,11 +118,27 @@ def test_nothing_is_owed_to_rows_that_ended(
     assert not line.counts.troubles
 
 
+def test_a_service_that_reads_nothing_is_silent(
+    silent: FakeDraftService, line: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is looked at although its writer stands still."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.2)
+    monkeypatch.setattr(line._call, "write", lambda message: asyncio.sleep(1000))
+    number = line.new_row(ReplyBox())
+    ask = messages.RowRequest(row=number, tokens=[5], num_draft_tokens=2)
+
+    def is_silent() -> bool:
+        line.send([ask])
+        return "silent" in line.counts.troubles
+
+    until(is_silent, "the line to be given up")
+
+
 def test_closing_a_line_that_is_being_broken(silent: FakeDraftService, line: Connection) -> None:
     """It does not come back: nobody could close it again."""
 
     async def both() -> None:
-        line._break(TroubleError("stuck", "a test"))
+        line._break(TroubleError("silent", "a test"))
         line.close()
 
     asyncio.run_coroutine_threadsafe(both(), background_loop()).result(10)
