@@ -83,10 +83,10 @@ class Repeating:
     """What followed the last token when it last occurred."""
 
     def ranked(self, text: Sequence[int]) -> list[int]:
-        found = [
+        followers = [
             text[index + 1] for index in range(len(text) - 2, -1, -1) if text[index] == text[-1]
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(followers))
 
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         ranked = self.ranked(text)[:DISTRIBUTION_SIZE]
@@ -103,8 +103,8 @@ class Text:
 
     @property
     def draws(self) -> bool:
-        one = self.sampling
-        return one.temperature > 0 and not one.coupled and not one.deterministic
+        sampling = self.sampling
+        return sampling.temperature > 0 and not sampling.coupled and not sampling.deterministic
 
 
 class FakeDraftService:

@@ -376,9 +376,7 @@ def _checked(mark: dict[str, Any]) -> dict[str, Any]:
     try:
         Mark.model_validate(mark)
     except ValidationError as error:
-        raise LostError(
-            "invalid", "sends a mark that no target could continue", lies=True
-        ) from error
+        raise LostError("invalid", "sends a mark that no target could continue") from error
     return mark
 
 

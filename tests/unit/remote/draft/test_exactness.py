@@ -47,7 +47,7 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
-    """A random model behind a service."""
+    """A random model in a service."""
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
@@ -234,7 +234,7 @@ def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) 
 def test_what_was_drafted_and_kept_is_not_read_again(
     hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After four tokens were kept, the next draft begins behind them: its first pass feeds two
+    """After four tokens were kept, the next draft begins after them: its first pass feeds two
     tokens, not six."""
     bench = Bench(hosted)
     reader = bench.reader("a")

@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
-    """A random model behind a service."""
+    """A random model in a service."""
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
@@ -321,7 +321,7 @@ GOAWAY = (0x7, 0x0)
 def test_a_drain_ends_calls_before_it_closes_the_line(
     hosted: HostedDrafter, tmp_path: Path
 ) -> None:
-    """Who answers a GOAWAY may find the line closed, and never reads how its call ended."""
+    """Guards against an asker that finds the line closed before it reads how its call ended."""
     frames: list[tuple[int, int]] = []
 
     async def use(running: RunningDraftService, stub: Any) -> None:

@@ -70,7 +70,9 @@ def test_tokens_that_agree_change_nothing_and_others_replace() -> None:
     assert desk.tell(reader, 1, [1, 1], base_length=2) is None
     (job,) = desk.jobs()
     assert (job.start, job.tail) == (2, [1, 1])
-    assert desk.tell(reader, 1, [], base_length=3) is None  # what is behind is replaced by nothing
+    assert (
+        desk.tell(reader, 1, [], base_length=3) is None
+    )  # what is after it is replaced by nothing
     (job,) = desk.jobs()
     assert (job.start, job.tail) == (3, [])
 
@@ -223,7 +225,7 @@ def test_an_asker_with_a_narrow_vocabulary_is_held_to_it() -> None:
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
-    """A random model behind a service."""
+    """A random model in a service."""
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
@@ -231,7 +233,7 @@ def test_windows_of_a_draft_model_save_memory() -> None:
     """Catches texts that are refused, or forgotten, for memory that they would not take."""
     kv = KVCache([LayerShape(1, 2, 2, window=16)] * 5 + [LayerShape(1, 2, 2)], torch.float32, "cpu")
     host = ModelHost(cast(ModelDrafter, SimpleNamespace(lm=SimpleNamespace(kv=kv))), VOCAB)
-    # a block behind 4,000 tokens for passes; two where windows forget
+    # a block after 4,000 tokens for passes; two where windows forget
     needed = (9 + 5 * 2) * BLOCK * 4 * 4
     assert not host.has_room([1], [4000], needed - 1)
     assert host.has_room([1], [4000], needed)
@@ -301,13 +303,13 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
     propose = hosted.host.propose
 
     def slow(asks: dict[int, int]) -> Any:
-        found = propose(asks)
+        drafts = propose(asks)
         monkeypatch.setattr(hosted.host, "propose", propose)
         base, tokens = (2, [11]) if newer is None else (4, newer)
         assert (
             bench.tell(reader, row=1, base_length=base, tokens=tokens, num_draft_tokens=2) is None
         )
-        return found
+        return drafts
 
     monkeypatch.setattr(hosted.host, "propose", slow)
     assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2) is None

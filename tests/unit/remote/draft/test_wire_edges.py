@@ -56,15 +56,15 @@ def silent(folder: Path) -> Iterator[FakeDraftService]:
 @pytest.fixture
 def line(silent: FakeDraftService) -> Iterator[Connection]:
     """A connection to it."""
-    made = Connection(
+    to_silent = Connection(
         Endpoint.parse(silent.address),
         Access(),
         model_identity("mine", byte_tokenizer(), 257),
     )
-    made.start(10.0)
-    assert made.trouble is None
-    yield made
-    made.close()
+    to_silent.start(10.0)
+    assert to_silent.trouble is None
+    yield to_silent
+    to_silent.close()
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_a_top_k_that_no_message_holds() -> None:
 @pytest.mark.parametrize("token", ["secret\n", "geheimnis-ä", "two\0words"])
 def test_tokens_that_no_call_can_carry(token: str) -> None:
     """Both sides refuse it at the start, without showing the secret."""
-    for made in (lambda: Access(token=token), lambda: ServerSecurity(token=token)):
+    for side in (lambda: Access(token=token), lambda: ServerSecurity(token=token)):
         with pytest.raises(ConfigError, match="OUTRIDER_SERVICE_TOKEN") as raised:
-            made()
+            side()
         assert token.strip() not in str(raised.value)
 
 
