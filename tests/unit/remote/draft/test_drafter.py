@@ -75,7 +75,8 @@ def test_a_draft_that_arrives_during_a_pass_is_at_hand_for_the_next(
     whole = done.prompt_token_ids + done.token_ids
     assert whole == demo.plain["greedy"][0][: len(whole)]
     assert counts["remote_draft_waits"] == 0
-    assert counts["remote_draft_hits"] > 5
+    # at the slowest every other step has one, and two steps emit 5 of the 28 tokens
+    assert counts["remote_draft_hits"] >= 5
     assert done.stats.accepted > 0
 
 
