@@ -8,13 +8,10 @@ One process decodes the same greedy prompts in turn, forwards and backwards, wit
 
 The wire is tests/network: a network namespace for each side, and a process between them that holds
 packets back. Everything has one thread: the service stands for another machine, so it must not take
-the target's processor, nor lend it one. All texts must be equal. Needs Linux and root. `ngram`
-looks at a text alone; `suffix` and `ngram-cache` remember answers, and since every prompt is
-decoded several times, they know what comes.
+the target's processor, nor lend it one. All texts must be equal. Needs Linux and root.
 
     python benchmarks/services.py                  the demo pair, its target widened to 100M parameters
-    python benchmarks/services.py --target FILE.gguf --drafter ngram --workload embedded:rag    a real model, a look-up service
-    python benchmarks/services.py --target FOLDER --draft MODEL --workload embedded:chat        a real model, a real draft
+    python benchmarks/services.py --target FOLDER --draft MODEL --workload embedded:chat        a real pair
     python benchmarks/services.py --render benchmarks/results/services-DATE.json
 """
 
@@ -61,9 +58,7 @@ LOCAL = "co-located"
 REMOTE = "remote"
 NAMES = (PLAIN, LOCAL, REMOTE)
 ROUND_TRIPS_MS = "0,1,10,50"
-# tokens of prompt and answer
-MODEL = "draft-model"
-LONGEST = 2048
+LONGEST = 2048  # tokens of prompt and answer
 
 
 class Worker:
@@ -99,23 +94,17 @@ class Setup:
     """Which model is decoded, and who drafts for it."""
 
     target: Path
-    drafter: str  # draft-model, or a look-up
-    draft: Path | None  # of draft-model
+    draft: Path
     k: int
     runtime: str
 
     @property
     def service(self) -> list[str]:
-        """What starts the draft service, behind `outrider`."""
-        hosted = (
-            ["--drafter", self.drafter, "--model", str(self.target)]
-            if self.draft is None
-            else [str(self.draft)]
-        )
+        """What starts the draft service, after `outrider`."""
         return [
             "service",
             "draft",
-            *hosted,
+            str(self.draft),
             "--host",
             "0.0.0.0",
             "--port",
@@ -127,8 +116,11 @@ class Setup:
     @property
     def beside(self) -> dict[str, Any]:
         """Options for drafting in the target's own process."""
-        draft = {} if self.draft is None else {"draft": str(self.draft)}
-        return {"drafter": self.drafter, "num_draft_tokens": self.k, **draft}
+        return {
+            "drafter": "draft-model",
+            "num_draft_tokens": self.k,
+            "draft": str(self.draft),
+        }
 
 
 @contextmanager
@@ -212,11 +204,11 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for round_trip_ms in sorted({run["round_trip_ms"] for run in runs}):
         for name in NAMES:
-            own = [
+            matching = [
                 run for run in runs if run["name"] == name and run["round_trip_ms"] == round_trip_ms
             ]
             remote = {
-                what: sum(run["remote"].get(f"remote_draft_{what}", 0.0) for run in own)
+                what: sum(run["remote"].get(f"remote_draft_{what}", 0.0) for run in matching)
                 for what in ("hits", "waits", "misses")
             }
             wanted = sum(remote.values())
@@ -224,12 +216,12 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {
                     "round_trip_ms": round_trip_ms,
                     "name": name,
-                    "tokens_per_s": median(run["stats"]["decode_tokens_per_s"] for run in own),
+                    "tokens_per_s": median(run["stats"]["decode_tokens_per_s"] for run in matching),
                     "over_plain": median(
-                        run["stats"]["decode_tokens_per_s"] / plain[key(run)] for run in own
+                        run["stats"]["decode_tokens_per_s"] / plain[key(run)] for run in matching
                     ),
-                    "tau": sum(run["stats"]["emitted"] for run in own)
-                    / sum(run["stats"]["steps"] for run in own),
+                    "tau": sum(run["stats"]["emitted"] for run in matching)
+                    / sum(run["stats"]["steps"] for run in matching),
                     **{
                         f"{what}_rate": count / wanted if wanted else None
                         for what, count in remote.items()
@@ -246,7 +238,7 @@ def key(run: dict[str, Any]) -> tuple[float, int, int]:
 
 def table(result: dict[str, Any]) -> Table:
     """What a reader of the terminal sees."""
-    found = Table(
+    shown = Table(
         title=f"Draft service across a wire: {result['target']}, {result['draft']}, k = "
         f"{result['k']}"
     )
@@ -260,11 +252,11 @@ def table(result: dict[str, Any]) -> Table:
         "waited for",
         "missed",
     ):
-        found.add_column(column, justify="left" if column == "drafts" else "right")
+        shown.add_column(column, justify="left" if column == "drafts" else "right")
     before = None
     for row in result["summary"]:
         rates = [row[f"{what}_rate"] for what in ("hits", "waits", "misses")]
-        found.add_row(
+        shown.add_row(
             "" if before == row["round_trip_ms"] else f"{row['round_trip_ms']:g} ms",
             row["name"],
             f"{row['tokens_per_s']:.1f}",
@@ -273,23 +265,16 @@ def table(result: dict[str, Any]) -> Table:
             *("" if rate is None else f"{rate:.0%}" for rate in rates),
         )
         before = row["round_trip_ms"]
-    return found
+    return shown
 
 
-def setup_of(
-    target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, runtime: str
-) -> Setup:
-    """A model of one's own, or a pair. Raises typer's error for what does not go together."""
-    if target is None:
-        if draft is not None or drafter != MODEL:
-            raise typer.BadParameter("--draft and --drafter are for a --target of your own")
+def setup_of(target: Path | None, draft: Path | None, pair: str, k: int, runtime: str) -> Setup:
+    """Models of one's own, or a pair. Raises typer's error for one without the other."""
+    if (target is None) != (draft is None):
+        raise typer.BadParameter("--target and --draft go together: give both or neither")
+    if target is None or draft is None:
         target, draft = model_pair(pair)
-        return Setup(target, MODEL, draft, k, runtime)
-    if (draft is not None) != (drafter == MODEL):
-        raise typer.BadParameter(
-            "give --draft MODEL, or --drafter ngram|suffix|ngram-cache without one"
-        )
-    return Setup(target, drafter, draft, k, runtime)
+    return Setup(target, draft, k, runtime)
 
 
 def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list[int]]:
@@ -302,7 +287,7 @@ def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list
     prepared = prepare(
         chosen, load_tokenizer(resolve(str(model))), context=LONGEST, max_tokens=tokens
     )
-    return [one.tokens for one in prepared.prompts[:limit]]
+    return [prompt.tokens for prompt in prepared.prompts[:limit]]
 
 
 def main(
@@ -319,9 +304,6 @@ def main(
         Path | None, typer.Option(help="Instead of a pair: a model folder or .gguf file, as it is.")
     ] = None,
     draft: Annotated[Path | None, typer.Option(help="Its draft model, for --target.")] = None,
-    drafter: Annotated[
-        str, typer.Option(help="For --target without --draft: ngram, suffix or ngram-cache.")
-    ] = MODEL,
     workload: Annotated[
         str | None,
         typer.Option(
@@ -348,7 +330,7 @@ def main(
     reason = why_not()
     if reason is not None:
         raise typer.BadParameter(f"no wire on this machine: {reason}")
-    setup = setup_of(target, draft, drafter, pair, k, runtime)
+    setup = setup_of(target, draft, pair, k, runtime)
     widened = None
     if target is None:
         folder, widened = inflated(setup.target, mlp, 0)
@@ -375,7 +357,7 @@ def main(
     content = {
         "outrider": __version__,
         "target": model_name(setup.target),
-        "draft": setup.drafter if setup.draft is None else model_name(setup.draft),
+        "draft": model_name(setup.draft),
         "workload": workload or "gsm8k",
         "widened": widened,
         "k": k,

@@ -8,7 +8,6 @@ weights.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -41,8 +40,6 @@ from outrider.settings import parse_settings
 
 REMOTE = "remote"  # the drafter that asks a draft service
 # in place of its address: one of this machine, started and ended with the drafter
-LOCAL_SERVICE = "local"
-ENDPOINT_VARIABLE = "DRAFT_ENDPOINT"  # where its address is looked for
 
 
 @dataclass
@@ -56,8 +53,6 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
-    # called with what takes long while drafters are made
-    status: Callable[[str], None] = lambda line: None
 
 
 @dataclass
@@ -149,9 +144,8 @@ def choose(options: Options) -> tuple[Options, Parts]:
 
 
 def with_endpoint(options: Options) -> Options:
-    """--draft-endpoint as what it stands for: drafter 'remote', its option `endpoint`, and for a
-    service that is started here what --draft names as its option `draft`. Raises ConfigError for
-    two drafters or two addresses."""
+    """--draft-endpoint as what it stands for: drafter 'remote' and its option `endpoint`. Raises
+    ConfigError for two drafters or two addresses."""
     asked = options.draft_endpoint
     given = options.drafter_options.get("endpoint")
     if asked is not None and options.drafter not in ("auto", REMOTE):
@@ -165,17 +159,10 @@ def with_endpoint(options: Options) -> Options:
             f"two draft services were named: --draft-endpoint {asked} and endpoint={given}; give "
             "one"
         )
-    if asked is None and options.drafter != REMOTE:
+    if asked is None:
         return options
-    drafter_options = dict(options.drafter_options)
-    if asked is not None:
-        drafter_options["endpoint"] = asked
-    draft = options.draft
-    if (
-        drafter_options.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
-    ) == LOCAL_SERVICE and "draft" not in drafter_options:
-        draft, drafter_options["draft"] = None, draft or (DEMO if options.target == DEMO else None)
-    return replace(options, drafter=REMOTE, drafter_options=drafter_options, draft=draft)
+    drafter_options = {**options.drafter_options, "endpoint": asked}
+    return replace(options, drafter=REMOTE, drafter_options=drafter_options)
 
 
 def named_drafter(options: Options, head: str | None) -> Options:
@@ -234,16 +221,14 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     context = loader.context(target)
     if draft is not None:
         loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
-    return Models(
-        target, draft, loader.resolved(target, context), memory, context, loader.notes, status
-    )
+    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes)
 
 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target = models.target
     draft = models.draft
-    drafter = parts.make_drafter(target, draft if parts.requirements.draft else None, models.status)
+    drafter = parts.make_drafter(target, draft if parts.requirements.draft else None)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:

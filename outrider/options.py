@@ -28,7 +28,7 @@ class Options:
     # a name, or in one text with options: "suffix k=auto:12 max_depth=32 verifier=gumbel"
     drafter: str = "auto"
     draft: str | None = None
-    # of a draft service, which drafter 'remote' asks; "local": one that is started here
+    # of a draft service, which drafter 'remote' asks
     draft_endpoint: str | None = None
     # nodes per row and step; "auto" or "auto:12"; None: the drafter's default
     num_draft_tokens: int | str | None = None

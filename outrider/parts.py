@@ -3,7 +3,6 @@ any model is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +33,12 @@ class Parts:
     # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
     any_length: bool = False
 
-    def make_drafter(
-        self,
-        target: LoadedModel,
-        draft: LoadedModel | None,
-        status: Callable[[str], None] = lambda line: None,
-    ) -> Drafter:
-        """The drafter for this target. `status` is called with what takes long while it happens."""
+    def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
+        """The drafter for this target."""
         settings = self.drafter_settings
         length = self.length
         self._check_states(target, draft)
-        setup = DraftSetup(
-            target, draft, length.max_nodes, settings, self.requirements.head_folder, status=status
-        )
+        setup = DraftSetup(target, draft, length.max_nodes, settings, self.requirements.head_folder)
         drafter = self.drafter.build(setup)
         drafter.name = self.drafter_name
         return drafter

@@ -13,7 +13,6 @@ from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
-from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import DraftLimits, HostedText, HostedTexts
 from outrider.remote.draft.worker import Worker
@@ -53,18 +52,15 @@ class Reader:
 
 
 class Bench:
-    """A service's parts and a clock that stands still."""
+    """A service's parts, without a thread and a wire."""
 
     def __init__(self, hosted: HostedDrafter, **limits: Any) -> None:
-        self.now = 100.0
         self.hosted = hosted
         self.limits = DraftLimits(**limits)
         for uid in list(hosted.host.uids):  # of the bench before
             hosted.host.stop(uid)
         self.counters = DraftCounters(CollectorRegistry())
-        self.texts = HostedTexts(
-            self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now
-        )
+        self.texts = HostedTexts(self.limits, hosted.vocab_size, hosted.max_context)
         self.worker = Worker(
             hosted.host, self.texts, self.limits, self.counters, hosted.max_context
         )
@@ -130,7 +126,6 @@ def fresh_chain(
 ) -> list[messages.Node]:
     """What the drafter proposes in one process for this text, read from its beginning by a model
     with an empty cache."""
-    assert isinstance(hosted.host, ModelHost)
     drafter = ModelDrafter(hosted.host.lm.twin())
     row = row_of(
         HostedText(

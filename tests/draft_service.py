@@ -83,10 +83,10 @@ class Repeating:
     """What followed the last token when it last occurred."""
 
     def ranked(self, text: Sequence[int]) -> list[int]:
-        found = [
+        followers = [
             text[index + 1] for index in range(len(text) - 2, -1, -1) if text[index] == text[-1]
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(followers))
 
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         ranked = self.ranked(text)[:DISTRIBUTION_SIZE]
@@ -103,8 +103,8 @@ class Text:
 
     @property
     def draws(self) -> bool:
-        one = self.sampling
-        return one.temperature > 0 and not one.coupled and not one.deterministic
+        sampling = self.sampling
+        return sampling.temperature > 0 and not sampling.coupled and not sampling.deterministic
 
 
 class FakeDraftService:
@@ -123,11 +123,8 @@ class FakeDraftService:
         self.protocol = PROTOCOL
         self.model = None
         self.terms = messages.DraftTerms(
-            drafter="draft-model",
             max_draft_tokens=8,
-            max_rows=16,
             max_context=100_000,
-            has_distributions=True,
         )
         self.requests: list[messages.RowRequest] = []
         self.hellos: list[messages.Hello] = []
@@ -167,12 +164,12 @@ class FakeDraftService:
             loop.call_soon_threadsafe(loop.stop)
 
     async def _start(self) -> None:
-        interceptors = [TokenCheck(self.security.tokens)] if self.security.tokens else []
+        interceptors = [TokenCheck(self.security.token)] if self.security.token else []
         self._server = aio.server(interceptors=interceptors, options=OPTIONS)
         if self.garbage:
             self._server.add_generic_rpc_handlers((self._with_garbage(),))
         else:
-            stubs.add_to_server(stubs.DRAFT, self, self._server)
+            stubs.add_to_server(self, self._server)
         credentials = self.security.credentials()
         if credentials is None:
             self._server.add_insecure_port(self.listens_on)

@@ -129,9 +129,8 @@ class ModelOptions(MachineOptions):
     draft_endpoint: str | None = option(
         None,
         DRAFTING,
-        "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of "
-        "this machine do, with --draft.",
-        metavar="ADDRESS|local",
+        "A draft service drafts: grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH.",
+        metavar="ADDRESS",
         common=True,
     )
     settings: Path | None = option(

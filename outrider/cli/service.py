@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,14 +16,13 @@ from outrider.cli.options import DRAFTING, MODEL, SELDOM_MODEL, MachineOptions
 from outrider.cli.serve import DoorOptions
 from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
-from outrider.cli.verbs import add_verb, gathered, option, with_groups
+from outrider.cli.verbs import add_verb, gathered, listed, option, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
 
 if TYPE_CHECKING:
-    from outrider.remote.coordinator.settings import TargetAccess
+    from outrider.remote.access import Access
     from outrider.remote.draft.texts import DraftLimits
-    from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
 
 SERVICE = "Service"
@@ -31,16 +30,26 @@ WATCHING = "Watching"
 CALLING = "TLS of calls to services"
 LIMITS = "Limits"
 TARGETS = "Targets"
-TOKEN_VARIABLE = "OUTRIDER_SERVICE_TOKEN"
 Drafting = Annotated[
     str | None,
     typer.Argument(
-        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a "
-        "look-up drafter: the target, as --model.",
+        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id.",
         envvar="MODEL",
         show_default=False,
-        metavar="[MODEL]",
+        metavar="MODEL",
     ),
+]
+TargetOfDrafts = Annotated[
+    str | None,
+    listed(
+        MODEL,
+        "The target whose tokens are drafted; only its tokenizer is read.",
+        show_default="the draft model's",
+        common=True,
+    ),
+]
+Chains = Annotated[
+    str, listed(DRAFTING, "How it drafts: 'draft-model stop=...', options as in drafting.")
 ]
 Address = Annotated[
     str,
@@ -83,37 +92,25 @@ class ListeningOptions:
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", WATCHING, "Least severity of log lines."
     )
-    otlp_endpoint: str | None = option(
-        None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL"
-    )
 
     def settings(self) -> ServiceSettings:
         """Settings of the gRPC server. Raises ConfigError for impossible values."""
+        from outrider.remote.access import TOKEN_VARIABLE
         from outrider.remote.security import ServerSecurity
         from outrider.remote.serving import ServiceSettings
 
-        token = os.environ.get(TOKEN_VARIABLE)
-        access = ServerSecurity(
-            certificate=self.tls_cert,
-            key=self.tls_key,
-            client_ca=self.tls_client_ca,
-            tokens=() if token is None else (token,),
-        )
         return ServiceSettings(
             host=self.host,
             port=self.port,
-            security=access,
+            security=ServerSecurity(
+                certificate=self.tls_cert,
+                key=self.tls_key,
+                client_ca=self.tls_client_ca,
+                token=os.environ.get(TOKEN_VARIABLE),
+            ),
             metrics_port=self.metrics_port,
             drain_timeout_s=self.drain_timeout,
         )
-
-    def watching(self) -> dict[str, Any]:
-        """Fields of a service's settings about how it is monitored."""
-        return {
-            "log_format": self.log_format,
-            "log_level": self.log_level,
-            "otlp_endpoint": self.otlp_endpoint,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,47 +139,17 @@ class CallOptions:
         None, CALLING, "Name in their certificates, where it is not the address."
     )
 
-    def access(self, token: str | None = None) -> TargetAccess:
-        """How servers are called. Raises ConfigError for files that do not fit."""
-        from outrider.remote.coordinator.settings import TargetAccess
+    def access(self, token: str | None = None) -> Access:
+        """How they are called. Raises ConfigError for half a certificate."""
+        from outrider.remote.access import Access
 
-        return TargetAccess(
+        return Access(
             token=token,
             ca=self.tls_ca,
             certificate=self.tls_cert,
             key=self.tls_key,
             server_name=self.tls_server_name,
         )
-
-    def security(self) -> ClientSecurity:
-        """How draft services are called. Raises ConfigError for files that do not fit."""
-        from outrider.remote.security import ClientSecurity
-
-        return ClientSecurity(
-            ca=self.tls_ca,
-            certificate=self.tls_cert,
-            key=self.tls_key,
-            server_name=self.tls_server_name,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostedOptions:
-    """Which drafter is hosted."""
-
-    drafter: str = option(
-        "auto",
-        DRAFTING,
-        "Who drafts, with its options ('outrider ls drafters'). auto: draft-model.",
-        common=True,
-    )
-    model: str | None = option(
-        None,
-        MODEL,
-        "The target whose tokens are drafted; only its tokenizer is read.",
-        show_default="the draft model's",
-        common=True,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,75 +167,51 @@ class LimitOptions:
     )
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
-    max_requests_per_second: float = option(5000.0, LIMITS, "Messages about rows, of one asker.")
-    memory: str = option(
-        "2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.", common=True
-    )
-    idle_timeout: float = option(
-        600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten."
-    )
+    memory: str = option("2GiB", LIMITS, "Memory for the texts' keys and values.", common=True)
 
     def limits(self) -> DraftLimits:
         """Permissions of a draft service's callers. Raises ConfigError for impossible values."""
         from outrider.remote.draft.texts import DraftLimits
 
-        return DraftLimits(
-            max_draft_tokens=self.max_draft_tokens,
-            batch_size=self.batch_size,
-            max_rows=self.max_rows,
-            max_instances=self.max_instances,
-            memory_bytes=memory("--memory", self.memory),
-            idle_timeout_s=self.idle_timeout,
-            max_requests_per_s=self.max_requests_per_second,
-            distribution_tokens=self.distribution_tokens,
-        )
+        values = dict(vars(self))
+        return DraftLimits(memory_bytes=memory("--memory", values.pop("memory")), **values)
 
 
 @gathered(
     model_options=SELDOM_MODEL,
-    limits=(
-        "distribution_tokens",
-        "max_rows",
-        "max_instances",
-        "max_requests_per_second",
-        "idle_timeout",
-        "drain_timeout",
-    ),
+    limits=("distribution_tokens", "max_rows", "max_instances", "drain_timeout"),
 )
 def draft(
     machine: MachineOptions,
-    hosted: HostedOptions,
     limits: LimitOptions,
     listening: ListeningOptions,
-    model_or_target: Drafting = None,
+    draft_model: Drafting = None,
+    model: TargetOfDrafts = None,
+    drafter: Chains = "draft-model",
 ) -> int:
-    """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
+    """Guess tokens for targets in other processes, with a draft model."""
     check_installed("a draft service", "services")
     from outrider.configuration import Configuration
-    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
+    from outrider.remote.draft.hosted import HostedDrafterOptions
     from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
 
     if machine.quantise is not None:
         raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
-    asked = Configuration.parse(hosted.drafter)
-    if asked != Configuration(asked.drafter, drafter_options=asked.drafter_options):
+    asked = Configuration.parse(drafter)
+    if asked != Configuration("draft-model", drafter_options=asked.drafter_options):
         raise ConfigError(
-            "a draft service drafts what targets ask for: leave k and verifier out of --drafter"
+            f"a draft service drafts chains with a model (--drafter draft-model), got '{drafter}': "
+            "k and verifier are the targets', and other drafters draft in their processes"
         )
-    options = asked.drafter_options
-    drafter = "draft-model" if asked.drafter == "auto" else asked.drafter
-    target = hosted.model
-    draft_model = machine.draft
-    if model_or_target is not None and wants_draft(drafter, options):
-        draft_model = _one("--draft", draft_model, model_or_target)
-    elif model_or_target is not None:
-        target = _one("--model", target, model_or_target)
+    if draft_model is not None and machine.draft not in (None, draft_model):
+        raise ConfigError(
+            f"two models were named: {draft_model} and --draft {machine.draft}; give one"
+        )
     settings = DraftServiceSettings(
         drafter=HostedDrafterOptions(
-            model=target,
-            draft=draft_model,
-            drafter=drafter,
-            drafter_options=options,
+            model=model,
+            draft=draft_model or machine.draft,
+            drafter_options=asked.drafter_options,
             max_draft_tokens=limits.max_draft_tokens,
             dtype=machine.dtype,
             device=machine.device,
@@ -280,18 +223,12 @@ def draft(
         ),
         limits=limits.limits(),
         listen=listening.settings(),
-        **listening.watching(),
+        log_format=listening.log_format,
+        log_level=listening.log_level,
     )
     quieten_libraries()
     run_draft_service(settings, status=say)
     return 0
-
-
-def _one(option_name: str, given: str | None, named: str) -> str:
-    """The one name that was given. Raises ConfigError where two models were named for one place."""
-    if given not in (None, named):
-        raise ConfigError(f"two models were named: {named} and {option_name} {given}; give one")
-    return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +267,7 @@ def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
     Environment: TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN (a key of the targets), OUTRIDER_API_KEY.
     """
     check_installed("a coordinator", "serve")
+    from outrider.remote.access import TOKEN_VARIABLE
     from outrider.remote.coordinator.app import run_coordinator
     from outrider.remote.coordinator.settings import CoordinatorSettings, parsed_targets
 
@@ -365,7 +303,7 @@ def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     from outrider.remote.probe import check_health
 
     round_trip_s = asyncio.run(
-        check_health(Endpoint.parse(address, "address"), call.security(), timeout)
+        check_health(Endpoint.parse(address, "address"), call.access(), timeout)
     )
     typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")
     return 0

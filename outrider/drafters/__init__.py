@@ -75,7 +75,7 @@ DRAFTERS = Registry(
         ),
         "remote": Entry(
             "outrider.remote.draft.drafter:RemoteDrafter",
-            "a draft service, here or elsewhere (--draft-endpoint)",
+            "a draft service in another process (--draft-endpoint)",
             "services",
             "grpc",
         ),

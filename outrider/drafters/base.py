@@ -17,7 +17,7 @@ takes to be lossless with every verifier.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,8 +62,6 @@ class DraftSetup:
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
     # folder of the trained head (`Settings.head`, or --draft), for drafters that require one
     head: str | None = None
-    # called with what takes long while it happens
-    status: Callable[[str], None] = lambda line: None
 
 
 class Drafter(ABC):
@@ -214,15 +212,6 @@ class Drafter(ABC):
         Afterwards all state of a row equals a fresh start on its tokens (what is learned across
         rows excepted, `learns`).
         """
-
-    def credit(self, index: int) -> Callable[[list[int], int], None] | None:
-        """A function that tells a row's latest proposal which of its nodes were kept; None: only
-        texts teach this drafter.
-
-        A draft service calls it, since it learns about a proposal after the next one: with the kept
-        nodes, and how many levels are known by then.
-        """
-        return None
 
     def stop(self, index: int) -> None:
         """The row at `index` leaves by swap-remove, and with it what the drafter's attributes of

@@ -1,5 +1,4 @@
-"""Expected kept tokens of one drafter's chains, row by row: what a composite's part is worth, and
-where a service drafts ahead.
+"""Expected kept tokens of one drafter's chains, row by row: what a composite's part is worth.
 
 Only counts of earlier steps enter, never the value of a token that is about to be proposed
 (non-anticipation).

@@ -21,8 +21,8 @@ nodes come first (`outrider/trees/merge.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -45,15 +45,6 @@ from outrider.trees.side_by_side import side_by_side
 from outrider.types import Draft, TargetOutput, Verdict
 
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """One part's contribution to the draft of one row."""
-
-    part: Part
-    number: int  # of the row
-    levels: dict[int, int]  # node -> its depth, from 1 on
 
 
 class CompositeDrafter(Drafter):
@@ -89,9 +80,8 @@ class CompositeDrafter(Drafter):
             )
         if strange := [name for name, (kind, _) in classes.items() if not kind.keeps_costs]:
             raise ConfigError(
-                f"a composite cannot contain '{strange[0]}': have the service host the composite, "
-                "like 'outrider service draft "
-                '--drafter "composite parts=suffix+ngram" --model TARGET\''
+                f"a composite cannot contain '{strange[0]}', since what a step takes depends on "
+                f"the network: use --drafter {strange[0]} alone"
             )
         models = [name for name, part in classes.items() if _is_model(*part)]
         if len(models) > 1:
@@ -262,7 +252,7 @@ class CompositeDrafter(Drafter):
         for index, (path, num_kept) in enumerate(
             zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
         ):
-            self._learn(self._offers(index), path[:num_kept])
+            self._learn(index, path[:num_kept])
             emitted = [
                 *(draft.lists[0][index][node] for node in path[:num_kept]),
                 verdict.lists.next_token[index],
@@ -277,35 +267,17 @@ class CompositeDrafter(Drafter):
             )
             part.drafter.commit(rows, part.draft, verdict_of_part, seen)
 
-    def credit(self, index: int) -> Callable[[list[int], int], None]:
-        offers = self._offers(index)
-        return lambda path, known: self._learn(offers, path, known)
-
-    def _offers(self, index: int) -> list[_Offer]:
-        """Each part's contribution to one row's draft: nodes that no earlier part has as well."""
+    def _learn(self, index: int, kept: list[int]) -> None:
+        """Credit each part for the nodes of one row's draft that no earlier part has as well."""
         assert self._merged is not None
         levels = self._merged.draft.levels[index]
-        number = self._numbers[index]
         taken: set[int] = set()
-        offers = []
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             added = set(nodes[index]) - taken
             taken |= added
-            offers.append(_Offer(part, number, {node: levels[node + 1] for node in added}))
-        return offers
-
-    @staticmethod
-    def _learn(offers: list[_Offer], path: list[int], known: int | None = None) -> None:
-        """The text went along the nodes of `path`. `known`: how many levels this is known for, None
-        for all."""
-        for offer in offers:
-            tested = {
-                node: level
-                for node, level in offer.levels.items()
-                if known is None or level <= known
-            }
-            if offered := len(set(tested.values())):
-                offer.part.survival.observe(offer.number, offered, len(tested.keys() & set(path)))
+            if offered := len({levels[node + 1] for node in added}):
+                num_kept = len(added & set(kept))
+                part.survival.observe(self._numbers[index], offered, num_kept)
 
     # ---------------------------------------------------------------- who gets how many nodes
 

@@ -84,7 +84,7 @@ class DrafterPool:
         built = assemble(models, self._main)
         others = {
             name: parts.make_drafter(
-                models.target, models.draft if parts.requirements.draft else None, models.status
+                models.target, models.draft if parts.requirements.draft else None
             )
             for name, parts in list(self._parts.items())[1:]
         }

@@ -5,7 +5,8 @@ docs/services.md.
     draft/       the draft service, and the drafter that asks it
     protocol/    their messages (remote.proto and what is generated from it)
     endpoint.py  addresses: grpc://HOST:PORT, grpcs://HOST:PORT, unix:/PATH
-    security.py  TLS, mutual TLS and tokens, for both sides
+    access.py    what a caller shows and trusts: TLS files, token
+    security.py  TLS, mutual TLS and tokens of gRPC, for both sides
     identity.py  the hash of a vocabulary, compared when a connection opens
     serving.py   the life of a gRPC server: listen, health, metrics, drain
     probe.py     the health of a service, asked from outside; gRPC's messages in plain words

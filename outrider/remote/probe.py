@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from statistics import median
-from typing import Any
 
 import grpc
-from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import ServerError
+from outrider.remote.access import Access
 from outrider.remote.endpoint import Endpoint
-from outrider.remote.security import ClientSecurity
+from outrider.remote.security import channel_to
 
 LONGEST = 300  # characters of gRPC's own words
 KNOWN = {  # what is in gRPC's words -> what it means; the first that fits
@@ -51,34 +51,28 @@ def in_words(error: grpc.RpcError) -> str:
 CALLS = 5  # whose median is the round trip: the first one connects
 
 
-async def check_health(endpoint: Endpoint, security: ClientSecurity, timeout_s: float) -> float:
+async def check_health(endpoint: Endpoint, access: Access, timeout_s: float) -> float:
     """Return seconds there and back when the service takes calls.
 
     Raises ServerError when it is loading, draining, or not to be reached in time.
     """
-    async with security.channel(endpoint) as channel:
+    async with channel_to(endpoint, access) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=timeout_s)
         try:
-            answer = await _ask(channel, timeout_s)
+            answer = await check()
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
                 raise ServerError(
                     f"{endpoint} takes no calls now: it loads its model, drains, or has failed"
                 )
-            return median([await health_call_s(channel, timeout_s) for _ in range(CALLS)])
+            seconds = []
+            for _ in range(CALLS):
+                began = time.perf_counter()
+                await check()
+                seconds.append(time.perf_counter() - began)
+            return median(seconds)
         except grpc.RpcError as error:
             code = getattr(error, "code", str)()
             raise ServerError(
                 f"{endpoint} does not answer: {getattr(code, 'name', code)}, {in_words(error)}"
             ) from error
-
-
-async def health_call_s(channel: aio.Channel, timeout_s: float) -> float:
-    """Seconds that a call takes whose answer takes the service no time. Raises grpc's error."""
-    began = time.perf_counter()
-    await _ask(channel, timeout_s)
-    return time.perf_counter() - began
-
-
-async def _ask(channel: aio.Channel, timeout_s: float) -> Any:
-    return await health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(), timeout=timeout_s
-    )

@@ -1,4 +1,4 @@
-"""The life of a gRPC service: listen, tell health, count, drain, leave.
+"""The life of a gRPC service: listen, tell health, count, leave.
 
 The standard health service (grpc.health.v1) answers NOT_SERVING while models load and once it
 drains, so that probes and load balancers need nothing of ours. `/metrics` is prometheus_client's
@@ -8,16 +8,11 @@ own HTTP server, on a port of its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, start_http_server
@@ -27,66 +22,8 @@ from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
 from outrider.settings import checked, setting
 
 log = logging.getLogger("outrider.service")
-
-
-class GarbageCheck(aio.ServerInterceptor):
-    """Refuses requests that cannot be read. Without it gRPC writes a traceback for each, and calls
-    it a fault of the service.
-
-    Calls whose requests are a stream do so themselves.
-    """
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """A handler whose request is None where its bytes are no message."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
-            return handler
-        read = handler.request_deserializer
-        method = handler_call_details.method
-        form = "unary_stream" if handler.response_streaming else "unary_unary"
-        behaviour = getattr(handler, form)
-
-        def read_or_none(data: bytes) -> Any:
-            try:
-                return read(data)
-            except DecodeError:
-                return None
-
-        async def check(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
-            if request is None:
-                log.info(
-                    "refused",
-                    extra={
-                        "call": method,
-                        "status": "INVALID_ARGUMENT",
-                        "reason": "bytes that are no message",
-                    },
-                )
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"bytes that are no message of {method}"
-                )
-
-        async def answer(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-            await check(request, context)
-            return await behaviour(request, context)
-
-        async def stream(
-            request: Any, context: aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[Any]:
-            await check(request, context)
-            async with aclosing(behaviour(request, context)) as replies:
-                async for reply in replies:
-                    yield reply
-
-        checked = stream if inspect.isasyncgenfunction(behaviour) else answer
-        return handler._replace(request_deserializer=read_or_none, **{form: checked})
-
-
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+MAX_CALLS = 256  # of one connection at the same time; more wait there
 
 
 @checked()
@@ -100,13 +37,10 @@ class ServiceSettings:
     # None: no /metrics
     metrics_port: int | None = setting(None, "of Prometheus", at_least=0, at_most=65535)
     drain_timeout_s: float = setting(
-        30.0,
+        5.0,
         "seconds for drafts that are waited for after SIGTERM",
         alias="drain_timeout",
         at_least=0,
-    )
-    max_streams: int = setting(
-        256, "calls of one connection at the same time; more wait there", at_least=1
     )
 
     @property
@@ -114,7 +48,7 @@ class ServiceSettings:
         """Notes for an operator on who can reach it, one line each."""
         is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
         notes = []
-        if is_open and not self.security.tokens and self.security.client_ca is None:
+        if is_open and self.security.token is None and self.security.client_ca is None:
             notes.append(
                 "anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or "
                 "--tls-client-ca"
@@ -130,17 +64,14 @@ class ServiceSettings:
 class GrpcServer:
     """One listening service. Made and used in one event loop."""
 
-    def __init__(
-        self, settings: ServiceSettings, registry: CollectorRegistry | None = None
-    ) -> None:
-        checks: Sequence[Any] = (
-            [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
-        )
-        interceptors = [*checks, GarbageCheck()]
+    def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
-        self._registry = registry
-        options = [*OPTIONS, ("grpc.max_concurrent_streams", settings.max_streams)]
-        self.server = aio.server(interceptors=interceptors, options=options)
+        self.registry = CollectorRegistry()
+        token = settings.security.token
+        self.server = aio.server(
+            interceptors=[] if token is None else [TokenCheck(token)],
+            options=[*OPTIONS, ("grpc.max_concurrent_streams", MAX_CALLS)],
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._metrics: Any = None
@@ -151,8 +82,9 @@ class GrpcServer:
         possible."""
         settings = self._settings
         host = settings.host.strip("[]")
-        shown = f"[{host}]" if ":" in host and not host.startswith("unix:") else host
-        where = host if host.startswith("unix:") else f"{shown}:{settings.port}"
+        is_socket = host.startswith("unix:")
+        shown = f"[{host}]" if ":" in host and not is_socket else host
+        where = host if is_socket else f"{shown}:{settings.port}"
         credentials = settings.security.credentials()
         try:
             port = (
@@ -165,16 +97,14 @@ class GrpcServer:
             raise ConfigError(f"cannot listen on {where}: {taken}") from error
         if settings.metrics_port is not None:
             try:
-                self._metrics, _ = start_http_server(
-                    settings.metrics_port, host, self._registry or CollectorRegistry()
-                )
+                self._metrics, _ = start_http_server(settings.metrics_port, host, self.registry)
             except OSError as error:
                 raise ConfigError(
                     f"cannot serve metrics on {shown}:{settings.metrics_port}: {error.strerror}"
                 ) from error
         await self.set_serving(False)
         await self.server.start()
-        self.address = where if where.startswith("unix:") else f"{shown}:{port}"
+        self.address = where if is_socket else f"{shown}:{port}"
         for line in settings.warnings:
             log.warning(line)
         log.info("listening on %s%s", self.address, " with TLS" if credentials else "")

@@ -332,7 +332,7 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a draft service in a composite": (
         {"drafter": "composite", "drafter_options": {"parts": "remote,suffix"}},
-        'outrider service draft --drafter "composite parts=suffix',
+        "use --drafter remote alone",
     ),
     "a length that is no number": ({"num_draft_tokens": "many"}, "auto:N"),
 }

@@ -37,7 +37,7 @@ class Part:
 
     network: Network
     host: str
-    command: Sequence[str]  # behind `outrider`
+    command: Sequence[str]  # after `outrider`
     port: int
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -94,7 +94,8 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
         command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT)]
-        service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
+        # before the targets, which ask again seconds later where it is still loading
+        service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start().wait()
         command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
         command += ["--no-self-test", "--verifier", "gumbel"]
         environment = {
@@ -112,7 +113,7 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             network, "front", command, HTTP_PORT, folder / "coordinator.log", environment
         ).start()
         llm = LLM(str(target), drafter="none", verifier="gumbel")
-        for part in (service, *targets, coordinator):
+        for part in (*targets, coordinator):
             part.wait()
         yield Deployment(network, targets, coordinator, requests(), llm)
 

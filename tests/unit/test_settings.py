@@ -53,7 +53,7 @@ class Example:
     mode: Literal["one", "two"] = setting("one", "which")
     tree: int | bool = setting(False, "branches, or true")
     layer: int | Literal["auto"] = setting("auto", "a layer")
-    file: Path | None = setting(None, "where")  # noqa: RUF009  a field, not a value
+    file: Path | None = setting(None, "where")
 
 
 def parse(**given: Any) -> Example:

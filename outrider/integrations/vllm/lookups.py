@@ -145,5 +145,5 @@ def _needs_nothing(kind: type[Drafter]) -> bool:
 def _refusal(name: str, what: str) -> str:
     return (
         f"drafter '{name}' needs {what}, and vLLM gives a custom drafter token ids only. Here it can be one of "
-        f"{', '.join(usable())}; others can draft in a draft service ({VARIABLES['draft_endpoint']}=HOST:PORT)."
+        f"{', '.join(usable())}; a draft model can draft in a draft service ({VARIABLES['draft_endpoint']}=HOST:PORT)."
     )

@@ -174,11 +174,12 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
+        by_target = ("replica",)
         ready = GaugeMetricFamily(
-            PREFIX + "replica_ready", "Whether a target takes requests.", labels=("replica",)
+            PREFIX + "replica_ready", "Whether a target takes requests.", labels=by_target
         )
         load = GaugeMetricFamily(
-            PREFIX + "replica_in_flight", "Requests at a target.", labels=("replica",)
+            PREFIX + "replica_in_flight", "Requests at a target.", labels=by_target
         )
         lost = CounterMetricFamily(
             PREFIX + "replica_failures",
@@ -188,7 +189,7 @@ class FleetMetrics(Collector):
         for target in self._fleet.targets:
             ready.add_metric((target.name,), float(target.is_usable))
             load.add_metric((target.name,), target.in_flight)
-            for kind, count in sorted(target.failures.copy().items()):
+            for kind, count in sorted(target.failures.items()):
                 lost.add_metric((target.name, kind), count)
         yield from (ready, load, lost)
         yield CounterMetricFamily(

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 from pydantic import ValidationError
@@ -32,6 +32,8 @@ from outrider.serve.schema.resumption import Mark
 from outrider.wellformed import parsed_json
 
 End = Callable[[], Awaitable[None]]
+# what a target did to a request, by the name of the counter
+Kind = Literal["unreachable", "cut", "stalled", "invalid", "failed", "refused"]
 log = logging.getLogger("outrider.service")
 RESUMED = ("/v1/completions", "/v1/chat/completions")
 STORED = "/v1/responses"  # a target knows those that it stored itself
@@ -97,23 +99,17 @@ class RefusedError(Exception):
 
 
 class LostError(Exception):
-    """A target will not finish this request. `kind`: for the counter; `goes_on`: with all others it
-    does."""
+    """A target will not finish this request. `answer`: what it says instead."""
 
-    def __init__(
-        self,
-        kind: str,
-        reason: str,
-        *,
-        lies: bool = False,
-        goes_on: bool = False,
-        answer: Answer | None = None,
-    ) -> None:
+    def __init__(self, kind: Kind, reason: str, answer: Answer | None = None) -> None:
         super().__init__(reason)
         self.kind = kind
-        self.lies = lies
-        self.goes_on = goes_on
         self.answer = answer
+
+    @property
+    def is_of_one_request(self) -> bool:
+        """Whether the target continues with all others."""
+        return self.kind in ("failed", "refused")
 
 
 class Journey:
@@ -176,7 +172,7 @@ class Journey:
                     target.is_leaving()
             except LostError as lost:
                 await self._lose(target, lost)
-                avoided.update([target] if lost.goes_on else ())
+                avoided.update([target] if lost.is_of_one_request else ())
                 waits_until = time.monotonic() + self._settings.wait_s
 
     async def _is_refused(self, refused: RefusedError, waits_until: float) -> bool:
@@ -193,11 +189,10 @@ class Journey:
 
     async def _lose(self, target: Target, lost: LostError) -> None:
         """Count it. Raises ApiError where it is not tried again."""
-        if lost.goes_on:
-            target.note_failure(lost.kind)
-        else:
-            target.give_up(lost.kind, str(lost), lies=lost.lies)
-        may_be_ours = lost.goes_on or lost.lies
+        target.failures[lost.kind] += 1
+        if not lost.is_of_one_request:
+            target.give_up(str(lost), lies=lost.kind == "invalid")
+        may_be_ours = lost.is_of_one_request or lost.kind == "invalid"
         self._losses += not may_be_ours
         self._faults += may_be_ours
         about = {
@@ -230,7 +225,7 @@ class Journey:
         except httpx2.HTTPError as error:
             raise LostError("cut", in_words(error)) from error
         except AwayError as error:
-            raise LostError("invalid", str(error), lies=True) from error
+            raise LostError("invalid", str(error)) from error
         except TimeoutError as error:
             raise LostError("stalled", f"sent nothing for {self._settings.stall_s:g} s") from error
         await end()  # the target has done its part: a client that reads slowly is no fault of it
@@ -270,17 +265,15 @@ class Journey:
         if is_stream:
             return await self._pass(response, call)
         answer = Answer(status, _headers_of(response), await whole(response, MAX_ANSWER))
-        is_elsewhere = status == 404 and self._asked.path.startswith(f"{STORED}")
+        is_elsewhere = status == 404 and self._asked.path.startswith(STORED)
         if status in (429, 503) or is_elsewhere:
             raise RefusedError(answer)
         if status >= 500:
-            raise LostError("failed", f"answers with {status}", goes_on=True, answer=answer)
+            raise LostError("failed", f"answers with {status}", answer)
         if self._marks:
-            raise LostError(
-                "refused", f"does not continue the answer: status {status}", goes_on=True
-            )
+            raise LostError("refused", f"does not continue the answer: status {status}")
         if status == 200 and self._asked.path in RESUMED and _object(answer.content) is None:
-            raise LostError("invalid", "sends an answer that is no JSON object", lies=True)
+            raise LostError("invalid", "sends an answer that is no JSON object")
         return partial(self._send_whole, answer)
 
     async def _pass_marked(self, response: httpx2.Response, call: Call) -> End:
@@ -292,7 +285,7 @@ class Journey:
             if block.startswith(MARK.encode()):
                 mark = _object(block[len(MARK) :])
                 if mark is None:
-                    raise LostError("invalid", "sends a mark that is no JSON object", lies=True)
+                    raise LostError("invalid", "sends a mark that is no JSON object")
                 if head is None:
                     head = mark
                     self._head = self._head or mark
@@ -307,14 +300,12 @@ class Journey:
             else:
                 event = _object(block.removeprefix(b"data: "))
                 if event is None or len(pending) > MAX_BLOCK:
-                    raise LostError("invalid", "sends what is no event of a completion", lies=True)
+                    raise LostError("invalid", "sends what is no event of a completion")
                 if "error" in event:
                     answer = Answer(
                         500, [(b"content-type", b"application/json")], dumped(event).encode()
                     )
-                    raise LostError(
-                        "failed", "ends the answer with an error", goes_on=True, answer=answer
-                    )
+                    raise LostError("failed", "ends the answer with an error", answer)
                 pending += block + b"\n\n"
         raise LostError("cut", "its stream ended before the answer")
 
@@ -378,16 +369,14 @@ async def blocks(response: httpx2.Response) -> AsyncIterator[bytes]:
             yield bytes(buffer[:end])
             del buffer[: end + 2]
         if len(buffer) > MAX_BLOCK:
-            raise LostError("invalid", f"sends an event of more than {MAX_BLOCK} bytes", lies=True)
+            raise LostError("invalid", f"sends an event of more than {MAX_BLOCK} bytes")
 
 
 def _checked(mark: dict[str, Any]) -> dict[str, Any]:
     try:
         Mark.model_validate(mark)
     except ValidationError as error:
-        raise LostError(
-            "invalid", "sends a mark that no target could continue", lies=True
-        ) from error
+        raise LostError("invalid", "sends a mark that no target could continue") from error
     return mark
 
 

@@ -21,8 +21,9 @@ from typing import Any, Literal
 import httpx2
 
 from outrider.errors import ServerError
+from outrider.remote.access import TOKEN_VARIABLE, Access
 from outrider.remote.coordinator.identity import Facts, facts_of
-from outrider.remote.coordinator.settings import CoordinatorSettings, TargetAccess
+from outrider.remote.coordinator.settings import CoordinatorSettings
 from outrider.wellformed import parsed_json
 
 log = logging.getLogger("outrider.service")
@@ -140,9 +141,7 @@ class Target:
             raise AwayError(f"answers with {status}: {str(error.get('message'))[:200]}")
         status, answer = await self._get("/v1/models")
         if status == 401:
-            raise RefusedError(
-                "it wants another API key: set OUTRIDER_SERVICE_TOKEN to one of its keys"
-            )
+            raise RefusedError(f"it wants another API key: set {TOKEN_VARIABLE} to one of its keys")
         cards = answer.get("data")
         if (
             status != 200
@@ -190,18 +189,12 @@ class Target:
             raise RefusedError(f"its {path} is no JSON object")
         return response.status_code, answer
 
-    def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
-        """Stop using the target, which lost a request, until it is reached again. `kind`: for the
-        counter."""
-        self.note_failure(kind)
+    def give_up(self, reason: str, *, lies: bool) -> None:
+        """Stop using the target, which lost a request, until it is reached again."""
         if lies:
             self._cards = None
         if self.standing != "away" or lies:
             self._stand("away", reason, REFUSED_BREAK_S if lies else None)
-
-    def note_failure(self, kind: str) -> None:
-        """Count a request that it lost."""
-        self.failures[kind] += 1
 
     def is_leaving(self) -> None:
         """Note that it refused a request because it drains."""
@@ -264,12 +257,12 @@ class Target:
             self._calls.discard(call)
 
 
-def named(access: TargetAccess) -> dict[str, Any]:
+def named(access: Access) -> dict[str, Any]:
     """How a request says which name the server's certificate has."""
     return {} if access.server_name is None else {"sni_hostname": access.server_name}
 
 
-def ready_s(address: str, access: TargetAccess, timeout_s: float) -> float:
+def ready_s(address: str, access: Access, timeout_s: float) -> float:
     """Seconds there and back, where a server takes requests. Raises ServerError where it does not."""
     try:
         with httpx2.Client(verify=access.context(), timeout=timeout_s, trust_env=False) as client:

@@ -17,19 +17,20 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 
 from outrider.errors import CapabilityError, ConfigError, OutriderError
-from outrider.remote.draft.background import background_loop, in_background
+from outrider.remote.access import TOKEN_VARIABLE, Access
 from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.probe import in_words
 from outrider.remote.protocol import PROTOCOL, fitting, messages, stubs
-from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
+from outrider.remote.security import channel_to, check_access, metadata_of
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.remote")
@@ -43,14 +44,11 @@ LONGEST_PAUSE_S = 5.0
 DISTRUST_PAUSE_S = 2.0
 LONGEST_DISTRUST_S = 120.0
 MAX_LIES = 3  # invalid replies of one stream
-MAX_QUEUED = 256  # requests that wait to be written: a service that reads none of them is stuck
-# that a request may bring; more is a flood
-REPLIES_EACH = 64
+# bytes that a request may bring, those that may come at once whatever was asked before, and those
+# that a reply counts for at least; more is a flood
 BYTES_EACH = 1 << 20
-# that may come at once, whatever was asked before
-MAX_REPLIES = 1 << 14
-MAX_BYTES = 32 << 20
-REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+MAX_BYTES = 64 << 20
+REPLY_BYTES = 1 << 14
 LASTING = (
     "invalid",
     "malformed",
@@ -117,12 +115,13 @@ class Connection:
     """
 
     def __init__(
-        self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity
+        self, endpoint: Endpoint, access: Access, identity: messages.ModelIdentity
     ) -> None:
         """Raises ConfigError for files that cannot be read."""
         self.endpoint = endpoint
         self.counts = RemoteCounts()
-        self._security = security
+        self.num_users = 0
+        self._access = access
         self._identity = identity
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ReplyBox] = {}  # by row
@@ -130,22 +129,20 @@ class Connection:
         # of the present stream
         self._queue: asyncio.Queue[list[messages.RowRequest]] = asyncio.Queue()
         self._lies = 0
-        self._distrust_s = DISTRUST_PAUSE_S
         # by row: when it asked for what may still be answered; empty after any reply
         self._asked_s: dict[int, float] = {}
-        # what may still come
-        self._credit = 0
-        self._credit_bytes = 0
+        self._credit = 0  # bytes that may still come
         self._logged: str | None = None  # the reason that was logged last
         self._call: Any = None
         self._doubt: TroubleError | None = None
         self._life: Any = None
-        self.trouble: str | None = None  # at the start
+        self._tried = threading.Event()  # the first attempt has opened a stream, or failed
+        self.trouble: TroubleError | None = None  # at the start
         self.terms: messages.DraftTerms | None = None  # while the stream is open
         self.service = ""  # what the service calls its model
         self.notes: list[str] = []
         self.epoch = 0  # grows whenever a stream opens: what an earlier one has sent is sent again
-        security.check(endpoint)
+        check_access(access, endpoint)
 
     @property
     def is_open(self) -> bool:
@@ -153,26 +150,20 @@ class Connection:
         return self.terms is not None
 
     def start(self, wait_s: float) -> None:
-        """Begin to connect, and stay at it; `trouble` is why there is no connection after `wait_s`
-        seconds.
+        """Begin to connect, and stay at it; `trouble` is why there is no connection after the first
+        attempt, or after `wait_s` seconds.
 
         Raises CapabilityError where the service answers, and cannot draft for this model;
         ConfigError where it asks for another token.
         """
+        self._life = asyncio.run_coroutine_threadsafe(self._live(), background_loop())
+        if not self._tried.wait(wait_s):
+            self.trouble = TroubleError("silent", "no answer")
         try:
-            in_background(self._try_once(wait_s)).result(wait_s + 5)
-        except grpc.RpcError as error:
-            self._refuse(error)
-            self.trouble = f"{_reason(error)}: {in_words(error)}"
-        except TroubleError as error:
-            self.trouble = f"{error.reason}: {error}"
-        except TimeoutError:
-            self.trouble = "silent: no answer"
-        self._life = in_background(self._live())
-        if self.trouble is None:
-            deadline = time.perf_counter() + wait_s
-            while not self.is_open and time.perf_counter() < deadline:
-                time.sleep(0.002)
+            self._refuse()
+        except OutriderError:
+            self.close()
+            raise
 
     def new_row(self, box: ReplyBox) -> int:
         """A number for a row whose replies go to `box`."""
@@ -219,48 +210,49 @@ class Connection:
 
     async def _live(self) -> None:
         """Stream after stream, until `close`."""
-        pause_s = FIRST_PAUSE_S
+        pauses_s = {False: FIRST_PAUSE_S, True: DISTRUST_PAUSE_S}
+        longest_s = {False: LONGEST_PAUSE_S, True: LONGEST_DISTRUST_S}
         while True:
             opened = self.epoch
-            try:
-                await self._stream()
-                trouble = TroubleError("lost", "the service ended the stream")
-            except TroubleError as error:
-                trouble = error
-            except OutriderError as error:
-                trouble = TroubleError("other_model", str(error))
-            except grpc.RpcError as error:
-                trouble = self._doubt or TroubleError(_reason(error), in_words(error))
-            except Exception as error:
-                log.exception(
-                    "the connection to the draft service %s failed in our own code", self.endpoint
-                )
-                trouble = TroubleError("internal", f"{type(error).__name__}: {error}")
-            finally:
-                self.terms = None
-                self._call = None
+            trouble = await self._until_trouble()
             self._note(trouble)
+            if not self._tried.is_set():
+                self.trouble = trouble
+                self._tried.set()
             if self.epoch != opened:
-                pause_s = FIRST_PAUSE_S
-            if trouble.reason in LASTING:
-                wait_s = self._distrust_s
-                self._distrust_s = min(2 * self._distrust_s, LONGEST_DISTRUST_S)
-            else:
-                wait_s = pause_s
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pauses_s[False] = FIRST_PAUSE_S
+            is_lasting = trouble.reason in LASTING
+            wait_s = pauses_s[is_lasting]
+            pauses_s[is_lasting] = min(2 * wait_s, longest_s[is_lasting])
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
 
-    async def _try_once(self, wait_s: float) -> None:
-        """Open, look, and close again: so that what cannot work is refused before anything is
-        generated."""
-        async with self._security.channel(self.endpoint) as channel:
-            self._check(await self._open(channel, wait_s))
-
-    async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
-        hello = messages.Hello(protocol=PROTOCOL, release=__version__, model=self._identity)
-        stub = stubs.caller(stubs.DRAFT, channel)
+    async def _until_trouble(self) -> TroubleError:
+        """One stream, and why it ended."""
         try:
-            welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+            await self._stream()
+            return TroubleError("lost", "the service ended the stream")
+        except TroubleError as error:
+            return error
+        except CapabilityError as error:
+            return TroubleError("other_model", str(error))
+        except ConfigError as error:  # files that were there before
+            return TroubleError("unreachable", str(error))
+        except grpc.RpcError as error:
+            reason = REASONS.get(error.code(), "lost")
+            return self._doubt or TroubleError(reason, in_words(error))
+        except Exception as error:
+            log.exception(
+                "the connection to the draft service %s failed in our own code", self.endpoint
+            )
+            return TroubleError("internal", f"{type(error).__name__}: {error}")
+        finally:
+            self.terms = None
+            self._call = None
+
+    async def _open(self, stub: Any) -> messages.Welcome:
+        hello = messages.Hello(protocol=PROTOCOL, release=__version__, model=self._identity)
+        try:
+            welcome = await stub.Open(hello, metadata=metadata_of(self._access), timeout=OPEN_S)
         except aio.AioRpcError as error:
             # another vocabulary, or another version
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
@@ -283,18 +275,18 @@ class Connection:
         self._lies = 0
         self._doubt = None
         self._asked_s.clear()
-        self._credit = REPLIES_EACH
-        self._credit_bytes = BYTES_EACH
-        async with self._security.channel(self.endpoint) as channel:
-            welcome = await self._open(channel, OPEN_S)
+        self._credit = BYTES_EACH
+        async with channel_to(self.endpoint, self._access) as channel:
+            stub = stubs.caller(channel)
+            welcome = await self._open(stub)
             self._check(welcome)
-            stub = stubs.caller(stubs.DRAFT, channel)
-            self._call = call = stub.Draft(metadata=self._security.metadata)
+            self._call = call = stub.Draft(metadata=metadata_of(self._access))
             self._queue = asyncio.Queue()
             self.service = welcome.model.name
             self.notes = list(welcome.notes)
             self.epoch += 1
             self.terms = welcome.draft
+            self._tried.set()
             if self._logged is not None:
                 log.warning("draft service %s is back", self.endpoint)
                 self._logged = None
@@ -316,8 +308,7 @@ class Connection:
                 continue
             while not self._queue.empty():
                 rows = rows + self._queue.get_nowait()
-            self._credit = min(self._credit + REPLIES_EACH * len(rows), MAX_REPLIES)
-            self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MAX_BYTES)
+            self._credit = min(self._credit + BYTES_EACH * len(rows), MAX_BYTES)
             for row in rows:
                 if row.end:
                     self._asked_s.pop(row.row, None)
@@ -341,9 +332,8 @@ class Connection:
             now = time.perf_counter()
             reply = _read_as(messages.DraftReply, received)
             self._asked_s.clear()
-            self._credit -= max(1, len(reply.rows))
-            self._credit_bytes -= reply.ByteSize()
-            if self._credit < 0 or self._credit_bytes < 0:
+            self._credit -= max(reply.ByteSize(), REPLY_BYTES * max(1, len(reply.rows)))
+            if self._credit < 0:
                 raise TroubleError("flood", "more replies than requests can bring")
             for row in reply.rows:
                 with self._lock:
@@ -353,10 +343,7 @@ class Connection:
 
     def _put(self, requests: list[messages.RowRequest]) -> None:
         self._queue.put_nowait(requests)
-        if self._queue.qsize() > MAX_QUEUED:
-            self._break(
-                TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service")
-            )
+        self._check_silence()  # here, too: `_write` stands still while the service reads nothing
 
     def _check_silence(self) -> None:
         if self._asked_s and time.perf_counter() - min(self._asked_s.values()) > SILENT_S:
@@ -382,15 +369,17 @@ class Connection:
             )
             self._logged = trouble.reason
 
-    def _refuse(self, error: grpc.RpcError) -> None:
+    def _refuse(self) -> None:
         """Raises what a person has to mend before it can work."""
-        code = error.code()
-        if code in REFUSALS:
+        reason = None if self.trouble is None else self.trouble.reason
+        if reason == "other_model":
+            raise CapabilityError(str(self.trouble))
+        if reason == "token":
             raise ConfigError(
                 f"the draft service {self.endpoint} does not take this token: set "
                 f"{TOKEN_VARIABLE} to one of its"
             )
-        if code == grpc.StatusCode.UNIMPLEMENTED:
+        if reason == "no_draft_service":
             raise CapabilityError(
                 f"{self.endpoint} is no draft service: 'outrider service draft' is one"
             )
@@ -403,5 +392,47 @@ def _read_as(kind: type[Message], received: Any) -> Message:
     return received
 
 
-def _reason(error: grpc.RpcError) -> str:
-    return REASONS.get(error.code(), "lost")
+@cache
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all connections of a process, running in a thread that lasts as long: gRPC's
+    own threads know it."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_report)
+    threading.Thread(target=loop.run_forever, name="outrider-remote", daemon=True).start()
+    return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """gRPC wakes every loop of a process for each event, and all but the first find nothing to
+    read."""
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
+CONNECTIONS: dict[tuple[Endpoint, Access, bytes], Connection] = {}  # in use
+_LOCK = threading.RLock()
+
+
+def connect(
+    endpoint: Endpoint, access: Access, identity: messages.ModelIdentity, wait_s: float
+) -> Connection:
+    """The process's connection to this service, for one user more; the last one to `leave` ends it.
+    Raises what `Connection.start` raises."""
+    key = (endpoint, access, identity.SerializeToString())
+    with _LOCK:
+        if key not in CONNECTIONS:
+            connection = Connection(endpoint, access, identity)
+            connection.start(wait_s)
+            CONNECTIONS[key] = connection
+        CONNECTIONS[key].num_users += 1
+        return CONNECTIONS[key]
+
+
+def leave(connection: Connection) -> None:
+    """One user less."""
+    with _LOCK:
+        connection.num_users -= 1
+        if not connection.num_users:
+            key = next(key for key, value in CONNECTIONS.items() if value is connection)
+            del CONNECTIONS[key]
+            connection.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from outrider.remote.protocol import messages
 
@@ -31,7 +30,7 @@ class DraftCounters:
             registry=registry,
         )
         self.evictions = Counter(
-            f"{PREFIX}_evictions", "Rows forgotten before their end.", ["reason"], registry=registry
+            f"{PREFIX}_evictions", "Rows forgotten for memory.", registry=registry
         )
         self._troubles = Counter(
             f"{PREFIX}_troubles", "Messages answered with a trouble.", ["reason"], registry=registry
@@ -50,21 +49,8 @@ class DraftCounters:
 
     def watch(self, rows: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Show how many rows are kept, and how many drafts are waited for."""
-        self.registry.register(_Present(rows, waiting))
-
-
-class _Present:
-    """Gauges whose values are read at a scrape."""
-
-    def __init__(self, rows: Callable[[], int], waiting: Callable[[], int]) -> None:
-        self._gauges = (
+        for name, text, count in (
             ("rows", "Texts that are kept.", rows),
             ("waiting", "Drafts that are wanted.", waiting),
-        )
-
-    def collect(self) -> Sequence[Metric]:
-        """The current values of the gauges."""
-        return [
-            GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value())
-            for name, text, value in self._gauges
-        ]
+        ):
+            Gauge(f"{PREFIX}_{name}", text, registry=self.registry).set_function(count)

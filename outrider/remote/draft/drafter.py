@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -21,18 +22,15 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
-from outrider.remote.draft.background import Lease, Shared
 from outrider.remote.draft.chain import (
     DraftChain,
     InvalidReplyError,
     ReceivedNode,
     checked_nodes,
 )
-from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
+from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox, connect, leave
 from outrider.remote.draft.drafter_settings import RemoteSettings
-from outrider.remote.draft.local import LocalService, lease_local
 from outrider.remote.draft.text import BUSY_S, DraftWait, RemoteText, Rests
-from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
 from outrider.rows import PerRow, Row, Rows
@@ -46,13 +44,10 @@ PLAIN_STEPS = 1
 NAME = "remote"
 
 
-CONNECTIONS: Shared[Connection] = Shared()
-
-
 class RemoteDrafter(Drafter):
     """Chains from a draft service."""
 
-    needs = "a draft service (--draft-endpoint grpc://HOST:PORT, or local)"
+    needs = "a draft service (--draft-endpoint grpc://HOST:PORT)"
     learns = True  # what is at hand depends on the network
     requires = Requirements(tokenizer=True)  # its hash is compared when the line opens
     repeatable = False
@@ -61,17 +56,15 @@ class RemoteDrafter(Drafter):
 
     def __init__(
         self,
-        line: Lease[Connection],
+        connection: Connection,
         settings: RemoteSettings,
         max_nodes: int,
         vocab_size: int,
-        local: Lease[LocalService] | None = None,
     ) -> None:
-        """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was
-        started here."""
-        self._line = line
+        """`max_nodes`: nodes per row that steps will ask for."""
+        self.connection = connection
+        self._leave = weakref.finalize(self, leave, connection)
         self._settings = settings
-        self._local = local
         self._box = ReplyBox()
         self._patience = DraftWait(settings.max_wait_s)
         self._rests = Rests()
@@ -86,48 +79,28 @@ class RemoteDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> RemoteDrafter:
         settings: RemoteSettings = setup.settings
-        address = settings.address
+        endpoint = settings.address
         target = setup.target
-        local = lease_local(settings, setup) if settings.is_local else None
-        endpoint = (
-            Endpoint.parse(address, "--draft-endpoint") if local is None else local.thing.endpoint
-        )
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
-        security = settings.security()
-
-        def connect() -> Connection:
-            connection = Connection(endpoint, security, identity)
-            connection.start(CONNECT_S)
-            return connection
-
-        line = CONNECTIONS.lease((endpoint, security, identity.SerializeToString()), connect)
-        return cls(line, settings, setup.num_draft_tokens, identity.vocab_size, local)
-
-    @property
-    def connection(self) -> Connection:
-        """The stream to the service."""
-        return self._line.thing
+        connection = connect(endpoint, settings.access(), identity, CONNECT_S)
+        return cls(connection, settings, setup.num_draft_tokens, identity.vocab_size)
 
     @property
     def notes(self) -> list[str]:
         connection = self.connection
-        trouble = connection.trouble
-        terms = connection.terms
-        if terms is None and trouble is not None:
+        if connection.is_open:
+            probs = "with" if self._with_probs else "without"
             return [
-                f"the draft service {connection.endpoint} does not answer ({trouble}): decoding continues without it"
+                f"draft service {connection.endpoint}: '{connection.service}', {probs} the "
+                "distributions of drawn tokens",
+                *connection.notes,
             ]
-        if terms is None:
+        trouble = connection.trouble
+        if trouble is None:
             return []
-        with_probs = terms.has_distributions and self._with_probs
-        probs = (
-            "drafts of sampled rows come with their distributions"
-            if with_probs
-            else "sampled rows get drafts without them"
-        )
         return [
-            f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {probs}",
-            *connection.notes,
+            f"the draft service {connection.endpoint} does not answer ({trouble.reason}: "
+            f"{trouble}): decoding continues without it"
         ]
 
     @property
@@ -212,9 +185,7 @@ class RemoteDrafter(Drafter):
         self.connection.end_row(text.number)
 
     def close(self) -> None:
-        self._line.end()
-        if self._local is not None:
-            self._local.end()
+        self._leave()
 
     @property
     def _with_probs(self) -> bool:
@@ -232,7 +203,7 @@ class RemoteDrafter(Drafter):
         connection = self.connection
         now = time.perf_counter()
         epoch = connection.epoch
-        asking = [one for one in asking if one[0].may_ask(epoch, now)]
+        asking = [request for request in asking if request[0].may_ask(epoch, now)]
         if not asking or not connection.is_open or self._rests.is_resting:
             return
         requests = [

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from outrider.build import ENDPOINT_VARIABLE
-from outrider.build import LOCAL_SERVICE as LOCAL
 from outrider.errors import ConfigError
+from outrider.remote.access import TOKEN_VARIABLE, Access
 from outrider.remote.endpoint import Endpoint
-from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 from outrider.settings import checked, setting
+
+ENDPOINT_VARIABLE = "DRAFT_ENDPOINT"
 
 
 @checked()
@@ -23,11 +23,7 @@ class RemoteSettings:
 
     endpoint: str | None = setting(
         None,
-        "grpc://HOST:PORT, grpcs://HOST:PORT, unix:/PATH, or local; none: that of "
-        f"{ENDPOINT_VARIABLE}",
-    )
-    draft: str | None = setting(
-        None, "for endpoint=local: what drafts, a folder, a hub id or a look-up drafter"
+        f"grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH; none: that of {ENDPOINT_VARIABLE}",
     )
     ca: str | None = setting(
         None,
@@ -40,7 +36,6 @@ class RemoteSettings:
     server_name: str | None = setting(
         None, "name in the service's certificate, where it is not the address"
     )
-    token_env: str = setting(TOKEN_VARIABLE, "environment variable with the service's token")
     probs: Literal["auto", "off"] = setting(
         "auto", "off: believe no probabilities, so a service need not be trusted"
     )
@@ -49,43 +44,28 @@ class RemoteSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and not self.is_local:
+        if self.endpoint is not None:
             Endpoint.parse(self.endpoint, "remote option endpoint")
-        if self.draft is not None and self.endpoint is not None and not self.is_local:
-            raise ConfigError(
-                f"remote option draft is for endpoint=local; the service at {self.endpoint} has "
-                "its own draft"
-            )
-        self.security()
+        self.access()
 
     @property
-    def address(self) -> str:
-        """The endpoint as it was written. Raises ConfigError where there is none."""
+    def address(self) -> Endpoint:
+        """The service's address. Raises ConfigError where there is none."""
         asked = self.endpoint or os.environ.get(ENDPOINT_VARIABLE)
         if not asked:
             raise ConfigError(
                 "drafter 'remote' needs to know where the draft service is: --draft-endpoint "
-                "grpc://HOST:PORT "
-                f"(or {ENDPOINT_VARIABLE}), or --draft-endpoint local for one on this machine"
+                f"grpc://HOST:PORT (or {ENDPOINT_VARIABLE})"
             )
-        return asked
+        return Endpoint.parse(asked, "--draft-endpoint")
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the service is started here."""
-        return self.endpoint == LOCAL or (
-            self.endpoint is None and os.environ.get(ENDPOINT_VARIABLE) == LOCAL
-        )
-
-    def security(self) -> ClientSecurity:
-        """The credentials shown to the service. Raises ConfigError for half a certificate."""
-        paths = {"ca": self.ca, "certificate": self.cert, "key": self.key}
-        return ClientSecurity(
-            **{
-                name: None if file is None else Path(file).expanduser()
-                for name, file in paths.items()
-            },
-            token=os.environ.get(self.token_env) or None,
+    def access(self) -> Access:
+        """How the service is called. Raises ConfigError for half a certificate."""
+        return Access(
+            ca=_path(self.ca),
+            certificate=_path(self.cert),
+            key=_path(self.key),
+            token=os.environ.get(TOKEN_VARIABLE) or None,
             server_name=self.server_name,
         )
 
@@ -93,3 +73,7 @@ class RemoteSettings:
     def max_wait_s(self) -> float | None:
         """The longest wait in seconds; None: as long as a plain step takes."""
         return None if self.max_wait_ms is None else self.max_wait_ms / 1e3
+
+
+def _path(file: str | None) -> Path | None:
+    return None if file is None else Path(file).expanduser()

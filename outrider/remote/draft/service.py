@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.texts import DraftLimits, HostedTexts
@@ -21,14 +21,16 @@ from outrider.remote.protocol import PROTOCOL, fitting, messages
 from outrider.version import __version__
 
 MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
+LOOK_S = 0.02  # between two looks whether a drain is over
+LAST_WORDS_S = 1.0  # for calls that were asked to end
 
 
 class OpenStream:
     """Made in the event loop; `send` may be called from any thread."""
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self.headers = headers
+    def __init__(self) -> None:
         self.is_slow = False  # the asker did not read what was sent
+        self.is_garbled = False  # it sent bytes that are no message
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._unsent: list[messages.RowReply] = []
@@ -92,23 +94,28 @@ class DraftService:
         self._why_not = ""
 
     async def drain(self, timeout_s: float, why_not: str) -> None:
-        """Take no new calls, answer what waits for a draft, and end the open ones."""
+        """Take no new calls, answer what waits for a draft, and end the open ones: each knows its
+        end when this returns, for whose line is closed before may never read it."""
         self._why_not = why_not
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while (
-            self._texts is not None
-            and self._texts.num_waiting()
-            and asyncio.get_running_loop().time() < deadline
-        ):
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._texts is not None and self._texts.num_unanswered():
+                    await asyncio.sleep(LOOK_S)
         for stream in list(self._streams):
             stream.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self._streams:
+                    await asyncio.sleep(LOOK_S)
 
     async def Open(  # noqa: N802
-        self, request: messages.Hello, context: aio.ServicerContext[Any, Any]
+        self, request: messages.Hello | None, context: aio.ServicerContext[Any, Any]
     ) -> messages.Welcome:
         """Compare protocol and vocabulary with the client's, and return what this service offers."""
-        _, hosted = await self._ready(context)
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no Hello")
+        assert request is not None
+        _, hosted, limits = await self._ready(context)
         try:
             check_protocol(request, "the asker")
             check_vocabulary(hosted.identity, request.model, "the asker")
@@ -119,27 +126,27 @@ class DraftService:
             release=__version__,
             model=hosted.identity,
             notes=hosted.notes,
-            draft=self._terms(hosted),
+            draft=messages.DraftTerms(
+                max_draft_tokens=limits.max_draft_tokens, max_context=hosted.max_context
+            ),
         )
 
     async def Draft(  # noqa: N802
         self,
-        request_iterator: AsyncIterator[messages.DraftRequest],
+        request_iterator: AsyncIterator[messages.DraftRequest | None],
         context: aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[messages.DraftReply]:
         """Messages about rows in, drafts out, until either side ends it."""
-        texts, _ = await self._ready(context)
-        headers = {
-            key: value
-            for key, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        }
-        stream = OpenStream(headers)
-        try:
-            texts.connect(stream)
-        except ConfigError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        texts, _, limits = await self._ready(context)
+        if len(self._streams) >= limits.max_instances:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{limits.max_instances} askers are connected: --limits max_instances",
+            )
+        stream = OpenStream()
+        texts.connect(stream)
         self._streams.add(stream)
+        context.add_done_callback(lambda ended: self._streams.discard(stream))
         self._counters.streams.inc()
         reading = asyncio.create_task(self._read(request_iterator, stream, texts))
         try:
@@ -150,24 +157,26 @@ class DraftService:
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "replies are not read as fast as they are asked for",
                 )
-            if reading.done():
-                reading.result()
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest")
+            if stream.is_garbled:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest"
+                )
         finally:
             reading.cancel()
-            self._streams.discard(stream)
             self._counters.streams.dec()
             texts.disconnect(stream)
 
     async def _read(
         self,
-        requests: AsyncIterator[messages.DraftRequest],
+        requests: AsyncIterator[messages.DraftRequest | None],
         stream: OpenStream,
         texts: HostedTexts,
     ) -> None:
         try:
             async for request in requests:
+                if request is None:
+                    stream.is_garbled = True
+                    return
                 for number, row in enumerate(request.rows, 1):
                     self._counters.requests.inc()
                     if (reply := texts.receive(stream, row)) is not None:
@@ -182,19 +191,10 @@ class DraftService:
 
     async def _ready(
         self, context: aio.ServicerContext[Any, Any]
-    ) -> tuple[HostedTexts, HostedDrafter]:
-        if self._why_not or self._texts is None or self._hosted is None:
+    ) -> tuple[HostedTexts, HostedDrafter, DraftLimits]:
+        if self._why_not:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_not)
         assert self._texts is not None
         assert self._hosted is not None
-        return self._texts, self._hosted
-
-    def _terms(self, hosted: HostedDrafter) -> messages.DraftTerms:
         assert self._limits is not None
-        return messages.DraftTerms(
-            drafter=hosted.name,
-            max_draft_tokens=self._limits.max_draft_tokens,
-            max_rows=self._limits.max_rows,
-            max_context=hosted.max_context,
-            has_distributions=hosted.has_distributions,
-        )
+        return self._texts, self._hosted, self._limits

@@ -13,8 +13,7 @@ noticed by its length.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -35,11 +34,7 @@ class DraftLimits:
     batch_size: int = setting(32, "rows of one drafting call", at_least=1)
     max_rows: int = setting(256, "texts of one asker that are kept", at_least=1)
     max_instances: int = setting(64, "askers", at_least=1)
-    memory_bytes: int = setting(2 << 30, "for keys and values, or for look-up tables", at_least=1)
-    idle_timeout_s: float = setting(
-        600.0, "after which a row that nobody asks about is forgotten", above=0
-    )
-    max_requests_per_s: float = setting(5000.0, "row requests of one asker", above=0)
+    memory_bytes: int = setting(2 << 30, "for keys and values", at_least=1)
     distribution_tokens: int = setting(
         64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD
     )
@@ -61,9 +56,8 @@ class HostedText:
     options: RowOptions
     width: int  # of the asker's vocabulary
     tokens: list[int] = field(default_factory=list)
-    used_at: float = 0.0
+    asked: int = 0  # the number of its latest request, of all requests
     changed: int = 0  # tokens before this index are known to the computing thread
-    asks: int = 0  # requests so far
     wanted: int = 0  # nodes that the asker waits for
 
 
@@ -72,18 +66,25 @@ class Job:
     """A draft to be made, and how the row's text has changed since its last job."""
 
     text: HostedText
-    ask: int
+    asked: int  # the number of the request
     num_nodes: int
     start: int  # the text is its first `start` tokens, then `tail`
     tail: list[int]
+
+
+class TroubleError(Exception):
+    """A message that leads to no draft. `have`: tokens of the text that are known."""
+
+    def __init__(self, kind: messages.Trouble, reason: str, have: int = 0) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.have = have
 
 
 @dataclass
 class _Asker:
     """One call."""
 
-    allowance: float
-    at: float
     waiting: dict[int, HostedText] = field(default_factory=dict)  # by uid, in the order of asking
     rows: dict[int, HostedText] = field(default_factory=dict)  # by the asker's number
 
@@ -96,28 +97,24 @@ class HostedTexts:
         limits: DraftLimits,
         vocab_size: int,
         max_context: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
         self._max_context = max_context
-        self._clock = clock
         self._news = threading.Condition()
         self._askers: dict[AskerCall, _Asker] = {}
         self._uids = count()
+        self._requests = count(1)
         self._gone: list[int] = []
+        self._num_taken = 0  # jobs of the latest `take`: the thread is at them until the next one
         self._turn: list[AskerCall] = []  # askers, who comes first in the next batch
 
     # ---------------------------------------------------------------- the event loop's side
 
     def connect(self, stream: AskerCall) -> None:
-        """A stream begins. Raises ConfigError where there are too many."""
+        """A stream begins."""
         with self._news:
-            if len(self._askers) >= self._limits.max_instances:
-                raise ConfigError(
-                    f"{self._limits.max_instances} askers are connected: --limits max_instances"
-                )
-            self._askers[stream] = _Asker(self._limits.max_requests_per_s, self._clock())
+            self._askers[stream] = _Asker()
             self._turn.append(stream)
 
     def disconnect(self, stream: AskerCall) -> None:
@@ -136,98 +133,79 @@ class HostedTexts:
             if request.end:
                 self._remove(asker, request.row)
                 return None
-            if not self._allow(asker):
-                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--limits max_requests_per_second)"
-                return trouble(request, messages.TROUBLE_BUSY, reason)
-            reply = self._commit(asker, stream, request)
-            if isinstance(reply, messages.RowReply):
-                if reply.trouble == messages.TROUBLE_REFUSED:
+            try:
+                text = self._commit(asker, stream, request)
+            except TroubleError as error:
+                if error.kind == messages.TROUBLE_REFUSED:
                     self._remove(asker, request.row)
-                return reply
-            reply.asks += 1
-            reply.used_at = asker.at
-            nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
-            reply.wanted = nodes
-            if not nodes:
-                asker.waiting.pop(reply.uid, None)
-                return None
-            asker.waiting[reply.uid] = reply
-            self._news.notify()
+                return messages.RowReply(
+                    row=request.row,
+                    base_length=request.base_length,
+                    have_length=error.have,
+                    trouble=error.kind,
+                    reason=str(error),
+                )
+            text.asked = next(self._requests)
+            text.wanted = min(request.num_draft_tokens, self._limits.max_draft_tokens)
+            if text.wanted:
+                asker.waiting[text.uid] = text
+                self._news.notify()
+            else:
+                asker.waiting.pop(text.uid, None)
             return None
 
-    def _allow(self, asker: _Asker) -> bool:
-        now = self._clock()
-        rate = self._limits.max_requests_per_s
-        asker.allowance = min(max(rate, 1.0), asker.allowance + (now - asker.at) * rate)
-        asker.at = now
-        if asker.allowance < 1:
-            return False
-        asker.allowance -= 1
-        return True
-
-    def _commit(
-        self, asker: _Asker, stream: AskerCall, request: messages.RowRequest
-    ) -> HostedText | messages.RowReply:
-        """The row's text with the message's tokens, or what is wrong."""
+    def _commit(self, asker: _Asker, stream: AskerCall, request: messages.RowRequest) -> HostedText:
+        """The row's text with the message's tokens. Raises TroubleError."""
         base = request.base_length
         tokens = list(request.tokens)
         text = asker.rows.get(request.row)
         if request.HasField("sampling"):
-            if base:
-                return trouble(
-                    request,
-                    messages.TROUBLE_MISSING_TOKENS,
-                    "a row begins with all its tokens",
-                    have=0,
-                )
-            if text is None and len(asker.rows) >= self._limits.max_rows:
-                return trouble(
-                    request,
-                    messages.TROUBLE_BUSY,
-                    f"{self._limits.max_rows} rows are open (--limits max_rows)",
-                )
+            text = self._new_text(asker, stream, request)
         elif text is None:
-            return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")
+            raise TroubleError(messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")
         elif base > len(text.tokens):
-            return trouble(
-                request,
-                messages.TROUBLE_MISSING_TOKENS,
-                "a message was lost",
-                have=len(text.tokens),
+            have = len(text.tokens)
+            raise TroubleError(messages.TROUBLE_MISSING_TOKENS, "a message was lost", have)
+        if base + len(tokens) == 0:
+            raise TroubleError(
+                messages.TROUBLE_REFUSED, "a text without a token: nothing can be drafted after it"
             )
-        width = (
-            text.width
-            if text is not None and not request.HasField("sampling")
-            else request.sampling.vocab_size or self._vocab_size
-        )
-        wrong = self._wrong_tokens(width, base, tokens)
-        if wrong:
-            return trouble(request, messages.TROUBLE_REFUSED, wrong)
-        if request.HasField("sampling"):
-            try:
-                options = row_options(
-                    request.sampling, self._vocab_size, self._limits.distribution_tokens
-                )
-            except ConfigError as error:
-                return trouble(request, messages.TROUBLE_REFUSED, str(error))
-            self._remove(asker, request.row)
-            text = asker.rows[request.row] = HostedText(
-                next(self._uids), stream, request.row, options, width
+        if base + len(tokens) > self._max_context:
+            raise TroubleError(
+                messages.TROUBLE_REFUSED,
+                f"{base + len(tokens)} tokens, and the drafter has room for {self._max_context}",
             )
-        assert text is not None
+        if tokens and max(tokens) >= text.width:
+            raise TroubleError(
+                messages.TROUBLE_REFUSED,
+                f"token {max(tokens)} is outside the vocabulary of {text.width}",
+            )
         same = common(text.tokens, base, tokens)
         text.tokens[base:] = tokens
         text.changed = min(text.changed, base + same)
         return text
 
-    def _wrong_tokens(self, width: int, base: int, tokens: list[int]) -> str:
-        if base + len(tokens) == 0:
-            return "a text without a token: nothing can be drafted after it"
-        if base + len(tokens) > self._max_context:
-            return f"{base + len(tokens)} tokens, and the drafter has room for {self._max_context}"
-        if tokens and max(tokens) >= width:
-            return f"token {max(tokens)} is outside the vocabulary of {width}"
-        return ""
+    def _new_text(
+        self, asker: _Asker, stream: AskerCall, request: messages.RowRequest
+    ) -> HostedText:
+        """A row that begins, or begins anew."""
+        if request.base_length:
+            raise TroubleError(messages.TROUBLE_MISSING_TOKENS, "a row begins with all its tokens")
+        if request.row not in asker.rows and len(asker.rows) >= self._limits.max_rows:
+            raise TroubleError(
+                messages.TROUBLE_BUSY, f"{self._limits.max_rows} rows are open (--limits max_rows)"
+            )
+        try:
+            options = row_options(
+                request.sampling, self._vocab_size, self._limits.distribution_tokens
+            )
+        except ConfigError as error:
+            raise TroubleError(messages.TROUBLE_REFUSED, str(error)) from error
+        self._remove(asker, request.row)
+        width = request.sampling.vocab_size or self._vocab_size
+        text = HostedText(next(self._uids), stream, request.row, options, width)
+        asker.rows[request.row] = text
+        return text
 
     # ---------------------------------------------------------------- the computing thread's side
 
@@ -245,19 +223,20 @@ class HostedTexts:
                 jobs.append(self._job(waiting.pop(next(iter(waiting)))))
                 if waiting:
                     turn.append(stream)
+            self._num_taken = len(jobs)
             return jobs
 
     @staticmethod
     def _job(text: HostedText) -> Job:
         start = text.changed
         text.changed = len(text.tokens)
-        return Job(text, text.asks, text.wanted, start, text.tokens[start:])
+        return Job(text, text.asked, text.wanted, start, text.tokens[start:])
 
     def put_back(self, job: Job) -> None:
         """The draft could not be made yet. It waits again, unless something newer does."""
         with self._news:
             text = job.text
-            if self._is_kept(text) and text.asks == job.ask and text.wanted:
+            if self._is_kept(text) and text.asked == job.asked and text.wanted:
                 self._askers[text.stream].waiting.setdefault(text.uid, text)
 
     def fits(self, job: Job, base: int) -> bool:
@@ -288,6 +267,11 @@ class HostedTexts:
         with self._news:
             return sum(len(asker.waiting) for asker in self._askers.values())
 
+    def num_unanswered(self) -> int:
+        """Drafts that are wanted, or in the works."""
+        with self._news:
+            return self._num_taken + sum(len(asker.waiting) for asker in self._askers.values())
+
     def num_rows(self) -> int:
         """Texts that are kept."""
         with self._news:
@@ -306,20 +290,6 @@ class HostedTexts:
             if self._is_kept(text):
                 self._remove(self._askers[text.stream], text.number)
 
-    def expire(self) -> int:
-        """Forget texts that nobody has asked about for too long; how many they were."""
-        with self._news:
-            before = self._clock() - self._limits.idle_timeout_s
-            old = [
-                text
-                for asker in self._askers.values()
-                for text in asker.rows.values()
-                if text.used_at < before
-            ]
-            for text in old:
-                self._remove(self._askers[text.stream], text.number)
-            return len(old)
-
     def least_recent(self, uids: Iterable[int], but: Collection[int]) -> HostedText | None:
         """The text among `uids` that nobody has asked about for longest, without those in `but`."""
         with self._news:
@@ -330,26 +300,13 @@ class HostedTexts:
                 for text in asker.rows.values()
                 if text.uid in chosen
             ]
-            return min(texts, key=lambda text: text.used_at, default=None)
+            return min(texts, key=lambda text: text.asked, default=None)
 
     def _remove(self, asker: _Asker, number: int) -> None:
         text = asker.rows.pop(number, None)
         if text is not None:
             asker.waiting.pop(text.uid, None)
             self._gone.append(text.uid)
-
-
-def trouble(
-    request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0
-) -> messages.RowReply:
-    """The answer with the reason why there is no draft."""
-    return messages.RowReply(
-        row=request.row,
-        base_length=request.base_length,
-        have_length=have,
-        trouble=kind,
-        reason=reason,
-    )
 
 
 def common(text: list[int], start: int, tokens: list[int]) -> int:

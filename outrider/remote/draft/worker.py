@@ -8,33 +8,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import GeneralHost
-from outrider.remote.draft.model_host import ModelHost
+from outrider.remote.draft.host import ModelHost
 from outrider.remote.draft.texts import AskerCall, DraftLimits, HostedTexts, Job
 from outrider.remote.protocol import messages
 
 log = logging.getLogger("outrider.service")
-REST_S = 1.0  # between two looks at what is idle, while nobody asks
-Span = Callable[[str, Sequence[Job]], AbstractContextManager[object]]
+REST_S = 1.0  # between two looks whether it ends, while nobody asks
 
 
 class Worker:
-    """The thread of a draft service that drafts for its texts in batches. `span`: around each
-    drafting call, for traces."""
+    """The thread of a draft service that drafts for its texts in batches."""
 
     def __init__(
         self,
-        host: ModelHost | GeneralHost,
+        host: ModelHost,
         texts: HostedTexts,
         limits: DraftLimits,
         counters: DraftCounters,
         context: int,
-        span: Span = lambda name, jobs: nullcontext(),
         died: Callable[[], object] = lambda: None,
     ) -> None:
         """`died` is called in the thread when it cannot continue."""
@@ -43,10 +38,8 @@ class Worker:
         self._limits = limits
         self._counters = counters
         self._context = context
-        self._span = span
         self._died = died
         self._stopping = threading.Event()
-        self._looked_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="drafting", daemon=True)
 
     def start(self) -> None:
@@ -77,10 +70,6 @@ class Worker:
         """One drafting call, or a rest."""
         for uid in self._texts.gone():
             self._forget(uid)
-        if time.monotonic() - self._looked_at > REST_S:
-            self._looked_at = time.monotonic()
-            if expired := self._texts.expire():
-                self._counters.evictions.labels("idle").inc(expired)
         jobs = self._texts.take(self._limits.batch_size)
         if jobs:
             self._draft(jobs)
@@ -108,8 +97,7 @@ class Worker:
     def _propose(self, ready: dict[int, Job], asks: dict[int, int]) -> None:
         began = time.perf_counter()
         try:
-            with self._span("draft", [ready[uid] for uid in asks]):
-                drafts = self._host.propose(asks)
+            drafts = self._host.propose(asks)
         except Exception as error:
             if not isinstance(error, OutriderError):
                 log.exception("a drafting call of %d rows failed", len(asks))
@@ -184,7 +172,7 @@ class Worker:
                 return False
             self._texts.remove(victim)
             self._forget(victim.uid)
-            self._counters.evictions.labels("memory").inc()
+            self._counters.evictions.inc()
 
     # ---------------------------------------------------------------- answers and ends
 

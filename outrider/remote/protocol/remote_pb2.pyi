@@ -55,18 +55,12 @@ class Welcome(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., draft: _Optional[_Union[DraftTerms, _Mapping]] = ...) -> None: ...
 
 class DraftTerms(_message.Message):
-    __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_distributions")
-    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("max_draft_tokens", "max_context")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    HAS_DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    drafter: str
     max_draft_tokens: int
-    max_rows: int
     max_context: int
-    has_distributions: bool
-    def __init__(self, drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_context: _Optional[int] = ..., has_distributions: bool = ...) -> None: ...
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., max_context: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("rows",)
@@ -88,7 +82,7 @@ class RowRequest(_message.Message):
     sampling: Sampling
     num_draft_tokens: int
     end: bool
-    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., end: bool = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "num_prompt", "seed", "coupled", "deterministic", "vocab_size")
@@ -127,7 +121,7 @@ class Sampling(_message.Message):
     coupled: bool
     deterministic: bool
     vocab_size: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[int] = ..., seed: _Optional[int] = ..., coupled: bool = ..., deterministic: bool = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[int] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("rows",)

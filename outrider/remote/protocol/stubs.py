@@ -1,53 +1,57 @@
-"""Callers and servers of the services in remote.proto, made from its descriptors."""
+"""Caller and server of the draft service, over its messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from outrider.remote.protocol import remote_pb2 as messages
 
-DRAFT = "DraftService"
+Kind = TypeVar("Kind", bound=Message)
+SERVICE = messages.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
-def caller(service: str, channel: aio.Channel) -> Any:
-    """An object with a method for every call of a service."""
-    calls = {}
-    for method, form, asked, answered in _methods(service):
-        call = getattr(channel, form)
-        path = f"/{method.containing_service.full_name}/{method.name}"
-        calls[method.name] = call(
-            path,
-            request_serializer=asked.SerializeToString,
-            response_deserializer=answered.FromString,
-        )
-    return SimpleNamespace(**calls)
+def caller(channel: aio.Channel) -> Any:
+    """An object with a method for every call of the service."""
+    return SimpleNamespace(
+        Open=channel.unary_unary(
+            f"/{SERVICE}/Open",
+            request_serializer=messages.Hello.SerializeToString,
+            response_deserializer=messages.Welcome.FromString,
+        ),
+        Draft=channel.stream_stream(
+            f"/{SERVICE}/Draft",
+            request_serializer=messages.DraftRequest.SerializeToString,
+            response_deserializer=messages.DraftReply.FromString,
+        ),
+    )
 
 
-def add_to_server(service: str, servicer: Any, server: aio.Server) -> None:
-    """Lets the methods of `servicer`, which are called like those of a service, answer its calls."""
-    handlers = {}
-    for method, form, asked, answered in _methods(service):
-        handler = getattr(grpc, f"{form}_rpc_method_handler")
-        behaviour = getattr(servicer, method.name)
-        handlers[method.name] = handler(behaviour, asked.FromString, answered.SerializeToString)
-    name = messages.DESCRIPTOR.services_by_name[service].full_name
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
+def add_to_server(servicer: Any, server: aio.Server) -> None:
+    """Lets `servicer` answer the service's calls. It gets None for bytes that are no message, for
+    which gRPC would write a traceback."""
+    handlers = {
+        "Open": grpc.unary_unary_rpc_method_handler(
+            servicer.Open,
+            lambda data: read(messages.Hello, data),
+            messages.Welcome.SerializeToString,
+        ),
+        "Draft": grpc.stream_stream_rpc_method_handler(
+            servicer.Draft,
+            lambda data: read(messages.DraftRequest, data),
+            messages.DraftReply.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
 
 
-def _methods(service: str) -> Iterator[tuple[Any, str, Any, Any]]:
-    """(Descriptor, grpc's word for which sides stream, classes of request and reply) of every
-    method."""
-    for method in messages.DESCRIPTOR.services_by_name[service].methods:
-        streams = (method.client_streaming, method.server_streaming)
-        form = "_".join("stream" if stream else "unary" for stream in streams)
-        yield (
-            method,
-            form,
-            getattr(messages, method.input_type.name),
-            getattr(messages, method.output_type.name),
-        )
+def read(kind: type[Kind], data: bytes) -> Kind | None:
+    """The message; None for bytes that are none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None

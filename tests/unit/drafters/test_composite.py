@@ -125,11 +125,9 @@ def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
-@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("jump", [1, 7])
-def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: bool) -> None:
-    """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service
-    says what was kept."""
+def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int) -> None:
+    """Right or wrong, it is the model's: the copy stays worth what it was."""
     other = (Scripted(3, limit=2), False)
     drafter = composite(
         "merge", other=other, copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True)
@@ -137,28 +135,9 @@ def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: b
     rows = batch(drafter, 2)
     model, _, copy = drafter.parts
     before = copy.survival.curve(4)
-    if later:
-        drafter.propose(rows, [6, 6])
-        drafter.credit(0)([0, 1] if jump == 1 else [], 3)
-    else:
-        step(drafter, rows, [6, 6], successor)
+    step(drafter, rows, [6, 6], successor)
     assert copy.survival.curve(4) == before
     assert (model.survival.curve(4) > before) == (jump == 1)
-
-
-def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service learns of a proposal while the text still grows: what comes after is neither kept
-    nor rejected yet."""
-    drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=3), False))
-    rows = batch(drafter)
-    observed: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        drafter.parts[0].survival, "observe", lambda row, *counts: observed.append(counts)
-    )
-    drafter.propose(rows, [8])
-    for path, known in (([], 0), ([0], 1), ([0], 2), ([0, 1, 2, 3], 9)):
-        drafter.credit(0)(path, known)
-    assert observed == [(1, 1), (2, 1), (4, 4)]
 
 
 def test_what_a_part_adds_to_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

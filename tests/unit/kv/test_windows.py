@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.kv.cache import BLOCK, KEPT_BACK, KVCache, LayerShape
 from outrider.kv.pages import PagePool
 from outrider.kv.view import KVView
-from outrider.remote.draft.model_host import KVWindow
+from outrider.remote.draft.host import KVWindow
 
 WINDOW = 100
 PAGE = 32

@@ -16,7 +16,8 @@ from outrider.options import Needs
 from outrider.outputs import Completion
 from outrider.parts import choose_parts
 from outrider.remote.draft import connection
-from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
+from outrider.remote.draft.connection import CONNECTIONS
+from outrider.remote.draft.drafter import RemoteDrafter
 from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
 
@@ -53,16 +54,16 @@ class Demo:
         done: list[Completion] = llm.generate(
             list(PROMPTS), GREEDY if kind == "greedy" else INVARIANT
         )
-        return [one.prompt_token_ids + one.token_ids for one in done]
+        return [answer.prompt_token_ids + answer.token_ids for answer in done]
 
 
 @pytest.fixture(scope="session")
 def demo() -> Demo:
     """In the checkpoint's numbers."""
-    made = Demo(load_models(Options("demo", threads=1), Needs()), {})
+    pair = Demo(load_models(Options("demo", threads=1), Needs()), {})
     for kind, verifier in (("greedy", "auto"), ("invariant", "gumbel")):
-        made.plain[kind] = made.texts(kind, made.llm(verifier=verifier))
-    return made
+        pair.plain[kind] = pair.texts(kind, pair.llm(verifier=verifier))
+    return pair
 
 
 @pytest.fixture
@@ -91,9 +92,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafter_of(llm: LLM) -> RemoteDrafter:
     """The remote drafter of an engine or decoder."""
-    found = llm._decoder.drafter
-    assert isinstance(found, RemoteDrafter)
-    return found
+    drafter = llm._decoder.drafter
+    assert isinstance(drafter, RemoteDrafter)
+    return drafter
 
 
 Service = Callable[..., Any]

@@ -13,8 +13,9 @@ import httpx2
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.remote.access import Access
 from outrider.remote.coordinator.app import Coordinator
-from outrider.remote.coordinator.settings import CoordinatorSettings, TargetAccess
+from outrider.remote.coordinator.settings import CoordinatorSettings
 from outrider.serve.app import make_app
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import state_of
@@ -168,7 +169,7 @@ def coordinated(
             targets.append(faulty)
             addresses.append(live.address)
         given = {"stall_s": 1.0, "wait_s": 1.0, **settings}
-        access = TargetAccess(token=token)
+        access = Access(token=token)
         coordinator = Coordinator(
             CoordinatorSettings(targets=tuple(addresses), access=access, **given)
         )

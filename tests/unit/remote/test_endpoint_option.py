@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.build import choose, with_endpoint
+from outrider.build import choose
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError
 from outrider.options import Options
@@ -24,29 +24,6 @@ def test_it_stands_for_drafter_remote() -> None:
             "block",
         )
         assert choose(resolved)[0] == resolved
-
-
-def test_local_takes_the_draft() -> None:
-    """The model that --draft names is the service's, not this process's; the demo has its own."""
-    resolved, parts = choose(Options("t", draft="d", draft_endpoint="local"))
-    assert resolved.draft is None
-    assert not parts.requirements.draft
-    assert parts.drafter_settings.draft == "d"
-    assert with_endpoint(Options("demo", draft_endpoint="local")).drafter_options == {
-        "endpoint": "local",
-        "draft": "demo",
-    }
-    named = with_endpoint(
-        Options("t", drafter="remote", draft="d", drafter_options={"endpoint": "local"})
-    )
-    assert (named.draft, named.drafter_options["draft"]) == (None, "d")
-
-
-def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DRAFT_ENDPOINT=local, where drafter remote is asked for."""
-    monkeypatch.setenv("DRAFT_ENDPOINT", "local")
-    assert choose(Options("demo", drafter="remote"))[1].drafter_settings.draft == "demo"
-    assert choose(Options("demo"))[0].drafter == "draft-model"
 
 
 @pytest.mark.parametrize(

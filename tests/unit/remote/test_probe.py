@@ -12,17 +12,16 @@ import pytest
 
 from outrider.cli.app import run
 from outrider.errors import ServerError
+from outrider.remote.access import Access
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.probe import check_health
-from outrider.remote.security import ClientSecurity, ServerSecurity
+from outrider.remote.security import ServerSecurity
 from outrider.remote.serving import GrpcServer, ServiceSettings
 
 TIMEOUT_S = 10.0
 
 
-async def probed(
-    security: ServerSecurity, client: ClientSecurity, *, is_serving: bool = True
-) -> None:
+async def probed(security: ServerSecurity, client: Access, *, is_serving: bool = True) -> None:
     server = GrpcServer(ServiceSettings(security=security))
     await server.listen()
     await server.set_serving(is_serving)
@@ -34,12 +33,12 @@ async def probed(
 
 
 def test_a_service_that_serves_needs_no_token_to_say_so() -> None:
-    asyncio.run(probed(ServerSecurity(tokens=("secret",)), ClientSecurity()))
+    asyncio.run(probed(ServerSecurity(token="secret"), Access()))
 
 
 def test_a_service_that_loads_or_drains_is_not_healthy() -> None:
     with pytest.raises(ServerError, match="takes no calls now"):
-        asyncio.run(probed(ServerSecurity(), ClientSecurity(), is_serving=False))
+        asyncio.run(probed(ServerSecurity(), Access(), is_serving=False))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
@@ -50,8 +49,8 @@ def test_certificates_are_asked_for_and_shown(tmp_path: Path) -> None:
     command = f"req -x509 -newkey rsa:2048 -nodes -days 2 {names} -keyout {key} -out {certificate}"
     subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
     mutual = ServerSecurity(certificate=certificate, key=key, client_ca=certificate)
-    asyncio.run(probed(mutual, ClientSecurity(ca=certificate, certificate=certificate, key=key)))
-    for stranger in (ClientSecurity(ca=certificate), ClientSecurity()):
+    asyncio.run(probed(mutual, Access(ca=certificate, certificate=certificate, key=key)))
+    for stranger in (Access(ca=certificate), Access()):
         with pytest.raises(ServerError, match="does not answer"):
             asyncio.run(probed(mutual, stranger))
 

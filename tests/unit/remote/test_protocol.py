@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import CapabilityError, ConfigError
+from outrider.remote.access import Access
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.protocol import PROTOCOL, messages
-from outrider.remote.security import ClientSecurity, ServerSecurity
+from outrider.remote.security import ServerSecurity
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = "outrider/remote/protocol/remote.proto"
@@ -83,9 +84,9 @@ def test_half_a_certificate_is_refused() -> None:
     with pytest.raises(ConfigError, match="--tls-cert"):
         ServerSecurity(client_ca=Path("ca.pem"))
     with pytest.raises(ConfigError, match="key"):
-        ClientSecurity(certificate=Path("cert.pem"))
+        Access(certificate=Path("cert.pem"))
     with pytest.raises(ConfigError, match="empty"):
-        ServerSecurity(tokens=("",))
+        ServerSecurity(token="")
 
 
 def test_what_both_sides_must_agree_on() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError, ServerError
+from outrider.remote.access import Access
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.probe import check_health
-from outrider.remote.security import ClientSecurity, ServerSecurity
+from outrider.remote.security import ServerSecurity, check_access
 from outrider.remote.serving import GrpcServer, ServiceSettings
 from tests.certificates import Authority
 
@@ -41,7 +42,7 @@ def web_port() -> Iterator[int]:
     server.shutdown()
 
 
-def trouble_of(server: ServerSecurity, client: ClientSecurity, scheme: str = "grpcs") -> str:
+def trouble_of(server: ServerSecurity, client: Access, scheme: str = "grpcs") -> str:
     """By the client, which cannot get through; "" where it can."""
 
     async def ask() -> str:
@@ -67,28 +68,19 @@ def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) ->
     mutual = ServerSecurity(certificate=certificate, key=key, client_ca=ours.certificate)
     mine = ours.signed("caller", "DNS:caller")
     theirs = others.signed("stranger", "DNS:stranger")
-    assert (
-        trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=mine[0], key=mine[1]))
-        == ""
-    )
+    assert trouble_of(mutual, Access(ca=ours.certificate, certificate=mine[0], key=mine[1])) == ""
     closes = "it closes the line at once: it wants TLS (grpcs://), or a certificate of an authority that it trusts"
-    assert closes in trouble_of(mutual, ClientSecurity(ca=ours.certificate))
+    assert closes in trouble_of(mutual, Access(ca=ours.certificate))
     assert closes in trouble_of(
-        mutual, ClientSecurity(ca=ours.certificate, certificate=theirs[0], key=theirs[1])
+        mutual, Access(ca=ours.certificate, certificate=theirs[0], key=theirs[1])
     )
-    assert closes in trouble_of(tls, ClientSecurity(), "grpc")
-    assert "of no authority that is trusted here" in trouble_of(
-        tls, ClientSecurity(ca=others.certificate)
-    )
-    assert "no TLS is spoken there: write grpc://" in trouble_of(
-        plain, ClientSecurity(ca=ours.certificate)
-    )
+    assert closes in trouble_of(tls, Access(), "grpc")
+    assert "of no authority that is trusted here" in trouble_of(tls, Access(ca=others.certificate))
+    assert "no TLS is spoken there: write grpc://" in trouble_of(plain, Access(ca=ours.certificate))
     named = ours.signed("elsewhere", "DNS:elsewhere")
     elsewhere = ServerSecurity(certificate=named[0], key=named[1])
-    assert "for another name than the address" in trouble_of(
-        elsewhere, ClientSecurity(ca=ours.certificate)
-    )
-    assert trouble_of(elsewhere, ClientSecurity(ca=ours.certificate, server_name="elsewhere")) == ""
+    assert "for another name than the address" in trouble_of(elsewhere, Access(ca=ours.certificate))
+    assert trouble_of(elsewhere, Access(ca=ours.certificate, server_name="elsewhere")) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,9 +94,7 @@ def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) ->
 )
 def test_addresses_where_no_service_is(address: str, words: str, web_port: int) -> None:
     with pytest.raises(ServerError, match=words):
-        asyncio.run(
-            check_health(Endpoint.parse(address.format(web=web_port)), ClientSecurity(), TIMEOUT_S)
-        )
+        asyncio.run(check_health(Endpoint.parse(address.format(web=web_port)), Access(), TIMEOUT_S))
 
 
 def test_files_that_do_not_fit_are_refused_before_anything_is_asked(
@@ -112,17 +102,16 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_asked(
 ) -> None:
     certificate, key = ours.signed("one", "DNS:one")
     other_key = ours.signed("two", "DNS:two")[1]
-    endpoint = Endpoint.parse("grpcs://127.0.0.1:9")
     with pytest.raises(ConfigError, match="are not of one pair"):
-        ClientSecurity(certificate=certificate, key=other_key).check(endpoint)
+        Access(certificate=certificate, key=other_key).context()
     with pytest.raises(ConfigError, match="are no PEM certificate and private key"):
         ServerSecurity(certificate=key, key=key).credentials()
     with pytest.raises(ConfigError, match="holds no PEM certificate of an authority"):
-        ClientSecurity(ca=key).check(endpoint)
+        Access(ca=key).context()
     with pytest.raises(ConfigError, match="cannot read"):
-        ClientSecurity(ca=tmp_path / "none.pem").check(endpoint)
+        Access(ca=tmp_path / "none.pem").context()
     with pytest.raises(ConfigError, match="write grpcs://"):
-        ClientSecurity(ca=ours.certificate).check(Endpoint.parse("grpc://127.0.0.1:9"))
+        check_access(Access(ca=ours.certificate), Endpoint.parse("grpc://127.0.0.1:9"))
 
 
 def test_a_port_that_is_taken_is_reported() -> None:

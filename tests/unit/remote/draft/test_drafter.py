@@ -75,7 +75,8 @@ def test_a_draft_that_arrives_during_a_pass_is_at_hand_for_the_next(
     whole = done.prompt_token_ids + done.token_ids
     assert whole == demo.plain["greedy"][0][: len(whole)]
     assert counts["remote_draft_waits"] == 0
-    assert counts["remote_draft_hits"] > 5
+    # at the slowest every other step has one, and two steps emit 5 of the 28 tokens
+    assert counts["remote_draft_hits"] >= 5
     assert done.stats.accepted > 0
 
 
@@ -277,7 +278,7 @@ def test_a_wrong_token_is_refused(
     """A wrong token is refused, and the right one appears in no message."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
         service.stop()
-        service.security = ServerSecurity(tokens=("right-secret",))
+        service.security = ServerSecurity(token="right-secret")
         service.start()
         monkeypatch.setenv("OUTRIDER_SERVICE_TOKEN", "wrong")
         with pytest.raises(ConfigError, match="OUTRIDER_SERVICE_TOKEN"):
@@ -300,8 +301,7 @@ def test_a_wrong_token_is_refused(
         ),
         ({"endpoint": "grpcs://localhost:1", "cert": "/nowhere/c.pem"}, "key"),
         ({"endpoint": "grpc://localhost:1", "max_wait_ms": -1.0}, "max_wait_ms"),
-        ({"endpoint": "grpc://localhost:1", "draft": "x"}, "endpoint=local"),
-        ({"endpoint": "local"}, "--draft"),
+        ({"endpoint": "local"}, "must be like grpc://HOST:PORT"),
         ({}, "--draft-endpoint"),
     ],
 )

@@ -47,7 +47,7 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
-    """A random model behind a service."""
+    """A random model in a service."""
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
@@ -92,7 +92,7 @@ def test_distributions_are_the_drafters_cut_and_scaled(
     row = make_row(PROMPT, params)
     rows = Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
-    drafter = ModelDrafter(hosted.host.lm.twin())  # type: ignore[union-attr]
+    drafter = ModelDrafter(hosted.host.lm.twin())
     drafter.start(row)
     with torch.inference_mode():
         probs = drafter.propose(rows, [1]).probs[0, 0]  # type: ignore[index]
@@ -191,7 +191,7 @@ def test_drafts_equal_those_of_a_fresh_row(
         assert drafted == [
             node.token for node in fresh_chain(hosted, asker.texts[row], sampling, 4)
         ]
-    hosted.host.lm.kv.check_integrity()  # type: ignore[union-attr]
+    hosted.host.lm.kv.check_integrity()
 
 
 def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) -> None:
@@ -234,12 +234,12 @@ def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) 
 def test_what_was_drafted_and_kept_is_not_read_again(
     hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After four tokens were kept, the next draft begins behind them: its first pass feeds two
+    """After four tokens were kept, the next draft begins after them: its first pass feeds two
     tokens, not six."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     reply = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
-    lm, widths = hosted.host.lm, []  # type: ignore[union-attr]
+    lm, widths = hosted.host.lm, []
     forward = lm.forward
 
     def noted(tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:

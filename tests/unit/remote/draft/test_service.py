@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
-    """A random model behind a service."""
+    """A random model in a service."""
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
@@ -55,7 +57,7 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
         await running.serve(hosted)
         async with aio.insecure_channel(address) as channel:
             try:
-                await asyncio.wait_for(use(running, stubs.caller(stubs.DRAFT, channel)), PATIENCE_S)
+                await asyncio.wait_for(use(running, stubs.caller(channel)), PATIENCE_S)
             finally:
                 await running.stop()
 
@@ -96,12 +98,7 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
 
     async def use(running: RunningDraftService, stub: Any) -> None:
         welcome = await stub.Open(hello(hosted))
-        assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (
-            PROTOCOL,
-            "draft-model",
-            2048,
-        )
-        assert welcome.draft.has_distributions
+        assert (welcome.protocol, welcome.draft.max_context) == (PROTOCOL, 2048)
         assert welcome.model == hosted.identity
         calls = {name: stub.Draft() for name in "ab"}
         for index, call in enumerate(calls.values()):
@@ -120,28 +117,6 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         assert (await answer(calls["a"])).trouble == messages.TROUBLE_UNKNOWN_ROW
         assert running.texts is not None
         assert running.texts.num_rows() == 1
-
-    with_service(hosted, tmp_path, use)
-
-
-def test_an_asker_of_an_earlier_release_gets_the_draft_alone(
-    hosted: HostedDrafter, tmp_path: Path
-) -> None:
-    """It asks for drafts after likely outcomes of its pass as well (field 6), which nobody makes
-    any more."""
-
-    async def use(running: RunningDraftService, stub: Any) -> None:
-        await stub.Open(hello(hosted))
-        (row,) = request(tokens=TEXT, sampling=GREEDY).rows
-        wants_more = messages.RowRequest.FromString(row.SerializeToString() + b"\x30\x01")
-        assert wants_more.SerializeToString() != row.SerializeToString()
-        call = stub.Draft()
-        await call.write(messages.DraftRequest(rows=[wants_more]))
-        assert chain_of(await answer(call)) == [
-            node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)
-        ]
-        await call.write(request(base_length=4, tokens=[9]))
-        assert (await answer(call)).base_length == 5, "nothing came in between"
 
     with_service(hosted, tmp_path, use)
 
@@ -294,7 +269,7 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
         address = await running.start()
         async with aio.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            stub = stubs.caller(stubs.DRAFT, channel)
+            stub = stubs.caller(channel)
             states = health_pb2.HealthCheckResponse
             assert (
                 await health.Check(health_pb2.HealthCheckRequest())
@@ -315,11 +290,83 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+async def frames_of(address: str, upstream: str, frames: list[tuple[int, int]]) -> asyncio.Server:
+    """A wire in the middle that notes (type, flags) of the service's HTTP/2 frames."""
+
+    async def copy(
+        source: asyncio.StreamReader, sink: asyncio.StreamWriter, seen: bytearray
+    ) -> None:
+        while data := await source.read(65536):
+            seen += data
+            sink.write(data)
+        sink.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upper_reader, upper_writer = await asyncio.open_unix_connection(upstream)
+        seen = bytearray()
+        await asyncio.gather(
+            copy(reader, upper_writer, bytearray()), copy(upper_reader, writer, seen)
+        )
+        while seen:
+            frames.append((seen[3], seen[4]))
+            del seen[: 9 + int.from_bytes(seen[:3], "big")]
+
+    return await asyncio.start_unix_server(connected, address)
+
+
+END_OF_CALL = (0x1, 0x5)  # HEADERS with END_STREAM and END_HEADERS
+GOAWAY = (0x7, 0x0)
+
+
+def test_a_drain_ends_calls_before_it_closes_the_line(
+    hosted: HostedDrafter, tmp_path: Path
+) -> None:
+    """Guards against an asker that finds the line closed before it reads how its call ended."""
+    frames: list[tuple[int, int]] = []
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        wire = await frames_of(f"{tmp_path}/wire", f"{tmp_path}/draft.sock", frames)
+        async with aio.insecure_channel(f"unix:{tmp_path}/wire") as channel:
+            call = stubs.caller(channel).Draft()
+            await call.write(request(tokens=TEXT, sampling=GREEDY))
+            await answer(call)
+            await running.stop(5.0)
+            assert await call.code() == grpc.StatusCode.OK
+        wire.close()
+
+    with_service(hosted, tmp_path, use)
+    assert frames.index(END_OF_CALL) < frames.index(GOAWAY)
+
+
+def test_a_drain_waits_for_the_draft_in_the_works(
+    hosted: HostedDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits in no queue any more, and its asker waits for it."""
+    propose = hosted.host.propose
+    begun = threading.Event()
+
+    def slowly(asks: Any) -> Any:
+        begun.set()
+        time.sleep(0.5)
+        return propose(asks)
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        monkeypatch.setattr(hosted.host, "propose", slowly)
+        call = stub.Draft()
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        await asyncio.to_thread(begun.wait)
+        stopping = asyncio.create_task(running.stop(60.0))
+        assert (await answer(call)).nodes
+        await stopping
+
+    with_service(hosted, tmp_path, use)
+
+
 def test_an_asker_that_does_not_read_is_cut_off() -> None:
     """Unsent replies are bounded."""
 
     async def main() -> None:
-        stream = OpenStream({})
+        stream = OpenStream()
         for _ in range(MAX_UNSENT + 2):
             stream.put([messages.RowReply()])
         assert await stream.next() is None
@@ -396,7 +443,8 @@ def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "--drafter", "eagle"], "hidden states"),
+        (["demo", "--drafter", "suffix"], "drafts chains with a model"),
+        (["demo", "--drafter", "draft-model k=4"], "k and verifier are the targets'"),
         (["demo", "--draft", "other"], "two models were named"),
         (["demo", "--max-draft-tokens", "0"], "max_draft_tokens"),
         (["demo", "--memory", "much"], "--memory"),

@@ -17,16 +17,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
+from outrider.remote import serving
+from outrider.remote.access import Access
 from outrider.remote.draft import connection
-from outrider.remote.draft.background import background_loop, in_background
-from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
+from outrider.remote.draft.connection import (
+    Connection,
+    ReplyBox,
+    TroubleError,
+    background_loop,
+)
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.service import DraftService, OpenStream
 from outrider.remote.draft.text import sampling_of
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages, stubs
-from outrider.remote.security import OPTIONS, ClientSecurity, ServerSecurity
+from outrider.remote.security import OPTIONS, ServerSecurity, channel_to
 from outrider.remote.serving import GrpcServer, ServiceSettings
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
@@ -50,15 +56,15 @@ def silent(folder: Path) -> Iterator[FakeDraftService]:
 @pytest.fixture
 def line(silent: FakeDraftService) -> Iterator[Connection]:
     """A connection to it."""
-    made = Connection(
+    to_silent = Connection(
         Endpoint.parse(silent.address),
-        ClientSecurity(),
+        Access(),
         model_identity("mine", byte_tokenizer(), 257),
     )
-    made.start(10.0)
-    assert made.trouble is None
-    yield made
-    made.close()
+    to_silent.start(10.0)
+    assert to_silent.trouble is None
+    yield to_silent
+    to_silent.close()
 
 
 @pytest.mark.slow
@@ -81,7 +87,7 @@ def test_replies_that_are_too_much_for_one_message() -> None:
     """What a slow line let pile up arrives in parts."""
 
     async def sent() -> list[int]:
-        stream = OpenStream({})
+        stream = OpenStream()
         stream.put(
             [messages.RowReply(row=row, reason="x" * (MAX_MESSAGE_BYTES // 3)) for row in range(6)]
         )
@@ -112,14 +118,30 @@ def test_nothing_is_owed_to_rows_that_ended(
     assert not line.counts.troubles
 
 
+def test_a_service_that_reads_nothing_is_silent(
+    silent: FakeDraftService, line: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is looked at although its writer stands still."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.2)
+    monkeypatch.setattr(line._call, "write", lambda message: asyncio.sleep(1000))
+    number = line.new_row(ReplyBox())
+    ask = messages.RowRequest(row=number, tokens=[5], num_draft_tokens=2)
+
+    def is_silent() -> bool:
+        line.send([ask])
+        return "silent" in line.counts.troubles
+
+    until(is_silent, "the line to be given up")
+
+
 def test_closing_a_line_that_is_being_broken(silent: FakeDraftService, line: Connection) -> None:
     """It does not come back: nobody could close it again."""
 
     async def both() -> None:
-        line._break(TroubleError("stuck", "a test"))
+        line._break(TroubleError("silent", "a test"))
         line.close()
 
-    in_background(both()).result(10)
+    asyncio.run_coroutine_threadsafe(both(), background_loop()).result(10)
     until(
         lambda: (
             not [task for task in asyncio.all_tasks(background_loop()) if "_live" in repr(task)]
@@ -148,9 +170,9 @@ def test_a_top_k_that_no_message_holds() -> None:
 @pytest.mark.parametrize("token", ["secret\n", "geheimnis-ä", "two\0words"])
 def test_tokens_that_no_call_can_carry(token: str) -> None:
     """Both sides refuse it at the start, without showing the secret."""
-    for made in (lambda: ClientSecurity(token=token), lambda: ServerSecurity(tokens=(token,))):
+    for side in (lambda: Access(token=token), lambda: ServerSecurity(token=token)):
         with pytest.raises(ConfigError, match="OUTRIDER_SERVICE_TOKEN") as raised:
-            made()
+            side()
         assert token.strip() not in str(raised.value)
 
 
@@ -167,7 +189,7 @@ def test_ipv6_addresses(host: str) -> None:
         server = GrpcServer(ServiceSettings(host=host, metrics_port=0))
         await server.listen()
         await server.set_serving(True)
-        async with ClientSecurity().channel(Endpoint.parse(server.address)) as channel:
+        async with channel_to(Endpoint.parse(server.address), Access()) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(CHECK, timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await server.stop()
@@ -175,12 +197,13 @@ def test_ipv6_addresses(host: str) -> None:
     asyncio.run(main())
 
 
-def test_a_busy_service_is_healthy() -> None:
+def test_a_busy_service_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """More calls than there are places wait; a probe that was refused would have the orchestrator
     restart the service."""
+    monkeypatch.setattr(serving, "MAX_CALLS", 1)
 
     async def main() -> None:
-        server = GrpcServer(ServiceSettings(max_streams=1))
+        server = GrpcServer(ServiceSettings())
         await server.listen()
         await server.set_serving(True)
         mine = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
@@ -202,47 +225,21 @@ def test_a_busy_service_is_healthy() -> None:
     asyncio.run(main())
 
 
-def test_bytes_that_are_no_message_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a traceback for every request that somebody makes up; calls that can be read
-    are answered as ever."""
-    caplog.set_level(logging.INFO)
+def test_an_opening_that_is_no_message_writes_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guards against one for every request that somebody makes up."""
 
-    async def ask() -> list[tuple[str, grpc.StatusCode]]:
+    async def ask() -> grpc.StatusCode:
         server = GrpcServer(ServiceSettings())
-        stubs.add_to_server(
-            stubs.DRAFT, DraftService(DraftCounters(CollectorRegistry())), server.server
-        )
+        stubs.add_to_server(DraftService(DraftCounters(CollectorRegistry())), server.server)
         await server.listen()
-        outcomes: list[tuple[str, grpc.StatusCode]] = []
-        name = messages.DESCRIPTOR.services_by_name[stubs.DRAFT].full_name
         async with aio.insecure_channel(server.address) as channel:
-            calls = [
-                (f"/{name}/Open", channel.unary_unary),
-                ("/grpc.health.v1.Health/Check", channel.unary_unary),
-            ]
-            calls.append(("/grpc.health.v1.Health/Watch", channel.unary_stream))
-            for path, form in calls:
-                call = form(path)(b"\xff\xff\xff")
-                try:
-                    await (call if form == channel.unary_unary else call.read())
-                except aio.AioRpcError as error:
-                    outcomes.append((path, error.code()))
-            health = health_pb2_grpc.HealthStub(channel)
-            assert (await health.Check(CHECK)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            async for state in health.Watch(CHECK):
-                assert state.status == health_pb2.HealthCheckResponse.NOT_SERVING
-                break
+            code = await channel.unary_unary(f"/{stubs.SERVICE}/Open")(b"\xff\xff\xff").code()
         await server.stop()
-        return outcomes
+        return code
 
-    outcomes = asyncio.run(ask())
-    assert [code for _, code in outcomes] == [grpc.StatusCode.INVALID_ARGUMENT] * 3
+    assert asyncio.run(ask()) is grpc.StatusCode.INVALID_ARGUMENT
     assert not [
         record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
     ]
-    refusals = [
-        record
-        for record in caplog.records
-        if getattr(record, "reason", "") == "bytes that are no message"
-    ]
-    assert [record.call for record in refusals] == [path for path, _ in outcomes]
