@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 FOREIGN = {  # ours -> theirs
     "target": "m hf-repo model model-id model-name model-path",
+    "draft-model": "m hf-repo model-id model-name model-path",
     "model": "m hf-repo model-id model-name model-path target",
-    "model-or-target": "m hf-repo model-id model-name model-path target",
     "draft": (
         "md head heads eagle medusa mtp draft-head draft-model draft-model-path drafter-model model-draft spec-draft-model "
         "speculative-model speculative-draft-model-path assistant-model"

@@ -160,8 +160,14 @@ def test_it_lies(demo: Demo, folder: Path, kind: str, lie: str) -> None:
 
     with FakeDraftService(folder, Known(demo.plain[kind]), misbehave=lies) as service:
         check(demo, kind, service.address, "invalid")
-        # of the first stream, of a later one
-        wait_for(lambda: len(service.hellos) > 1)
+        service.hellos = []
+        with demo.remote(service.address, verifier(kind)) as llm:
+
+            def is_opened_again() -> bool:
+                assert demo.texts(kind, llm) == demo.plain[kind]
+                return len(service.hellos) > 1
+
+            wait_for(is_opened_again)
 
 
 @every_kind
