@@ -229,7 +229,9 @@ def assemble(models: Models, parts: Parts) -> Built:
     target = models.target
     draft = models.draft
     drafter = parts.make_drafter(target, draft if parts.requirements.draft else None)
-    decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
+    decoder = Decoder(
+        target.lm, drafter, parts.make_verifier(), parts.make_control(), parts.length.max_nodes
+    )
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
         notes.append(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.forced import with_forced
 from outrider.drafters.proposals import proposed
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
@@ -33,9 +34,18 @@ from outrider.verifiers.fast import verdicts_of
 
 
 class Decoder:
-    """Target, drafter, verifier and the rows they work on."""
+    """Target, drafter, verifier and the rows they work on. `max_forced`: up to how many nodes a
+    row's draft may grow by tokens that its grammar forces."""
 
-    def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
+    def __init__(
+        self,
+        target: LM,
+        drafter: Drafter,
+        verifier: Verifier,
+        control: Control,
+        max_forced: int = 0,
+    ) -> None:
+        self.max_forced = max_forced
         self.target = target
         self.drafter = drafter
         self.verifier = verifier
@@ -72,7 +82,9 @@ class Decoder:
         with clock("draft", priced=False):
             asked = self.control.choose(rows)
         with clock("draft"):
-            draft = proposed(self.drafter, rows, asked)
+            own = proposed(self.drafter, rows, asked)
+            grown = with_forced(own, self.drafter, rows, self.max_forced)
+            draft = grown.draft
         with clock("target"):
             output = self.target.forward(
                 self._pass_tokens(draft), draft.parents, capture=self.drafter.signals
@@ -83,11 +95,14 @@ class Decoder:
         with clock("other"):
             kept_columns = self._keep(verdict, taken)
         with clock("draft"):
-            self.drafter.commit(
-                rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept_columns)
-            )
+            own_verdict = grown.own_verdict(verdict)
+            seen = grown.own_output(TargetOutput(output.logits, output.hidden, kept_columns))
+            self.drafter.commit(rows, own, own_verdict, seen)
         clock.share(rows)
-        self._report(StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"]))
+        facts = StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"])
+        for observer in self.observers:
+            observer.observe(facts)
+        self.control.observe(facts.of_drafter(own, own_verdict))
         return taken
 
     def catch_up(self) -> None:
@@ -97,11 +112,6 @@ class Decoder:
         self.target.catch_up(
             [row.tokens for row in self.rows], signals, self.drafter.read if signals else None
         )
-
-    def _report(self, facts: StepFacts) -> None:
-        """The control learns from the step, observers see it."""
-        for observer in (self.control, *self.observers):
-            observer.observe(facts)
 
     def _pass_tokens(self, draft: Draft) -> Tensor:
         """(B, N+1) int64: pending token, then the draft's nodes."""

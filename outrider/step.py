@@ -8,7 +8,7 @@ roles.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -28,6 +28,12 @@ class StepFacts:
     # without reading prompts and choosing lengths, which are no part of a step's price
     seconds: float
     draft_s: float  # in the drafter and its control, reading included
+    # the pass had forced tokens besides the drafter's, so `seconds` tell its control nothing
+    has_forced: bool = False
+
+    def of_drafter(self, draft: Draft, verdict: Verdict) -> StepFacts:
+        """For the control, which learns of the drafter's own nodes, without forced tokens."""
+        return replace(self, draft=draft, verdict=verdict, has_forced=draft is not self.draft)
 
     @property
     def drafted(self) -> list[int]:

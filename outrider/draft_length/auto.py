@@ -98,7 +98,11 @@ class AutoLength:
         lists = facts.verdict.lists
         budgets = facts.draft.budgets
         # a first step reads the prompt, too
-        timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])
+        timed = (
+            len(self._rows) == 1
+            and not facts.has_forced
+            and all([row.stats.steps > 1 for row in rows])
+        )
         seconds = facts.seconds if timed else None
         self._timed_s += seconds or 0.0
         for name, indices in self._rows.items():

@@ -132,6 +132,15 @@ class Drafter(ABC):
         next guess. None where there is no such model (`lab/explain`)."""
         return None
 
+    def drafts_for(self, index: int) -> bool:
+        """Whether the row at `index` may be drafted for at all, by its grammar, too."""
+        return True
+
+    def may_lose_nodes(self, index: int) -> bool:
+        """Whether forced tokens may take the place of its nodes; not where it learns from the
+        target's answer to each of them."""
+        return not self.requires.logits
+
     @classmethod
     def requirements(cls, settings: Any) -> Requirements:
         """The requirements under these settings, the default draft length among them. Raises the

@@ -167,6 +167,9 @@ class CompositeDrafter(Drafter):
             (part.drafter.model for part in self.parts if part.drafter.model is not None), None
         )
 
+    def may_lose_nodes(self, index: int) -> bool:
+        return all(part.drafter.may_lose_nodes(index) for part in self.parts)
+
     def start(self, row: Row) -> None:
         start_all([part.drafter for part in self.parts], row, len(self._numbers))
         self._numbers.append(next(self._started))

@@ -11,5 +11,8 @@ from outrider.types import Draft
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
+    def drafts_for(self, index: int) -> bool:
+        return False
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         return Draft.empty(len(rows), rows.device)

@@ -63,6 +63,12 @@ class DrafterMux(Drafter):
     def summary(self) -> list[str]:
         return [line for drafter in self._drafters.values() for line in drafter.summary]
 
+    def drafts_for(self, index: int) -> bool:
+        return self._drafters[self._owners[index]].drafts_for(index)
+
+    def may_lose_nodes(self, index: int) -> bool:
+        return self._drafters[self._owners[index]].may_lose_nodes(index)
+
     def start(self, row: Row) -> None:
         start_all(self._drafters.values(), row, len(self._owners))
         self._owners.append(

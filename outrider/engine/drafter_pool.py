@@ -103,7 +103,11 @@ class DrafterPool:
         if isinstance(control, AutoLength):
             control.reading = ReadingPrice(drafter.unread)
         built.decoder = Decoder(
-            given.target, drafter, given.verifier, DraftPrefill(drafter, control)
+            given.target,
+            drafter,
+            given.verifier,
+            DraftPrefill(drafter, control),
+            max(parts.length.max_nodes for parts in self._parts.values()),
         )
         return built
 

@@ -14,7 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from outrider.errors import RequestError
+
+# allowed tokens that may all begin the same text: as many as the longest token has bytes
+MAX_BEGINNINGS = 64
 
 log = logging.getLogger("outrider.grammar")
 
@@ -23,8 +29,10 @@ class Compiled:
     """`make`: a matcher at the grammar's beginning, with a lexer of its own. Raises RequestError
     when not even that can be."""
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], index: Any = None) -> None:
+        """`index`: llguidance's LLTokenizer, to spell what the grammar forces."""
         self._name = name
+        self._index = index
         self._make = make
         self.is_spent = False  # the lexer that copies share; set and read by any thread
         began = time.thread_time()
@@ -34,6 +42,27 @@ class Compiled:
         if self._shared.is_error():
             raise self.refusal(self._shared)
         self.seconds = time.thread_time() - began  # of a processor, to make one
+
+    def only_way(self, mask: Tensor) -> int | None:
+        """The longest allowed token, if all allowed ones are beginnings of its text; None: there are
+        other ways to continue."""
+        allowed = np.flatnonzero(mask.numpy())
+        if self._index is None or not 0 < len(allowed) <= MAX_BEGINNINGS:
+            return None
+        tokens = [int(token) for token in allowed]
+        if any(self._index.is_special_token(token) for token in tokens):
+            return None
+        longest = max(tokens, key=lambda token: len(self.bytes_of(token)))
+        text = self.bytes_of(longest)
+        return longest if all(text.startswith(self.bytes_of(token)) for token in tokens) else None
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes(self._index.decode_bytes([token]))
+
+    def spelled(self, text: bytes) -> list[int]:
+        """Tokens of a text, as the tokenizer spells it, without the last ones, which its
+        continuation may change."""
+        return list(self._index.tokenize_partial(text)[0])
 
     def copy(self) -> Any:
         """For a row that begins."""

@@ -120,7 +120,9 @@ class Grammars:
                 lambda part: problem if part is text else trial.problem(part, "", spec.name),
             )
         return Compiled(
-            spec.name, lambda: library.LLMatcher(self._index, compiled, log_level=0, limits=limits)
+            spec.name,
+            lambda: library.LLMatcher(self._index, compiled, log_level=0, limits=limits),
+            self._index,
         )
 
 

@@ -95,6 +95,9 @@ class Bans:
         """Whether the bans alone keep any token from following committed + path."""
         return bool(self._never or self._banned_ends(path) or self._completing(path))
 
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        return [] if self._inner is None else self._inner.forced(path, most)
+
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if tuple(self._since) in self._dead_ends:

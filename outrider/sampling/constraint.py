@@ -24,6 +24,14 @@ class Constraint(Protocol):
         breaks the rule, or continues after its end, because no text has that path. Never all False.
         """
 
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """The tokens that spell the only continuation of committed + path; none where there are
+        several.
+
+        `most`: about how many are asked for. A guess: the text may be spelled in other tokens, or
+        have another continuation that no single token shows.
+        """
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Record the tokens that were emitted."""
 

@@ -133,6 +133,11 @@ class BehindThoughts:
                 )
         return torch.stack(masks)
 
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        state, answer = self._follow(path)
+        is_answer = self._inner is not None and state.phase == "answer"
+        return self._inner.forced(answer, most) if is_answer and self._inner is not None else []
+
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             before = self._state

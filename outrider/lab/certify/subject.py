@@ -60,7 +60,7 @@ class WatchedDecoder(Decoder):
     @classmethod
     def like(cls, given: Decoder) -> WatchedDecoder:
         """A watched decoder with the parts of another."""
-        return cls(given.target, given.drafter, given.verifier, given.control)
+        return cls(given.target, given.drafter, given.verifier, given.control, given.max_forced)
 
     def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
         try:
@@ -130,7 +130,11 @@ class Subject:
         drafting does not pay here."""
         given = self.speculative
         return WatchedDecoder(
-            given.target, given.drafter, given.verifier, FixedLength(self.max_drafted)
+            given.target,
+            given.drafter,
+            given.verifier,
+            FixedLength(self.max_drafted),
+            given.max_forced,
         )
 
     def sampler(self, name: Sampler) -> WatchedDecoder:

@@ -326,6 +326,14 @@ class BrokenConstraint:
 
     is_over = False
 
+    def __init__(self, asked: str) -> None:
+        self._asked = asked
+
+    def forced(self, path: object, most: int) -> list[int]:
+        if self._asked == "forced":
+            raise RuntimeError("this grammar is broken")
+        return []
+
     def allowed(self, paths: object) -> object:
         raise RuntimeError("this grammar is broken")
 
@@ -333,12 +341,15 @@ class BrokenConstraint:
         """Nothing."""
 
 
-def test_a_request_that_breaks_a_step_ends_alone(engine_of: MakeEngine, models: Models) -> None:
+@pytest.mark.parametrize("asked", ["allowed", "forced"])
+def test_a_request_that_breaks_a_step_ends_alone(
+    engine_of: MakeEngine, models: Models, asked: str
+) -> None:
     """Its neighbours' texts are what they would have been."""
     engine = engine_of(max_num_seqs=4)
     tokens = [prompt(20, 1), prompt(31, 2), prompt(8, 3)]
     good = ask(engine, *(request(one) for one in tokens[:2]))
-    bad = ask(engine, request(tokens[2], constraint=BrokenConstraint()))[0]
+    bad = ask(engine, request(tokens[2], constraint=BrokenConstraint(asked)))[0]
     after = ask(engine, request(tokens[2]))[0]
     assert bad.finish.reason == "error"
     assert "RuntimeError" in str(bad.finish.error)

@@ -151,7 +151,7 @@ def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.Monkey
     first = LLM(str(models.target), status=lines.append, **arguments)  # type: ignore[arg-type]
     assert sum("timing steps" in line for line in lines) == 1
     assert set(StepTimes.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
-    assert first.control == {"chosen": {}, "by_rows": {}}, "no user asked for these steps"
+    assert first.control == {"chosen": {}, "by_rows": {}, "timed_s": 0.0}, "nobody asked for these"
 
     def refuse(*_: Any) -> None:
         raise AssertionError("a step was timed again")

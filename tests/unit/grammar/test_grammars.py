@@ -92,7 +92,7 @@ def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.Monkey
     grammars = Grammars(BYTES, 257, [EOS])
     monkeypatch.setattr(
         "outrider.grammar.grammars.Compiled",
-        lambda name, make: (made.append(name), own(name, make))[1],
+        lambda name, make, index: (made.append(name), own(name, make, index))[1],
     )
     monkeypatch.setattr("outrider.grammar.grammars.MAX_KEPT_CHARACTERS", 10)
     for pattern in ("aaaaa", "bbbbb", "aaaaa", "ccccc", "aaaaa", "c" * 11, "aaaaa"):

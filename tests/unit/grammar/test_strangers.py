@@ -102,7 +102,7 @@ def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
     original = Compiled
     monkeypatch.setattr(
         "outrider.grammar.grammars.Compiled",
-        lambda name, make: (compiled.append(name), original(name, make))[1],
+        lambda name, make, index: (compiled.append(name), original(name, make, index))[1],
     )
     monkeypatch.setattr("outrider.grammar.grammars.MAX_KEPT", 2)
     grammars = of_strangers()

@@ -1,0 +1,160 @@
+"""Tokens that a grammar forces: drafted for whoever drafts, kept from those who do not, and never
+the drafter's own business."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.drafters.forced import with_forced
+from outrider.drafters.none import NoDrafter
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.structured import StructuredOutputsParams
+from outrider.step import StepFacts
+from outrider.types import Draft, TargetOutput, Verdict
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"identifier": {"const": "abcdefgh"}, "number": {"enum": [1, 2]}},
+    "required": ["identifier", "number"],
+    "additionalProperties": False,
+}
+PROMPT = "a record: "
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(
+        tmp_path_factory.mktemp("forced") / "m", tiny_llama(257), byte_tokenizer()
+    )
+
+
+class Steps:
+    """Counts, per step, what was drafted and what of it was kept."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.drafted: list[int] = []
+        self.accepted: list[int] = []
+        llm._decoder.observers.append(self)
+
+    def observe(self, facts: StepFacts) -> None:
+        self.drafted += facts.drafted
+        self.accepted += facts.accepted
+
+
+def answer(llm: LLM, **params: Any) -> str:
+    structured = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    given = SamplingParams(max_tokens=120, structured_outputs=structured, **params)
+    return llm.generate([PROMPT], given)[0].text
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> str:
+    text = answer(LLM(str(model), drafter="none"))
+    assert json.loads(text)["identifier"] == "abcdefgh"
+    return text
+
+
+@pytest.mark.parametrize(
+    "drafting",
+    [
+        {"drafter": "ngram", "num_draft_tokens": 6},
+        {"drafter": "suffix", "num_draft_tokens": "auto:6"},
+        {"drafter": "ngram", "num_draft_tokens": 7, "drafter_options": {"tree": True}},
+        {"drafter": "composite", "drafter_options": {"parts": "suffix,ngram"}},
+    ],
+    ids=lambda drafting: drafting["drafter"],
+)
+def test_texts_are_plain_ones_in_fewer_steps(
+    model: Path, plain: str, drafting: dict[str, Any]
+) -> None:
+    """With chains, trees and lengths that are free; without forced tokens no look-up knows a text
+    that was never seen."""
+    steps = []
+    for forces in (True, False):
+        llm = LLM(str(model), **drafting)
+        if not forces:
+            llm._decoder.max_forced = 0
+        seen = Steps(llm)
+        assert answer(llm) == plain
+        steps.append(len(seen.drafted))
+    assert steps[0] <= 0.6 * steps[1]
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "lookahead"])
+def test_who_learns_from_each_node_keeps_them_all(model: Path, plain: str, drafter: str) -> None:
+    """Catches answers to forced tokens that are taken for answers to the drafter's own nodes."""
+    with LLM(str(model), drafter=drafter, num_draft_tokens=7) as llm:
+        seen: list[tuple[int, int]] = []
+        commit = llm._decoder.drafter.commit
+
+        def watch(rows: Any, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+            seen.append((draft.num_nodes + 1, output.logits.shape[1]))
+            commit(rows, draft, verdict, output)
+
+        llm._decoder.drafter.commit = watch  # type: ignore[method-assign]
+        assert answer(llm) == plain
+    assert all(columns == width for width, columns in seen)
+
+
+def test_stop_strings_end_inside_forced_tokens(model: Path, plain: str) -> None:
+    llm = LLM(str(model), drafter="ngram", num_draft_tokens=6)
+    assert answer(llm, stop=["cde"]) == plain[: plain.index("cde")]
+
+
+def test_a_limit_ends_inside_forced_tokens(model: Path, plain: str) -> None:
+    llm = LLM(str(model), drafter="ngram", num_draft_tokens=6)
+    params = SamplingParams(
+        max_tokens=7,
+        structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
+    )
+    assert llm.generate([PROMPT], params)[0].text == plain[:7]
+
+
+def test_sampled_texts_with_a_seed_are_plain_ones(model: Path) -> None:
+    """By the verifier whose texts depend on no draft."""
+    options = {"temperature": 1.0, "seed": 3}
+    texts = {
+        answer(LLM(str(model), drafter=drafter, verifier="gumbel"), **options)
+        for drafter in ("none", "ngram")
+    }
+    assert len(texts) == 1
+
+
+def test_who_drafts_nothing_gets_nothing(model: Path) -> None:
+    llm = LLM(str(model), drafter="none")
+    llm._decoder.max_forced = 6
+    seen = Steps(llm)
+    answer(llm)
+    assert set(seen.drafted) == {0}
+
+
+def test_rows_without_room_or_grammar_are_left_alone() -> None:
+    """A step of them costs nothing: the draft is the drafter's own object."""
+    own = Draft.empty(1)
+    assert with_forced(own, NoDrafter(), [], 6).draft is own  # type: ignore[arg-type]
+
+
+def test_the_control_learns_of_the_drafters_own_tokens_alone(model: Path) -> None:
+    """Catches an automatic length that takes forced tokens for the drafter's hits."""
+    llm = LLM(str(model), drafter="ngram", num_draft_tokens="auto:6")
+    seen: list[StepFacts] = []
+    control: Any = llm._decoder.control
+    observe = control.observe
+
+    def watch(facts: StepFacts) -> None:
+        seen.append(facts)
+        observe(facts)
+
+    control.observe = watch
+    whole = Steps(llm)
+    answer(llm)
+    forced = [facts for facts in seen if facts.has_forced]
+    assert forced
+    assert sum(sum(facts.drafted) for facts in seen) < sum(whole.drafted)
+    assert sum(sum(facts.accepted) for facts in seen) < sum(whole.accepted)
