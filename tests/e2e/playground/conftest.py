@@ -17,7 +17,7 @@ from tests.playground import CHROMIUM, FLAGS, WIDE
 from tests.scripted_server import Scripted, scripted_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, this thread has an event loop that runs
 def browser() -> Iterator[Any]:
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

@@ -11,7 +11,7 @@ from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import fit, prepare, to_tokens
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.llm import LLM
-from outrider.sampling.params import SamplingParams
+from outrider.prompts import ReadPrompt
 from tests.helpers import byte_tokenizer
 
 PLAIN = byte_tokenizer()
@@ -34,8 +34,7 @@ def test_equal_to_what_llm_feeds() -> None:
     plain = load_workload("demo", limit=1).requests[0]
     chat = load_workload("embedded:chat").requests[8]
     assert chat.messages is not None
-    fed = llm._row(0, plain.prompt or "", SamplingParams(max_tokens=1), streaming=False)
-    assert to_tokens(plain, llm.tokenizer) == fed.tokens
+    assert to_tokens(plain, llm.tokenizer) == llm._prompt_ids(ReadPrompt(plain.prompt))
     assert to_tokens(chat, llm.tokenizer) == llm.chat_prompt([dict(m) for m in chat.messages])
 
 
