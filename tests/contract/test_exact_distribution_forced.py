@@ -71,6 +71,7 @@ def test_chains(verifier: str, drafts: str, filters: str) -> None:
     assert worst_bias(verifier, target, proposals, 3) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", TREE_VERIFIERS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_trees(verifier: str, name: str) -> None:

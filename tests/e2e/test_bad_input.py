@@ -100,6 +100,7 @@ def test_misspelt_folder(folder: Path) -> None:
         assert "Did you mean" not in refusal(CheckpointError, lambda name=other: load(name))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_a_home_folder_that_no_shell_expanded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_other_tokenizer(good: Path, tmp_path: Path) -> None:
     assert str(tmp_path) in message
 
 
+@pytest.mark.slow
 def test_one_token_differs(tmp_path: Path) -> None:
     """Catches a check that looks at sizes only."""
     for name, prefix in (("target", "w"), ("draft", "v")):

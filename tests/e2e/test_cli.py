@@ -134,6 +134,7 @@ def test_logprobs(stories: Path, cli: Callable[..., Outcome]) -> None:
         assert logprobs[str(token)] == max(logprobs.values()) <= 0
 
 
+@pytest.mark.slow
 def test_chat(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) -> None:
     """Two answers through a template; counters add up."""
     model = copy_of(stories, tmp_path / "chatty")

@@ -53,6 +53,7 @@ def test_garbage_of_loading_is_gone_and_older_objects_are_not_looked_through() -
         gc.freeze()
 
 
+@pytest.mark.slow
 def test_objects_that_a_program_froze_stay_frozen() -> None:
     """A server freezes what stays, once."""
     gc.freeze()

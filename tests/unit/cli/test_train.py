@@ -75,6 +75,7 @@ def test_recorded_answers_are_not_sampled(
     )
 
 
+@pytest.mark.slow
 def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result beside the drafter, the report from it; the same folder is refused."""
     assert run(command(folder, "--training", "held_out=0.2")) == 0

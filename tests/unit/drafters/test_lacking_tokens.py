@@ -83,6 +83,7 @@ def test_greedy_texts_are_plain_ones(folders: Path, target: str, draft: str, dra
     assert not [token for token, origin in emitted if token in differing and origin == "accepted"]
 
 
+@pytest.mark.slow
 def test_it_is_reported_once_and_by_name(folders: Path) -> None:
     llm = LLM(folders / "full", draft=folders / "cut", **QUIET)
     assert (

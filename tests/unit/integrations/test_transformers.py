@@ -149,6 +149,7 @@ def test_end_tokens_stop_rows_and_pad_the_rest(target: LlamaForCausalLM, loop: S
     assert torch.equal(target.generate(**call, custom_generate=loop), target.generate(**call))
 
 
+@pytest.mark.slow
 def test_sampling_follows_torch_seed(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     """A hidden source of randomness, rows that share one, or a greedy call that uses up torch's."""
     mine = speculative(draft=draft)

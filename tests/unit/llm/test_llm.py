@@ -27,6 +27,7 @@ def test_halves_of_letters_are_no_text(tmp_path: Path) -> None:
         llm.generate("ok", prediction="\ud800")
 
 
+@pytest.mark.slow
 def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
     """Catches rows of two calls in one batch: the second would be given the first one's text, the
     first would never end."""
@@ -46,6 +47,7 @@ def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
     assert llm.generate([[5, 6, 7]], params)[0].token_ids == expected
 
 
+@pytest.mark.slow
 def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
     """Catches two threads that step one decoder: texts of each other's prompts, or a process that
     dies."""

@@ -114,6 +114,7 @@ def test_a_chat_continues_with_its_thoughts_and_its_id() -> None:
         assert "".join(choice["delta"].get("content") or "" for choice in choices) == REPLY
 
 
+@pytest.mark.slow
 def test_a_whole_answer_is_asked_for_again() -> None:
     with coordinated(*engines()) as setting:
         break_busy(setting, "cut")
@@ -146,6 +147,7 @@ def test_a_target_that_hangs_is_left(stream: bool) -> None:
             assert json.loads(answers[0])["choices"][0]["text"] == REPLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -91,6 +91,7 @@ def test_pass_limits_of_torchs_modules_are_measured_once(
     assert len(measured) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["weights", "config", "dtype", "damaged"])
 def test_another_model_is_checked_anew(
     model: Path, what: str, monkeypatch: pytest.MonkeyPatch

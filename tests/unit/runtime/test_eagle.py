@@ -126,6 +126,7 @@ def test_greedy_text_is_that_of_plain_decoding(
     assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_rounded_head_drafts_for_the_same_text(
     bits: int, tmp_path: Path, library_path: Path
@@ -154,6 +155,7 @@ def test_a_rounded_head_drafts_for_the_same_text(
     ]
 
 
+@pytest.mark.slow
 def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
     module = tiny_llama(257)
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
@@ -165,6 +167,7 @@ def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
         LLM(target, drafter_options={"bits": 5}, **same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -77,6 +77,7 @@ def weights() -> list[Path]:
     return list((cache_folder() / "weights").glob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REPACKED, "experts", "gguf-experts"])
 def test_a_second_start_packs_nothing_and_has_the_same_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,7 @@ def test_starting_together_builds_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*found] == built == [tmp_path / "cache" / building.file_name("avx2")]
 
 
+@pytest.mark.slow
 def test_no_library_and_no_compiler(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

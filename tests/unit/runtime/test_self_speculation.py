@@ -53,6 +53,7 @@ def texts(decoder: Decoder, params: SamplingParams) -> list[list[int]]:
     return [row.tokens for row in run_to_end(decoder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_its_draft_is_on_the_runtime_and_changes_no_text(folder: Path, how: str) -> None:
     """Catches a draft that writes where the target reads, a loop on another cache than the
@@ -78,6 +79,7 @@ def test_its_draft_is_on_the_runtime_and_changes_no_text(folder: Path, how: str)
     assert len(texts(decoder, WARM)) == len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_weights_that_were_left_alone_are_shared(folder: Path) -> None:
     decoder = decoder_of(folder, "early-exit", exit_layer=1)
     theirs, ours = (
@@ -88,6 +90,7 @@ def test_weights_that_were_left_alone_are_shared(folder: Path) -> None:
     assert ours <= theirs
 
 
+@pytest.mark.slow
 def test_an_exit_head_is_lowered_with_the_draft(folder: Path, tmp_path: Path) -> None:
     head = ExitHead(ExitConfig(hidden_size=64, exit_layer=1, num_layers=2, rank=4, target="tiny"))
     torch.nn.init.normal_(head.up.weight, std=0.1)

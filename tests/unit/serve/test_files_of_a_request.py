@@ -74,6 +74,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         engine.stop()
 
 
+@pytest.mark.slow
 def test_a_chat_request_runs_through_few_files(ask: Ask) -> None:
     whole = {"messages": MESSAGES, "max_tokens": 4}
     stream = {**whole, "stream": True, "stream_options": {"include_usage": True}}

@@ -70,6 +70,7 @@ def disturbed_recipe(**settings: Any) -> tuple[Any, BlockRecipe]:
     return module, recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
 def test_training_sees_what_drafting_sees(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Catches training with another context, position, mask, slot or previous token than drafting.

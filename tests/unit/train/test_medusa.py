@@ -36,6 +36,7 @@ def test_guesses_that_count_by_hand() -> None:
     assert counts.tolist() == [[True, True, True], [True, True, False], [True, False, False]]
 
 
+@pytest.mark.slow
 def test_training_sees_what_drafting_sees(tmp_path: Path) -> None:
     """Catches features of another position, heads in another order, an output layer that is not the
     target's."""

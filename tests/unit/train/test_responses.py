@@ -64,6 +64,7 @@ def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
     assert found[1].response != found[6].response or found[3].response != found[8].response
 
 
+@pytest.mark.slow
 def test_an_interrupted_stage_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled texts and all: the same file as without the interruption, nothing asked twice; half a
     line is dropped."""

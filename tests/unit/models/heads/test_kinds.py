@@ -98,6 +98,7 @@ def test_what_export_takes_for_a_draft_model_and_what_it_refuses(
         writer_for(tmp_path / "none", "raw")
 
 
+@pytest.mark.slow
 def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(
     root: Path, tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def test_blocks_draft_what_the_rounded_weights_draft(tmp_path: Path, name: str) 
     assert texts == [row.output for row in write(built(path, drafter="none"))]
 
 
+@pytest.mark.slow
 def test_blocks_of_a_hybrid_draft_on_the_native_runtime(tmp_path: Path) -> None:
     """Nemotron-H's blocks run there alone, in bfloat16."""
     _, _, path = written(tmp_path, "nemotron", kind=Kind.Q8_0)
@@ -358,6 +359,7 @@ def tables_bytes(head: Any) -> int:
     return sum(value.nbytes for name, value in head.layers.named_buffers() if "inv_freq" in name)
 
 
+@pytest.mark.slow
 def test_a_file_without_a_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +386,7 @@ def test_a_file_without_a_head(
     )
 
 
+@pytest.mark.slow
 def test_a_head_that_lacks_tensors_is_named(tmp_path: Path) -> None:
     reference, _, path = written(tmp_path, "glm4moe")
     donors = [random_model(*FAMILIES["glm4moe"][2:4], Kind.F32, 11)]

@@ -241,6 +241,7 @@ def test_windows_of_a_draft_model_save_memory() -> None:
     assert kv.allocated_bytes == needed
 
 
+@pytest.mark.slow
 def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     """Texts that were asked about longest ago make room; one that cannot fit at all is refused."""
     kv = hosted.host.lm.kv

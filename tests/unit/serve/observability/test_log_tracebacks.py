@@ -66,6 +66,7 @@ def failing(where: str) -> Any:
     return fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", get_args(LogFormat))
 @pytest.mark.parametrize("part", ["propose", "start", "stop"])
 def test_a_step_that_fails_says_where_and_not_what(
