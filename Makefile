@@ -46,7 +46,7 @@ demo: $(STAMP) ## answer a few problems with the embedded pair, then measure nin
 quick: $(TOOLS) ## the core, and the contract with three drafters: less than a minute
 	@$(PYTEST) --dist load -m "$(MARKS)" --drafters none,ngram,draft-model $(QUICK) $(ARGS)
 
-test: $(TOOLS) ## all tests but those marked slow: six minutes on two processors
+test: $(TOOLS) ## all tests but those marked slow: seven minutes on two processors
 	@$(PYTEST) -m "$(MARKS)" $(ARGS)
 
 test-all: $(TOOLS) ## the slow and the nightly ones too
