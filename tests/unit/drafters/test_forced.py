@@ -12,8 +12,10 @@ import pytest
 from outrider.drafters.forced import with_forced
 from outrider.drafters.none import NoDrafter
 from outrider.llm import LLM
+from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.structured import StructuredOutputsParams
+from outrider.sampling.thinking import BehindThoughts, ThinkingMarks
 from outrider.step import StepFacts
 from outrider.types import Draft, TargetOutput, Verdict
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
@@ -158,3 +160,38 @@ def test_the_control_learns_of_the_drafters_own_tokens_alone(model: Path) -> Non
     assert forced
     assert sum(sum(facts.drafted) for facts in seen) < sum(whole.drafted)
     assert sum(sum(facts.accepted) for facts in seen) < sum(whole.accepted)
+
+
+class _Form:
+    """A grammar that forces one token, unless the path has it."""
+
+    is_over = False
+
+    def allowed(self, paths: Any) -> Any:
+        raise AssertionError("not asked")
+
+    def forced(self, path: Any, most: int) -> list[int]:
+        return [] if 7 in path else [7]
+
+    def commit(self, tokens: Any) -> None:
+        """Nothing."""
+
+
+def test_nothing_is_forced_before_thoughts_end() -> None:
+    """The grammar begins with the answer; the tokens of thoughts are not its own."""
+    marks = ThinkingMarks(
+        opening=("<t>",), closing=("</t>",), opening_id=1, closing_ids=(2,), is_open=True
+    )
+    row = BehindThoughts(10, marks, _Form())
+    assert row.forced([], 4) == []
+    assert row.forced([5, 7], 4) == []
+    assert row.forced([5, 7, 2], 4) == [7]
+    assert row.forced([5, 2, 7], 4) == []
+    row.commit([5, 2])
+    assert row.forced([], 4) == [7]
+
+
+def test_bans_leave_what_is_forced() -> None:
+    """They stand around the grammar, which alone forces; what they forbid is rejected."""
+    assert Bans(10, min_tokens=3, ends=[9], inner=_Form()).forced([], 4) == [7]
+    assert Bans(10, min_tokens=3, ends=[9]).forced([], 4) == []
