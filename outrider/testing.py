@@ -394,7 +394,7 @@ class _Trial:
         )
 
     def _learned(self, decoder: Decoder) -> Proposals:
-        """What a drafter that learns proposes now."""
+        """The present proposal of a drafter that learns."""
         rows = decoder.rows
         if not self.drafter.learns:
             return {}
@@ -402,7 +402,7 @@ class _Trial:
         return _proposals(rows, draft)
 
     def afresh(self, rows: Rows) -> Proposals | None:
-        """What a new drafter proposes, told of the same tokens. None: it would have to know more,
+        """The proposal of a new drafter, told of the same tokens. None: it would have to know more,
         what other rows taught or hidden states."""
         fresh = self.decoder([DRAFTED])
         if self.drafter.learns or fresh.drafter.signals:

@@ -153,7 +153,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """What was typed in this run and earlier ones; of this run alone where no file can be kept."""
+    """The inputs of this run and earlier ones; of this run alone where no file can be kept."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class KeptHistory(FileHistory):

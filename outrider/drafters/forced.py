@@ -65,6 +65,8 @@ class Grown:
 def with_forced(own: Draft, drafter: Drafter, rows: Rows, max_nodes: int) -> Grown:
     """The drafter's proposal with the tokens that grammars force after it, up to `max_nodes` nodes a
     row."""
+    if all(row.constraint is None for row in rows):  # most steps
+        return Grown(own, own)
     growths = []
     for index, row in enumerate(rows):
         growth = None

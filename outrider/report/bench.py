@@ -59,7 +59,7 @@ def _answer(result: BenchResult) -> Iterator[Block]:
 
 
 def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
-    """What to do in one condition, in a sentence, and its tone."""
+    """The advice for one condition, in a sentence, and its tone."""
     where = condition(cell)
     rows = rows_of(result, cell)
     best = fastest(rows)
@@ -84,7 +84,7 @@ def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
 
 
 def _verdict(result: BenchResult) -> Iterator[Block]:
-    """What to do; then the same for each condition, where there are several."""
+    """The advice; then that for each condition, where there are several."""
     advised = [advice(result, cell) for cell in result.cells]
     if len(advised) == 1:
         yield Paragraph(*advised[0])
@@ -199,7 +199,7 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
 
 
 def _memory(target: TargetInfo) -> str:
-    """What plain decoding has to read, and how fast it could be at best."""
+    """The bytes that plain decoding has to read, and how fast it could be at best."""
     weights = "unknown" if target.weights_bytes is None else amount(target.weights_bytes)
     cache = amount(target.kv_bytes_per_token)
     size = f"target: {weights} of weights, {cache} of KV cache per token"

@@ -56,7 +56,7 @@ CAUSES = {
 
 
 class Claim(NamedTuple):
-    """What a certificate says of the output, and what that rests on."""
+    """The verdict on the output, and its grounds."""
 
     claim: str
     result: Status

@@ -28,7 +28,7 @@ def command(
 
 
 def step(words: str, text: str) -> list[Block]:
-    """What to do now, and the command that does it."""
+    """The next step in words, and its command."""
     return [Paragraph(words), CodeBlock(text, "bash")]
 
 

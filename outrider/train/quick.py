@@ -52,7 +52,7 @@ def config(asked: TrainConfig) -> TrainConfig:
 
 
 def announcement() -> str:
-    """What is about to be trained, how long it takes and what comes of it, in one line."""
+    """One line on the training to come: its size, its time, and the tau to expect."""
     return (
         f"--quick: {QUICK.answers} answers of the demo, {EPOCHS} passes over them, {MINUTES}. Expect "
         f"tau near {QUICK.tau:.1f} on its own problems (1.0 without drafts); {LONG.answers} answers "

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.drafters.forced import with_forced
+from outrider.drafters.lookup.ngram import NgramDrafter
+from outrider.drafters.lookup.recycling import RecyclingDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.llm import LLM
 from outrider.sampling.bans import Bans
@@ -195,3 +199,27 @@ def test_bans_leave_what_is_forced() -> None:
     """They stand around the grammar, which alone forces; what they forbid is rejected."""
     assert Bans(10, min_tokens=3, ends=[9], inner=_Form()).forced([], 4) == [7]
     assert Bans(10, min_tokens=3, ends=[9]).forced([], 4) == []
+
+
+class _Closed(_Form):
+    """The same, and forbids every other token."""
+
+    def allowed(self, paths: Any) -> Any:
+        return torch.arange(10).expand(len(paths), -1) == 7
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_a_forbidden_token_goes_unless_its_drafter_learns_from_it(keeps_all: bool) -> None:
+    """Catches answers to forced tokens that a drafter takes for answers to its own."""
+    drafter: Any = SimpleNamespace(
+        drafts_for=lambda _: True, may_lose_nodes=lambda _: not keeps_all
+    )
+    row: Any = SimpleNamespace(constraint=_Closed(), clamp_draft=lambda size: size)
+    own = Draft(torch.tensor([[3, 4]]), torch.tensor([2]))
+    grown = with_forced(own, drafter, [row], 4)  # type: ignore[arg-type]
+    assert grown.draft.lists == (([[3, 4]], [2]) if keeps_all else ([[7]], [1]))
+
+
+def test_learners_from_each_node_are_known() -> None:
+    assert not RecyclingDrafter.__new__(RecyclingDrafter).may_lose_nodes(0)
+    assert NgramDrafter.__new__(NgramDrafter).may_lose_nodes(0)
