@@ -308,13 +308,13 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
 
 def _best_drafter(options: Options, head: str | None) -> str:
     """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where
-    there is one, the MTP head in the target's checkpoint, else n-gram lookup.
+    there is one, the MTP head in the target's checkpoint, else suffix decoding.
     """
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).requires.head:
         return head
     if options.draft is not None or options.target == DEMO:
         return "draft-model"
-    return "mtp" if ships_mtp(options.target, options.device) else "ngram"
+    return "mtp" if ships_mtp(options.target, options.device) else "suffix"
 
 
 def head_in(draft: str | None) -> str | None:

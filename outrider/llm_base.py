@@ -71,7 +71,7 @@ class BaseLLM(ABC):
         target, model           the model: "demo", a local folder, a .gguf file or a hub id; `model` is vLLM's name for the same
         draft                   a smaller model that drafts, or the folder or GGUF file of a trained head
         draft_endpoint          a draft service that drafts: "grpc://HOST:PORT"
-        drafter                 who drafts; "auto": what drafts with `draft`, else a head in the target's checkpoint, else "ngram"
+        drafter                 who drafts; "auto": what drafts with `draft`, else a head in the checkpoint, else "suffix"
         drafter_options         settings of the drafter (`outrider ls DRAFTER` lists them)
         num_draft_tokens        draft tokens per target pass: 5; "auto", "auto:12": as many as pay; "1:5,8:0": none from 8 rows on
         verifier                acceptance rule; "auto": "block", for trees "traversal", with a seed "gumbel"

@@ -60,6 +60,18 @@ class Options:
                 f"threads must be between 1 and {max_threads} on this machine, got {self.threads}"
             )
 
+    def with_free_length(self) -> Options:
+        """With draft lengths that follow measured times, where nothing says otherwise: not for
+        drafts of another machine, which would be timed at every start, nor with a verifier under
+        which texts depend on the drafts."""
+        is_free = (
+            self.num_draft_tokens is None
+            and self.drafter not in ("none", "remote")
+            and self.draft_endpoint is None
+            and self.verifier == "auto"
+        )
+        return replace(self, num_draft_tokens="auto") if is_free else self
+
 
 @dataclass(frozen=True)
 class Needs:

@@ -145,7 +145,7 @@ class ModelOptions(MachineOptions):
         DRAFTING,
         'Who drafts, with its options: suffix, "suffix k=auto:12 max_depth=32"; see \'outrider '
         "ls'. auto: what drafts with "
-        "--draft, else the head in the target's checkpoint (mtp, block), else ngram.",
+        "--draft, else the head in the target's checkpoint (mtp, block), else suffix.",
         common=True,
     )
     num_draft_tokens: str | None = option(
@@ -178,17 +178,12 @@ class ModelOptions(MachineOptions):
         return chosen | {"max_num_seqs": 1}
 
     def with_free_length(self) -> ModelOptions:
-        """With draft lengths that follow measured times, where nothing says otherwise: not for
-        drafts of another machine, which would be timed at every start, nor with a verifier under
-        which texts depend on the drafts."""
-        chosen = self.llm_arguments()
-        is_free = (
-            chosen["num_draft_tokens"] is None
-            and chosen["drafter"] not in ("none", "remote")
-            and chosen["draft_endpoint"] is None
-            and chosen["verifier"] == "auto"
-        )
-        return dataclasses.replace(self, num_draft_tokens="auto") if is_free else self
+        """See `Options.with_free_length`."""
+        from outrider.options import Options
+
+        chosen = Options(target="", **self.llm_arguments())
+        free = chosen.with_free_length()
+        return self if free is chosen else dataclasses.replace(self, num_draft_tokens="auto")
 
     def _with_file(self, values: dict[str, Any], file: Path | None) -> dict[str, Any]:
         """`values`, and from the file what was not given."""

@@ -196,7 +196,7 @@ class EngineOptions:
         )
         return ServedModel(
             name=self.served_model_name or target,
-            options=Options(target=target, **model.llm_arguments()),
+            options=Options(target=target, **model.llm_arguments()).with_free_length(),
             engine=engine,
             extra_drafters=tuple(self.extra_drafter or ()),
             allow_lossy=tuple(self.allow_lossy or ()),

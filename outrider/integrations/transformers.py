@@ -97,7 +97,7 @@ def speculative(
 
     `draft` is a loaded model (borrowed as the target is), a local folder or a hub id; also the
     folder of a trained head. Drafter "auto" is "draft-model" with a draft, what drafts with the
-    head where it is one, else "ngram". Raises ConfigError on names and combinations that do not
+    head where it is one, else "suffix". Raises ConfigError on names and combinations that do not
     exist.
     """
     folder = str(draft) if isinstance(draft, str | Path) else None

@@ -87,7 +87,7 @@ def _model(table: dict[str, Any], where: str) -> ServedModel:
         raise ConfigError(f"{where}: 'target' is missing: 'demo', a folder or a hub id")
     options.pop("max_num_seqs", None)  # the engine's
     records = {
-        "options": _made(Options, options, where),
+        "options": _made(Options, options, where).with_free_length(),
         "engine": _made(EngineSettings, engine, where),
     }
     return _made(ServedModel, {"name": options["target"], **served, **records}, where)

@@ -14,6 +14,12 @@ from tests.heads import HEADS, acceptance_head
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 
+def test_without_a_draft_earlier_text_drafts(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
+    options, _ = choose(Options(str(folder)))
+    assert options.drafter == "suffix"
+
+
 @pytest.mark.parametrize("kind", sorted(HEADS))
 def test_auto_drafts_with_the_head_that_was_named(kind: str, tmp_path: Path) -> None:
     HEADS[kind](tiny_llama(257, num_hidden_layers=3), tmp_path)

@@ -109,6 +109,37 @@ def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings
     assert not started[0].strict
 
 
+@pytest.mark.parametrize(
+    ("arguments", "length"),
+    [
+        ([], "auto"),
+        (["--num-draft-tokens", "3"], "3"),
+        (["--drafter", "suffix k=3"], "3"),
+        (["--drafter", "none"], None),
+        (["--verifier", "token"], None),
+        (["--draft-endpoint", "grpc://there:1"], None),
+    ],
+)
+def test_lengths_follow_the_load_unless_told(
+    cli: Callable[..., Any],
+    started: list[ServerSettings],
+    tmp_path: Path,
+    arguments: list[str],
+    length: str | None,
+) -> None:
+    assert cli("serve", "demo", *arguments).code == 0
+    names = {"--num-draft-tokens": "num_draft_tokens", "--drafter": "drafter"}
+    names |= {"--verifier": "verifier", "--draft-endpoint": "draft_endpoint"}
+    entries = zip(arguments[::2], arguments[1::2], strict=True)
+    keys = "".join(f'{names[option]} = "{value}"\n' for option, value in entries)
+    path = tmp_path / "server.toml"
+    path.write_text(f'[[models]]\ntarget = "demo"\n{keys}')
+    assert cli("serve", "--config", str(path)).code == 0
+    for settings in started:
+        chosen = settings.models[0].options.num_draft_tokens
+        assert (None if chosen is None else str(chosen)) == length
+
+
 def test_key_from_the_environment(
     cli: Callable[..., Any], started: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
