@@ -160,6 +160,18 @@ class CompositeDrafter(Drafter):
         return [note for part in self.parts for note in part.drafter.notes]
 
     @property
+    def counters(self) -> dict[str, float]:
+        return {
+            f"{part.name}.{name}": value
+            for part in self.parts
+            for name, value in part.drafter.counters.items()
+        }
+
+    @property
+    def summary(self) -> list[str]:
+        return [f"{part.name}: {line}" for part in self.parts for line in part.drafter.summary]
+
+    @property
     def signals(self) -> tuple[int, ...]:
         return tuple(sorted({layer for part in self.parts for layer in part.drafter.signals}))
 
@@ -248,6 +260,7 @@ class CompositeDrafter(Drafter):
         self._merged = merge_drafts(drafts) if turns else _beside(drafts)
         if turns:
             self._merged.draft.budgets = self._budgets(turns, self._merged)
+        self._merged.draft.parts = self._names(self._merged)
         self._proposed_at = time.perf_counter()
         return self._merged.draft
 
@@ -283,6 +296,15 @@ class CompositeDrafter(Drafter):
             if offered := len({levels[node + 1] for node in added}):
                 num_kept = len(added & set(kept))
                 part.survival.observe(self._numbers[index], offered, num_kept)
+
+    def _names(self, merged: Merged) -> list[list[str]]:
+        """The first part that has each node, the model before the others."""
+        names = [[""] * length for length in merged.draft.lists[1]]
+        for part, nodes in reversed(list(zip(self.parts, merged.node_maps, strict=True))):
+            for line, row in zip(names, nodes, strict=True):
+                for node in row:
+                    line[node] = part.name
+        return names
 
     # ---------------------------------------------------------------- who gets how many nodes
 

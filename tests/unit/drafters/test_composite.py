@@ -14,6 +14,7 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.parts import choose_parts
 from outrider.rows import Rows
+from outrider.stats import PartStats
 from outrider.types import Draft, TargetOutput, Verdict
 from tests.helpers import byte_tokenizer
 from tests.unit.drafters.fake_target import join, step
@@ -283,6 +284,34 @@ def test_what_a_tree_would_be_with_fewer_nodes_is_not_said() -> None:
     draft = step(drafter, rows, [6, 0], successor)
     assert draft.budgets is not None
     assert (draft.budgets[0], draft.budgets[1]) == (None, [0] * draft.num_nodes)
+
+
+def test_drafts_are_counted_by_part() -> None:
+    """A node that both have is the model's; all together are the row's own counters."""
+    drafter = composite("merge", free=(Scripted(limit=4), False), model=(Scripted(limit=2), True))
+    rows = batch(drafter)
+    for gamma, follow in ((8, successor), (8, lambda token: token), (0, successor)):
+        step(drafter, rows, [gamma], follow)
+    assert rows[0].stats.parts == {"model": PartStats(2, 4, 2), "free": PartStats(2, 4, 2)}
+    assert (rows[0].stats.drafted, rows[0].stats.accepted) == (8, 4)
+
+
+def test_a_row_whose_best_part_drafts_is_counted_for_it_alone() -> None:
+    model = Part("model", Scripted(), True, seconds_per_token=9.0)
+    drafter = CompositeDrafter([model, Part("free", Scripted(limit=3), False)], "best")
+    drafter._pass_seconds = 1.0
+    rows = batch(drafter, 2)
+    assert step(drafter, rows, [4, 2], successor).parts == [["free"] * 3, ["free"] * 2]
+
+
+def test_counters_and_summary_of_parts_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = composite("merge", a=(Scripted(), False), b=(Forked(), True))
+    assert (drafter.counters, drafter.summary) == ({}, [])
+    monkeypatch.setattr(Scripted, "counters", {"hits": 2.0, "troubles/late": 1.0})
+    monkeypatch.setattr(Forked, "counters", {"hits": 3.0})
+    monkeypatch.setattr(Scripted, "summary", ["it learned"])
+    assert drafter.counters == {"a.hits": 2.0, "a.troubles/late": 1.0, "b.hits": 3.0}
+    assert drafter.summary == ["b: it learned", "a: it learned"]
 
 
 def test_close_and_notes_reach_every_part() -> None:
