@@ -294,6 +294,8 @@ class Rows:
             added = row.tokens[before:]
             accepted = min(len(added), len(path))
             row.stats.count_step(drafted[index], accepted, len(added), rejected=not complete[index])
+            if draft.parts is not None and (parts := draft.parts[index]) is not None:
+                row.stats.count_parts(parts, path[:accepted])
             if self.history is not None:
                 self.history.append(index, added)
             taken.append(len(added))

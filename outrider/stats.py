@@ -9,13 +9,46 @@ after them are decoded: tpot = decode_s / (emitted - first_tokens).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 PHASES = ("draft", "target", "verify", "other")
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
+
+
+@dataclass(frozen=True)
+class PartStats:
+    """Counters of one part of the drafts: of a composite's drafter, or of forced tokens."""
+
+    steps: int = 0  # in which it drafted something
+    drafted: int = 0
+    accepted: int = 0
+
+    def plus(self, other: PartStats) -> PartStats:
+        """The sum of both."""
+        return PartStats(
+            self.steps + other.steps, self.drafted + other.drafted, self.accepted + other.accepted
+        )
+
+
+def count_parts(parts: Sequence[str], kept: Collection[int]) -> dict[str, PartStats]:
+    """One step of one row by part. `parts`: of each node; `kept`: nodes that went into the text."""
+    drafted = Counter(parts)
+    accepted = Counter(parts[node] for node in kept)
+    return {part: PartStats(1, count, accepted[part]) for part, count in drafted.items()}
+
+
+def sum_parts(*each: Mapping[str, PartStats]) -> dict[str, PartStats]:
+    """The sums by part."""
+    total: dict[str, PartStats] = {}
+    for parts in each:
+        for part, counts in parts.items():
+            total[part] = total.get(part, PartStats()).plus(counts)
+    return total
 
 
 @dataclass
@@ -28,6 +61,7 @@ class DecodeStats:
     tested                 of those, decided on: the accepted ones and the first rejected one of each step
     accepted               of those, kept
     accepted_per_position  [i]: steps whose (i+1)-th draft token was accepted
+    parts                  by part, where drafts have several: of a composite, or with forced tokens
     answers                answers that emitted something
     first_tokens           of the emitted: those of each answer's first step
     ttft_s                 seconds from the request to its first step's tokens, prefill included; of several
@@ -42,6 +76,7 @@ class DecodeStats:
     tested: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    parts: dict[str, PartStats] = field(default_factory=dict)
     answers: int = 0
     first_tokens: int = 0
     ttft_s: float = 0.0
@@ -108,6 +143,10 @@ class DecodeStats:
         for position in range(accepted):
             self.accepted_per_position[position] += 1
 
+    def count_parts(self, parts: Sequence[str], kept: Collection[int]) -> None:
+        """Record whose nodes the drafts of one step were (`count_parts`)."""
+        self.parts = sum_parts(self.parts, count_parts(parts, kept))
+
     def merge(self, other: DecodeStats) -> DecodeStats:
         """The sum of both, as a new object."""
         width = max(len(self.accepted_per_position), len(other.accepted_per_position))
@@ -122,6 +161,7 @@ class DecodeStats:
             tested=self.tested + other.tested,
             accepted=self.accepted + other.accepted,
             accepted_per_position=[a + b for a, b in zip(mine, theirs, strict=True)],
+            parts=sum_parts(self.parts, other.parts),
             answers=self.answers + other.answers,
             first_tokens=self.first_tokens + other.first_tokens,
             ttft_s=self.ttft_s + other.ttft_s,
@@ -141,6 +181,7 @@ class DecodeStats:
             "alpha": self.alpha,
             "draft_utilisation": self.draft_utilisation,
             "accepted_per_position": self.accepted_per_position,
+            "parts": {part: asdict(counts) for part, counts in self.parts.items()},
             "first_tokens": self.first_tokens,
             "ttft_s": self.ttft_s,
             "decode_s": self.decode_s,

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from outrider.rows import Rows
+from outrider.stats import PartStats, count_parts
 from outrider.types import Draft, Verdict
 
 
@@ -44,6 +45,17 @@ class StepFacts:
     def accepted(self) -> list[int]:
         """Nodes per row that the verifier kept."""
         return self.verdict.lists.num_accepted
+
+    def by_part(self, taken: list[int]) -> list[dict[str, PartStats]]:
+        """Per row, which took this many tokens, the counts of its draft's parts; none where it has
+        no parts."""
+        parts = self.draft.parts or [None] * len(taken)
+        lists = self.verdict.lists
+        rows = zip(parts, lists.path, lists.num_accepted, taken, strict=True)
+        return [
+            {} if names is None else count_parts(names, path[: min(num_accepted, num_taken)])
+            for names, path, num_accepted, num_taken in rows
+        ]
 
     @property
     def rejected(self) -> list[bool]:

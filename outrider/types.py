@@ -39,6 +39,9 @@ class Draft:
     # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown,
     # of a row or of all. Never less than its parent's.
     budgets: Sequence[Sequence[int] | None] | None = None
+    # Per row and node: who drafted it, a part of a composite or `forced`; None: the drafter alone,
+    # of a row or of all.
+    parts: Sequence[Sequence[str] | None] | None = None
 
     @cached_property
     def lists(self) -> tuple[list[list[int]], list[int]]:

@@ -136,6 +136,10 @@ class Drafter(ABC):
         """Whether the row at `index` may be drafted for at all, by its grammar, too."""
         return True
 
+    def name_for(self, index: int) -> str:
+        """The name under which its nodes for the row at `index` are counted."""
+        return self.name or type(self).__name__
+
     def may_lose_nodes(self, index: int) -> bool:
         """Whether forced tokens may take the place of its nodes; not where it learns from the
         target's answer to each of them."""

@@ -4,7 +4,7 @@ row.
     merge    every part drafts; the node budget goes where a node is likeliest to be kept (suffix branch + model chain in one
              tree, verified by traversal), and what a free part cannot fill continues to the next, the
              model last. A part is worth the nodes it adds: what an earlier part has as well costs
-             nothing and counts for nothing
+             nothing and counts for nothing. The model drafts a chain, or a tree of its own shape
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated
              survival estimate for all. Parts of chains give chains, which any target and verifier
@@ -31,7 +31,7 @@ from torch import Tensor
 from outrider.draft_length.survival import Phase
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup, start_all
-from outrider.drafters.composite_part import Part, depth
+from outrider.drafters.composite_part import Part, depth, smoothed
 from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.proposals import proposed
 from outrider.drafters.requirements import Requirements
@@ -41,10 +41,9 @@ from outrider.models.lm import LM
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import parse_settings
 from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
+from outrider.trees.plan import PARALLEL
 from outrider.trees.side_by_side import side_by_side
 from outrider.types import Draft, TargetOutput, Verdict
-
-CLOCK_MEMORY = 0.1  # weight of the newest measurement
 
 
 class CompositeDrafter(Drafter):
@@ -88,12 +87,12 @@ class CompositeDrafter(Drafter):
             raise ConfigError(
                 f"a composite takes one model or head at most, got {' and '.join(models)}"
             )
-        for name in models:
-            kind, part_settings = classes[name]
-            if kind.requirements(part_settings).trees:
+        for name in models if settings.mode == "merge" else ():
+            tree = getattr(classes[name][1], "tree", "chain")
+            if tree.startswith(PARALLEL):
                 raise ConfigError(
-                    f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the "
-                    "options"
+                    f"in one tree with other drafters, '{name}' cannot draft {tree}, whose equal "
+                    "nodes were drawn apart; use another tree, like best-first, or mode=best"
                 )
         return classes
 
@@ -101,13 +100,20 @@ class CompositeDrafter(Drafter):
     def requirements(cls, settings: CompositeSettings) -> Requirements:
         """The requirements of all parts together. Asked before any model is read: the moment to
         refuse parts that do not fit."""
+        classes = cls.part_classes(settings)
         each = {
             name: kind.requirements(part_settings)
-            for name, (kind, part_settings) in cls.part_classes(settings).items()
+            for name, (kind, part_settings) in classes.items()
         }
         chains = settings.mode == "best" and not any(
             requirement.trees for requirement in each.values()
         )
+        # a model's tree comes whole where nobody names a number
+        sizes = [
+            each[name].num_draft_tokens
+            for name, part in classes.items()
+            if each[name].trees and _is_model(*part)
+        ]
         return Requirements(
             draft=any(requirement.draft for requirement in each.values()),
             module=any(requirement.module for requirement in each.values()),
@@ -117,7 +123,7 @@ class CompositeDrafter(Drafter):
             prediction=any(requirement.prediction for requirement in each.values()),
             loop=any(requirement.loop for requirement in each.values()),
             trees=not chains,
-            num_draft_tokens=SMALL_TREE,
+            num_draft_tokens=max([SMALL_TREE, *sizes]),
             shares_nodes=True,
         )
 
@@ -152,6 +158,18 @@ class CompositeDrafter(Drafter):
     @property
     def notes(self) -> list[str]:
         return [note for part in self.parts for note in part.drafter.notes]
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {
+            f"{part.name}.{name}": value
+            for part in self.parts
+            for name, value in part.drafter.counters.items()
+        }
+
+    @property
+    def summary(self) -> list[str]:
+        return [f"{part.name}: {line}" for part in self.parts for line in part.drafter.summary]
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -239,19 +257,16 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.waiting = frozenset()
             part.count_unused(self._numbers, gamma)
-        self._merged = (
-            merge_drafts(drafts)
-            if any(draft.parents is not None for draft in drafts) or turns
-            else _beside(drafts)
-        )
+        self._merged = merge_drafts(drafts) if turns else _beside(drafts)
         if turns:
             self._merged.draft.budgets = self._budgets(turns, self._merged)
+        self._merged.draft.parts = self._names(self._merged)
         self._proposed_at = time.perf_counter()
         return self._merged.draft
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
-        self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
+        self._pass_seconds = smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
         for index, (path, num_kept) in enumerate(
             zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)
         ):
@@ -281,6 +296,15 @@ class CompositeDrafter(Drafter):
             if offered := len({levels[node + 1] for node in added}):
                 num_kept = len(added & set(kept))
                 part.survival.observe(self._numbers[index], offered, num_kept)
+
+    def _names(self, merged: Merged) -> list[list[str]]:
+        """The first part that has each node, the model before the others."""
+        names = [[""] * length for length in merged.draft.lists[1]]
+        for part, nodes in reversed(list(zip(self.parts, merged.node_maps, strict=True))):
+            for line, row in zip(names, nodes, strict=True):
+                for node in row:
+                    line[node] = part.name
+        return names
 
     # ---------------------------------------------------------------- who gets how many nodes
 
@@ -314,7 +338,7 @@ class CompositeDrafter(Drafter):
             ready = [part for part in self.parts if index not in part.waiting]
             if tried := [part for part in ready if number in part.tried]:
                 ready = tried
-            curves = {part.name: iter(part.survival.curve(budget, number)) for part in ready}
+            curves = {part.name: iter(part.worth(budget, number)) for part in ready}
             chances = {name: next(curve, 0.0) for name, curve in curves.items()}
             turns.append([])
             for _ in range(budget if ready else 0):
@@ -323,12 +347,16 @@ class CompositeDrafter(Drafter):
                 chances[name] = next(curves[name], 0.0)
         return turns
 
-    def _budgets(self, turns: list[list[str]], merged: Merged) -> list[list[int]]:
+    def _budgets(self, turns: list[list[str]], merged: Merged) -> list[list[int] | None]:
         """See `Draft.budgets`: which turn brought each node, where a part that has no more leaves
-        its turn to the next one."""
+        its turn to the next one. None for a row with a tree that would have another shape with
+        fewer nodes."""
         names = [part.name for part in reversed(self.parts)]
-        budgets = []
+        budgets: list[list[int] | None] = []
         for row, line in enumerate(turns):
+            if any(part.is_reshaped(row) for part in self.parts):
+                budgets.append(None)
+                continue
             node_budgets = [len(line)] * merged.draft.num_nodes
             left = {
                 part.name: iter(nodes[row])
@@ -377,7 +405,7 @@ class CompositeDrafter(Drafter):
         return drafts
 
     def _favourite(self, number: int, offered: dict[str, int]) -> str:
-        """The part that drafts for one row; `offered`: levels of a free part's draft, tokens that a
+        """The part that drafts for one row; `offered`: levels of a free part's draft, nodes that a
         model would be asked for."""
         rates = {}
         for part in self.parts:
@@ -387,13 +415,17 @@ class CompositeDrafter(Drafter):
             rates[part.name] = self._rate(part, number, length)
         return max(rates, key=lambda name: rates[name])
 
-    def _rate(self, part: Part, number: int, num_tokens: int) -> float:
-        """Expected tokens per second of this row if `part` drafts `num_tokens`."""
-        tokens = 1 + part.survival.expected(num_tokens, number)
+    def _rate(self, part: Part, number: int, num_offered: int) -> float:
+        """Expected tokens per second of this row if `part` drafts what it offers (`_favourite`)."""
+        tokens = 1 + (
+            sum(part.worth(num_offered, number))
+            if part.is_model
+            else part.survival.expected(num_offered, number)
+        )
         if not any(part.is_model for part in self.parts):
             # nobody's drafts cost anything, so no clock decides: the same texts get the same drafts
             return tokens
-        return tokens / (max(self._pass_seconds, 1e-9) + num_tokens * part.seconds_per_token)
+        return tokens / (max(self._pass_seconds, 1e-9) + num_offered * part.seconds_per_token)
 
     def _timed(self, part: Part, rows: Rows, budget: list[int]) -> Draft:
         began = time.perf_counter()
@@ -402,7 +434,7 @@ class CompositeDrafter(Drafter):
         # a draft model then reads the prompt
         first_step = any(row.stats.steps == 0 for row in rows)
         if part.is_model and longest and not first_step:
-            part.seconds_per_token = _smoothed(
+            part.seconds_per_token = smoothed(
                 part.seconds_per_token, (time.perf_counter() - began) / longest
             )
         return draft
@@ -414,7 +446,7 @@ def _is_model(kind: type[Drafter], settings: Any) -> bool:
 
 
 def _beside(drafts: Sequence[Draft]) -> Merged:
-    """Chains of which each row has one at most."""
+    """Drafts of which each row has one at most."""
     lengths = [draft.lists[1] for draft in drafts]
     owners = [
         max(range(len(drafts)), key=lambda part: counts[part])
@@ -424,7 +456,3 @@ def _beside(drafts: Sequence[Draft]) -> Merged:
         side_by_side(drafts, owners),
         [[list(range(count)) for count in counts] for counts in lengths],
     )
-
-
-def _smoothed(mean: float, value: float) -> float:
-    return value if mean == 0 else mean + CLOCK_MEMORY * (value - mean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.chain_survival import ChainSurvival
 from outrider.types import Draft
 
+SMOOTHING = 0.1  # weight of the newest measurement
 TRY_AFTER = 64  # steps after which a row lets a model that it never asked show what it is worth now
 
 
@@ -27,6 +29,7 @@ class Part:
     # of this step, with what it would draft for rows that another part drafts for
     guess: Draft | None = None
     seconds_per_token: float = 0.0
+    nodes_per_level: float = 0.0  # of its latest trees; 0: it has drafted chains alone
     # by number of a row: steps since it had a node of this part
     unused: dict[int, int] = field(default_factory=dict)
     # numbers of the rows that asked it in this step to see what it is worth by now
@@ -55,9 +58,28 @@ class Part:
             for number, asked, drafted in steps
         }
 
+    def worth(self, num_nodes: int, number: int) -> list[float]:
+        """What each of its first nodes may bring a row: of a chain its chance of being kept, of a
+        tree an equal share of its level's."""
+        width = max(1.0, self.nodes_per_level)
+        chances = self.survival.curve(math.ceil(num_nodes / width), number)
+        return [chances[int(node / width)] / width for node in range(num_nodes)]
+
+    def is_reshaped(self, index: int) -> bool:
+        """Whether, asked for fewer nodes, it would have drafted another tree for a row than the
+        first nodes of this one."""
+        draft = self.draft
+        assert draft is not None, "a step without a draft"
+        if draft.parents is None or not draft.lists[1][index]:
+            return False
+        return draft.budgets is None or draft.budgets[index] is None
+
     def submit(self, draft: Draft, rows: Sequence[bool]) -> None:
         """Offer this step's draft to these rows only; for the others it is a guess."""
         self.guess = self.draft = draft
+        if draft.parents is not None and (num_nodes := sum(draft.lists[1])):
+            levels = sum(depth(draft, index) for index in range(draft.num_rows))
+            self.nodes_per_level = smoothed(self.nodes_per_level, num_nodes / levels)
         if not all(rows):
             self.draft = replace(
                 draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device)
@@ -97,3 +119,8 @@ def _agreed(draft: Draft, index: int, emitted: Sequence[int]) -> int:
         if node < 0:
             return level
     return len(emitted)
+
+
+def smoothed(mean: float, value: float) -> float:
+    """The mean with a new value; 0: there was none."""
+    return value if mean == 0 else mean + SMOOTHING * (value - mean)

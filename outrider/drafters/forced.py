@@ -25,6 +25,8 @@ from outrider.sampling.constraint import Constraint
 from outrider.trees.merge import part_verdict
 from outrider.types import Draft, TargetOutput, Verdict
 
+FORCED = "forced"  # who drafted them, in `Draft.parts`
+
 
 @dataclass(frozen=True)
 class _Growth:
@@ -67,6 +69,7 @@ def with_forced(own: Draft, drafter: Drafter, rows: Rows, max_nodes: int) -> Gro
     row."""
     if all(row.constraint is None for row in rows):  # most steps
         return Grown(own, own)
+    own.parts = _parts(own, drafter, rows)
     growths = []
     for index, row in enumerate(rows):
         growth = None
@@ -78,6 +81,17 @@ def with_forced(own: Draft, drafter: Drafter, rows: Rows, max_nodes: int) -> Gro
     if not any(growth.tokens for growth in growths):
         return Grown(own, own)
     return Grown(_grown(own, growths), own, growths)
+
+
+def _parts(own: Draft, drafter: Drafter, rows: Rows) -> list[Sequence[str] | None]:
+    """Who drafted the nodes of each row; None where the drafter alone does."""
+    parts = own.parts or [None] * len(rows)
+    return [
+        [drafter.name_for(index)] * own.lists[1][index]
+        if parts[index] is None and row.constraint is not None
+        else parts[index]
+        for index, row in enumerate(rows)
+    ]
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,11 @@ def _grown(own: Draft, growths: Sequence[_Growth]) -> Draft:
         draft.probs = F.pad(own.probs, (0, 0, 0, extra))[:, : width + 1]
         sampled = F.pad(own.is_sampled(), (0, extra))[:, :width]
         draft.sampled = sampled & torch.tensor(is_own, device=device)
+    if own.parts is not None:
+        draft.parts = [
+            None if names is None else [*names[: growth.num_kept], *[FORCED] * len(growth.tokens)]
+            for growth, names in zip(growths, own.parts, strict=True)
+        ]
     if own.budgets is not None:
         draft.budgets = [
             None if growth.tokens else known

@@ -66,6 +66,9 @@ class DrafterMux(Drafter):
     def drafts_for(self, index: int) -> bool:
         return self._drafters[self._owners[index]].drafts_for(index)
 
+    def name_for(self, index: int) -> str:
+        return self._owners[index]
+
     def may_lose_nodes(self, index: int) -> bool:
         return self._drafters[self._owners[index]].may_lose_nodes(index)
 

@@ -147,6 +147,7 @@ class EngineLoop:
                 accepted=facts.accepted,
                 rejected=facts.rejected,
                 emitted=done.taken,
+                parts=facts.by_part(done.taken),
                 drafters=[active.drafter for active in done.requests],
                 seconds=done.seconds,
                 kv_tokens=scheduler.kv_budget.used,

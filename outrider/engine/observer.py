@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.request import Finish, Request
+from outrider.stats import PartStats
 
 log = logging.getLogger("outrider.serve")
 
@@ -25,6 +26,8 @@ class StepReport:
     accepted: list[int]
     rejected: list[bool]  # whether the verifier turned down what the draft had next
     emitted: list[int]
+    # per row, by part of its draft, where it has several
+    parts: list[dict[str, PartStats]]
     drafters: list[str]  # per row
     seconds: dict[str, float]  # draft, target, verify, other: of the whole step
     kv_tokens: int  # committed positions of running rows; layers with windows count those they hold

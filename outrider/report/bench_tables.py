@@ -16,7 +16,7 @@ from outrider.lab.bench.bench_result import (
 from outrider.lab.result import Interval
 from outrider.report.document import NOTHING, Bar, Block, Cells, Chart, Heading, table
 from outrider.report.render import SPEEDUP, plain_bar, speedup_bar
-from outrider.report.text import amount, interval, number
+from outrider.report.text import amount, by_part, interval, number
 
 POSITIONS = 5  # of acceptance in the table
 PHASES = ("prompt", "draft", "target", "verify", "other")
@@ -157,6 +157,10 @@ def _positions(row: Row) -> str:
     return " ".join(number(share) for share in shares[:POSITIONS]) + more
 
 
+def _parts(row: Row) -> str:
+    return by_part(row.measured.parts) or NOTHING
+
+
 def _milliseconds(percentiles: Percentiles | None, *names: str) -> str:
     if percentiles is None:
         return NOTHING
@@ -200,6 +204,7 @@ DRAFTS: Cells[Row] = {
     "drafted per step": lambda row: number(row.measured.drafted / row.measured.num_steps, 1),
     "accepted of drafted": lambda row: number(row.measured.draft_utilisation),
     "accepted by position": _positions,
+    "accepted by part": _parts,
     "added memory": _memory,
 }
 LATENCY: Cells[Row] = {

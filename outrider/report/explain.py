@@ -31,6 +31,7 @@ from outrider.report.document import (
 from outrider.report.next_step import PROMPTS, command, step
 from outrider.report.render import origin
 from outrider.report.text import interval, number
+from outrider.stats import PartStats
 
 LITTLE = 0.0005  # tokens per step
 PROMPT_SHOWN = 1200  # characters
@@ -152,6 +153,8 @@ def _tables(result: ExplainResult) -> Iterator[Block]:
     yield Heading("What was lost")
     if rows := _lost(result):
         yield table(rows, cells, "By cause")
+    if result.by_part:
+        yield table(list(result.by_part.items()), BY_PART, "By part of the drafter")
     if result.by_level:
         bars = [
             Bar(str(row.level), interval(row.share), row.share.value, row.share.low, row.share.high)
@@ -165,6 +168,13 @@ def _tables(result: ExplainResult) -> Iterator[Block]:
         yield table(parts, PARTS, "By part of the answer and kind of text")
 
 
+BY_PART: Cells[tuple[str, PartStats]] = {
+    "part": lambda row: row[0],
+    "steps": lambda row: str(row[1].steps),
+    "drafted tokens": lambda row: str(row[1].drafted),
+    "accepted tokens": lambda row: str(row[1].accepted),
+    "accepted of drafted": lambda row: _share(row[1].accepted, row[1].drafted),
+}
 # a row, its share of the tokens lost to rejections, its share of all tokens
 Part = tuple[GroupRow, str, str]
 PARTS: Cells[Part] = {

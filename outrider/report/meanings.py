@@ -8,6 +8,7 @@ MEANINGS = {
     "tokens per pass": "τ, emitted tokens / target passes, the target's own token included",
     "accepted": "α, accepted / tested draft tokens",
     "accepted of drafted": "accepted / drafted tokens, what vLLM calls the acceptance rate",
+    "accepted by part": "tokens of each part of a composite, and forced ones; a token that several drafted counts for the first",
     "accepted by position": "P(the i-th draft token is accepted, given those before it); on a tree: some token there",
     "kept by position": "share of the steps that kept the i-th draft token",
     "added memory": "weights, and KV cache per token, besides the target's",

@@ -11,10 +11,11 @@ import codecs
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import counted
-from outrider.stats import DecodeStats
+from outrider.stats import DecodeStats, PartStats
 
 if TYPE_CHECKING:
     from outrider.lab.result import Interval
@@ -110,6 +111,8 @@ def stats_line(
             f"τ {number(stats.tau)} tokens per target pass",
             f"α {number(stats.alpha)} (accepted {stats.accepted} of {stats.tested} tested)",
         ]
+    if stats.parts:
+        parts.append(f"accepted of drafted: {by_part(stats.parts)}")
     if seeded:
         parts.append(seeded)
     if finish_reason:
@@ -119,6 +122,13 @@ def stats_line(
             )
         )
     return " · ".join(parts)
+
+
+def by_part(parts: Mapping[str, PartStats]) -> str:
+    """'eagle3 80 of 200, ngram 12 of 30': accepted of drafted tokens."""
+    return ", ".join(
+        f"{part} {counts.accepted} of {counts.drafted}" for part, counts in parts.items()
+    )
 
 
 def _speed_parts(stats: DecodeStats) -> list[str]:

@@ -1,10 +1,11 @@
 """Several drafts as one tree: what composite drafting submits, and the verdict on each part's own
 nodes.
 
-The first draft may be drawn from distributions; its nodes come first, so among siblings a drawn
-token is tried before the placed ones. The others must be deterministic. A path that another draft
-already has is shared, not repeated. Placing a token or finding it already there is decided by
-tokens that stay in the tree, so no drawn token is ever withheld.
+The first draft, a chain or a tree, may be drawn from distributions. Its nodes come first and stay
+as they are, so among siblings a drawn token is tried before the placed ones. The others must be
+deterministic. A path that an earlier draft already has is shared, not repeated. Placing a token or
+finding it already there is decided by tokens that stay in the tree, so no drawn token is ever
+withheld.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
         raise ValueError("a draft with siblings drawn with replacement cannot be merged")
     trees = [TokenTree() for _ in range(first.num_rows)]
     node_maps = [
-        [_merged_nodes(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts
+        [
+            _merged_nodes(tree, draft, row, shares=draft is not first)
+            for row, tree in enumerate(trees)
+        ]
+        for draft in drafts
     ]
     merged = to_draft(trees, device)
     if first.probs is not None:
@@ -88,15 +93,18 @@ def part_output(draft: Draft, node_map: NodeMap, output: TargetOutput) -> Target
     return TargetOutput(output.logits[rows, index], output.hidden, output.kept)
 
 
-def _merged_nodes(tree: TokenTree, draft: Draft, row: int) -> list[int]:
-    """Put one row of a draft into a tree; where each of its nodes went."""
+def _merged_nodes(tree: TokenTree, draft: Draft, row: int, *, shares: bool) -> list[int]:
+    """Put one row of a draft into a tree; where each of its nodes went. `shares`: an equal node
+    that is there serves. (Where a distribution has no tokens left for a shape's last siblings, a
+    drawn tree repeats one, whose place the distributions after it need.)"""
+    put = tree.add if shares else tree.append
     tokens = draft.lists[0][row]
     length = draft.lists[1][row]
     parents = draft.parent_lists[row]
     node_map: list[int] = []
     for node in range(length):
         parent = -1 if parents[node] < 0 else node_map[parents[node]]
-        node_map.append(tree.add(parent, tokens[node]))
+        node_map.append(put(parent, tokens[node]))
     return node_map
 
 

@@ -20,6 +20,7 @@ from outrider.types import Draft, Verdict
 KINDS = "chain, best-first, sequoia, parallel:3 or widths like 4x2x1"
 # nodes of a tree whose size the user did not name: with the pending token, two tiles of 8 rows
 DYNAMIC_NUM_NODES = 15
+PARALLEL = "parallel"  # the kind of tree whose siblings are drawn with replacement
 CHAIN_LENGTH = 4  # of each parallel chain, likewise
 
 
@@ -50,7 +51,7 @@ class TreeSettings:
 
     def __post_init__(self) -> None:
         kind, _, number = self.tree.partition(":")
-        if kind == "parallel":
+        if kind == PARALLEL:
             if not number.isdigit() or int(number) < 1:
                 raise ConfigError(
                     f"tree parallel:M needs the number of chains M >= 1, got '{self.tree}'"
@@ -84,7 +85,7 @@ class TreeSettings:
     def default_num_nodes(self) -> int:
         """Nodes of the tree when the user names no number."""
         kind, _, number = self.tree.partition(":")
-        if kind == "parallel":
+        if kind == PARALLEL:
             return int(number) * CHAIN_LENGTH
         return (
             DYNAMIC_NUM_NODES
@@ -103,7 +104,7 @@ class TreePlan:
         self._num_chains = int(number or 0)
         self.siblings = SiblingAcceptance(settings.acceptance())
         self.worth = NodeWorth()
-        self.replacement = self.kind == "parallel"
+        self.replacement = self.kind == PARALLEL
 
     @property
     def grows_best_first(self) -> bool:
@@ -141,7 +142,7 @@ class TreePlan:
                 self.worth.count(*growth.ranked_probs[nodes[node]], kept=node == num_kept)
 
     def _shape(self, num_nodes: int) -> TreeShape:
-        if self.kind == "parallel":
+        if self.kind == PARALLEL:
             return TreeShape.parallel(self._num_chains, num_nodes)
         acceptance = self.siblings.estimate() if self.settings.adapt else self.settings.acceptance()
         if self.kind in ("best-first", "sequoia"):

@@ -46,6 +46,10 @@ def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
             None if (known := drafts[owner].budgets) is None else known[row]
             for row, owner in enumerate(owners)
         ],
+        parts=[
+            None if (parts := drafts[owner].parts) is None else parts[row]
+            for row, owner in enumerate(owners)
+        ],
     )
 
 

@@ -30,10 +30,15 @@ class TokenTree:
 
     def add(self, parent: int, token: int) -> int:
         """The child of `parent` with this token, made if it is not there yet."""
-        node = self._child.setdefault((parent, token), len(self.tokens))
-        if node == len(self.tokens):
-            self.tokens.append(token)
-            self.parents.append(parent)
+        node = self._child.get((parent, token))
+        return self.append(parent, token) if node is None else node
+
+    def append(self, parent: int, token: int) -> int:
+        """A new child of `parent`, even where an equal one is there; later guesses share the first."""
+        node = len(self.tokens)
+        self._child.setdefault((parent, token), node)
+        self.tokens.append(token)
+        self.parents.append(parent)
         return node
 
     def add_path(self, tokens: Iterable[int], budget: int, parent: int = -1) -> None:

@@ -82,6 +82,15 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"parts": "suffix,eagle3", "options": f"eagle3.head={HEADS_AT}/eagle3"},
         {"parts": "block,ngram", "options": f"block.head={HEADS_AT}/block"},
         {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={HEADS_AT}/medusa"},
+        {
+            "parts": "suffix,eagle3",
+            "options": f"eagle3.head={HEADS_AT}/eagle3;eagle3.tree=best-first;eagle3.min_gain=0",
+        },
+        {
+            "parts": "medusa,ngram",
+            "options": f"medusa.head={HEADS_AT}/medusa;medusa.tree=2x2x1",
+        },
+        {"parts": "ngram,draft-model", "mode": "best", "options": "draft-model.tree=parallel:2"},
         {"parts": "ngram,prediction"},
         {"parts": "draft-model,prediction", "mode": "best"},
     ],

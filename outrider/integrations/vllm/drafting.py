@@ -20,7 +20,6 @@ from typing import Protocol
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.proposals import proposed
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.params import SamplingParams
@@ -187,18 +186,10 @@ class BatchDrafter:
         while below and len(nodes) < limit and 0 <= tokens[below[0]] < self._vocab_size:
             nodes.append(below[0])
             below = children[below[0] + 1]
-        return _Sent(nodes, [tokens[node] for node in nodes], self._author(index))
-
-    def _author(self, index: int) -> str:
-        """The part of a composite that drafted for this row; of other drafters, their name."""
-        if not isinstance(self.drafter, CompositeDrafter):
-            return self._name
-        drafted = (
-            part.name
-            for part in self.drafter.parts
-            if part.draft is not None and part.draft.lists[1][index]
-        )
-        return next(drafted, "none")
+        # of a composite, its part that drafted the first token
+        parts = None if draft.parts is None else draft.parts[index]
+        part = self._name if parts is None else parts[nodes[0]] if nodes else "none"
+        return _Sent(nodes, [tokens[node] for node in nodes], part)
 
 
 def _kept(ask: Ask | None, row: Row, sent: _Sent) -> int | None:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.workload.types import Workload
+from outrider.stats import PartStats
 
 Ending = Literal["rounds", "budget", "interrupted"]
 ENDINGS: dict[Ending, str] = {
@@ -120,6 +121,8 @@ class Measured(Record):
     drafted: int
     tested: int
     accepted: int
+    # by part of a composite, and of forced tokens; empty where the drafter alone drafts
+    parts: dict[str, PartStats] = Field(default_factory=dict)
     num_disturbed: int  # runs alongside busy neighbours, the repeats included
     # mean share of the processors that others used during its runs; None: not recorded
     other_cpu: float | None = None

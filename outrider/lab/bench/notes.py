@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from pydantic import Field
+
 from outrider.lab.bench.bench_result import Parting
 from outrider.lab.result import Record
 from outrider.lab.runner import Trace
-from outrider.stats import PHASES
+from outrider.stats import PHASES, PartStats
 
 SHOWN = 8  # tokens of a text that parts
 
@@ -56,6 +58,7 @@ class RunNote(Record):
     kept: list[int]
     shared: bool  # its steps were those of other prompts, too
     complete: bool  # the answer came to its own end
+    parts: dict[str, PartStats] = Field(default_factory=dict)  # as of `Measured`
     right: bool | None = None
     pairing: Pairing | None = None
 
@@ -91,6 +94,7 @@ def notes_of(
                 drafted=stats.drafted,
                 tested=stats.tested,
                 accepted=stats.accepted,
+                parts=stats.parts,
                 ttft_s=trace.ttft_s,
                 decode_s=ends[-1] - ends[0],
                 decode_tokens=trace.decode_tokens(),

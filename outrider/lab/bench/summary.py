@@ -30,6 +30,7 @@ from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
+from outrider.stats import sum_parts
 from outrider.text import decode
 
 MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
@@ -61,6 +62,7 @@ def measured(
         drafted=sum(note.drafted for note in notes),
         tested=sum(note.tested for note in notes),
         accepted=sum(note.accepted for note in notes),
+        parts=sum_parts(*(note.parts for note in notes)),
         num_disturbed=sum(note.other_cpu > max_other_cpu for note in notes),
         other_cpu=fmean(note.other_cpu for note in notes),
         tokens_per_s=rate,

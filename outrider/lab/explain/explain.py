@@ -37,6 +37,7 @@ from outrider.lab.runner import Contender, Runner, Step, Trace
 from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.models.tokens.token_bytes import token_name
 from outrider.sampling.params import SamplingParams
+from outrider.stats import sum_parts
 from outrider.text import Detokenizer, decode
 
 MAX_SHOWN = 4000  # tokens whose places a result keeps: about 2 MB
@@ -221,6 +222,7 @@ def _summary(
         other_cpu=max(text.trace.other_cpu for text in texts),
         times=times,
         causes=list(_causes(places, sum(steps), times)),
+        by_part=sum_parts(*(text.trace.stats.parts for text in texts)),
         by_level=list(_by_level(places)),
         by_kind=list(_groups(KINDS, [(place.kind, place) for place in places])),
         by_section=list(_groups(SECTIONS, [(place.section, place) for place in places])),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainSerializer
 
 from outrider.lab.result import Comparable, Interval, Record, Result
+from outrider.stats import PartStats
 
 Tone = Literal["good", "bad", "caution", "plain"]
 
@@ -143,6 +144,8 @@ class ExplainResult(Result):
     other_cpu: float  # highest share of the processors that others used, 0..1
     times: Times | None
     causes: list[CauseRow]
+    # by part of a composite, and of forced tokens; empty where the drafter alone drafts
+    by_part: dict[str, PartStats] = Field(default_factory=dict)
     by_level: list[LevelRow]
     by_kind: list[GroupRow]
     by_section: list[GroupRow]

@@ -89,6 +89,21 @@ DRAFT_POSITIONS = {
         "Drafts of which this position, from 0, was the first that the verifier turned down.",
     ),
 }
+# PartStats' field -> the same, of drafts that several parts drafted
+PART_COUNTERS = {
+    "steps": (
+        "spec_decode_num_drafts_per_part",
+        "Drafts with at least one token of this part: of a composite's drafter, or forced by a grammar.",
+    ),
+    "drafted": (
+        "spec_decode_num_draft_tokens_per_part",
+        "Draft tokens submitted, by part; a token that several parts drafted counts for the first.",
+    ),
+    "accepted": (
+        "spec_decode_num_accepted_tokens_per_part",
+        "Draft tokens that went into the text, by part.",
+    ),
+}
 DRAFT_HISTOGRAMS = {
     "asked": (
         "spec_decode_draft_length",
@@ -117,7 +132,7 @@ SNAPSHOT_COUNTERS = {
     "preemptions": ("num_preemptions", "Requests that had to leave the batch for a while."),
 }
 # of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one after a
-# slash
+# slash, with a part where it has one before a point
 OF_DRAFTERS = {
     "remote_draft_hits": "Drafts of a draft service that were at hand when a step began, per request and step.",
     "remote_draft_waits": "Drafts of a draft service that a step waited for.",
@@ -152,6 +167,8 @@ def of_totals(models: Mapping[str, ModelTotals]) -> Iterator[Metric]:
         families[field] = CounterMetricFamily(PREFIX + name, text, labels=DRAFTER)
     for field, (name, text) in DRAFT_POSITIONS.items():
         families[field] = CounterMetricFamily(PREFIX + name, text, labels=[*DRAFTER, "position"])
+    for name, text in PART_COUNTERS.values():
+        families[name] = CounterMetricFamily(PREFIX + name, text, labels=[*DRAFTER, "part"])
     for field, (name, text) in DRAFT_HISTOGRAMS.items():
         families[field] = HistogramMetricFamily(PREFIX + name, text, labels=DRAFTER)
     families["finished_by"] = CounterMetricFamily(
@@ -189,6 +206,9 @@ def _add_drafter(families: dict[str, Any], labels: list[str], drafter: DrafterTo
     for field in DRAFT_POSITIONS:
         for position, count in enumerate(getattr(drafter, field)):
             families[field].add_metric([*labels, str(position)], count)
+    for part, counts in drafter.parts.items():
+        for field, (name, _) in PART_COUNTERS.items():
+            families[name].add_metric([*labels, part], getattr(counts, field))
     for field in DRAFT_HISTOGRAMS:
         _add_histogram(families[field], labels, getattr(drafter, field))
 
@@ -226,9 +246,15 @@ def of_snapshots(snapshots: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
     }
     for model, snapshot in snapshots.items():
         for name, value in snapshot.drafter.items():
-            counter, _, reason = name.partition("/")
+            path, _, reason = name.partition("/")
+            part, _, counter = path.rpartition(".")
             if counter in drafters:
-                drafters[counter].add_metric([model, reason] if reason else [model], value)
+                labels = {"model_name": model, "part": part, "reason": reason}
+                drafters[counter].add_sample(
+                    f"{PREFIX}{counter}_total",
+                    {label: text for label, text in labels.items() if text},
+                    value,
+                )
         for name, value in _gauges(snapshot).items():
             gauges[name].add_metric([model], value)
         for field, family in counters.items():

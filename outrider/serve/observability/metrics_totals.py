@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import Finish, Request
-from outrider.stats import PHASES, DecodeStats
+from outrider.stats import PHASES, DecodeStats, PartStats, sum_parts
 
 FINISHES = ("stop", "length", "abort", "timeout", "error")
 SECONDS = (
@@ -75,6 +75,7 @@ class DrafterTotals:
         self.drafts = 0  # a row's steps with at least one draft token
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.parts: dict[str, PartStats] = {}  # of drafts that have several
         self.accepted_at: list[int] = []
         self.rejected_at: list[int] = []
         # draft tokens that the control wanted, plain steps included
@@ -168,6 +169,10 @@ class ModelTotals(Observer):
             self._stepped_at = now
             for name, *numbers in rows:
                 self._drafter(name).count(*numbers)
+            for name, counts in zip(report.drafters, report.parts, strict=True):
+                if counts:
+                    totals = self._drafter(name)
+                    totals.parts = sum_parts(totals.parts, counts)
 
     def emitted(self, tokens: int) -> None:
         """Tokens of an engine whose steps are made elsewhere, and counted there."""

@@ -14,6 +14,7 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.parts import choose_parts
 from outrider.rows import Rows
+from outrider.stats import PartStats
 from outrider.types import Draft, TargetOutput, Verdict
 from tests.helpers import byte_tokenizer
 from tests.unit.drafters.fake_target import join, step
@@ -245,6 +246,74 @@ def test_best_tries_again_what_it_has_long_not_used() -> None:
     assert model.heard[-1] == ([4], [4])
 
 
+class Forked(Scripted):
+    """Guesses two tokens of which the second is `jump` further, then one after each."""
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        self.budgets.append(list(gamma))
+        start = torch.tensor([[row.tokens[-1]] for row in rows])
+        tokens = (start + torch.tensor([[7, self.jump, 14, 2 * self.jump]])) % rows.vocab_size
+        lengths = torch.tensor([min(budget, 4) for budget in gamma])
+        return Draft(tokens, lengths, torch.tensor([[-1, -1, 0, 1]]).expand(len(rows), -1))
+
+
+@pytest.mark.parametrize("mode", ["merge", "best"])
+def test_a_tree_of_the_model_is_worth_its_levels(mode: str) -> None:
+    """Counted as a chain of as many nodes, half of it would be beyond its last level."""
+    model = Part("model", Forked(), True)
+    assert model.worth(3, 0) == model.survival.curve(3, 0)
+    drafter = CompositeDrafter([model, Part("free", Scripted(jump=3, limit=1), False)], mode)
+    drafter._pass_seconds = 1.0
+    rows = batch(drafter)
+    for _ in range(20):
+        draft = step(drafter, rows, [5], successor)
+    number = drafter._numbers[0]
+    assert model.nodes_per_level == 2
+    first, second = model.survival.curve(2, number)
+    assert first > 0.8
+    assert model.worth(4, number) == [first / 2, first / 2, second / 2, second / 2]
+    assert draft.lists[0][0][:2] == [draft.lists[0][0][1] + 6, draft.lists[0][0][1]]
+    assert model.drafter.heard[-1] == ([4], [2])
+
+
+def test_what_a_tree_would_be_with_fewer_nodes_is_not_said() -> None:
+    """Its first nodes are not the tree of a smaller budget; a row without it has chains."""
+    model = Forked()
+    drafter = composite("merge", model=(model, True), free=(Scripted(jump=3), False))
+    rows = batch(drafter, 2)
+    draft = step(drafter, rows, [6, 0], successor)
+    assert draft.budgets is not None
+    assert (draft.budgets[0], draft.budgets[1]) == (None, [0] * draft.num_nodes)
+
+
+def test_drafts_are_counted_by_part() -> None:
+    """A node that both have is the model's; all together are the row's own counters."""
+    drafter = composite("merge", free=(Scripted(limit=4), False), model=(Scripted(limit=2), True))
+    rows = batch(drafter)
+    for gamma, follow in ((8, successor), (8, lambda token: token), (0, successor)):
+        step(drafter, rows, [gamma], follow)
+    assert rows[0].stats.parts == {"model": PartStats(2, 4, 2), "free": PartStats(2, 4, 2)}
+    assert (rows[0].stats.drafted, rows[0].stats.accepted) == (8, 4)
+
+
+def test_a_row_whose_best_part_drafts_is_counted_for_it_alone() -> None:
+    model = Part("model", Scripted(), True, seconds_per_token=9.0)
+    drafter = CompositeDrafter([model, Part("free", Scripted(limit=3), False)], "best")
+    drafter._pass_seconds = 1.0
+    rows = batch(drafter, 2)
+    assert step(drafter, rows, [4, 2], successor).parts == [["free"] * 3, ["free"] * 2]
+
+
+def test_counters_and_summary_of_parts_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = composite("merge", a=(Scripted(), False), b=(Forked(), True))
+    assert (drafter.counters, drafter.summary) == ({}, [])
+    monkeypatch.setattr(Scripted, "counters", {"hits": 2.0, "troubles/late": 1.0})
+    monkeypatch.setattr(Forked, "counters", {"hits": 3.0})
+    monkeypatch.setattr(Scripted, "summary", ["it learned"])
+    assert drafter.counters == {"a.hits": 2.0, "a.troubles/late": 1.0, "b.hits": 3.0}
+    assert drafter.summary == ["b: it learned", "a: it learned"]
+
+
 def test_close_and_notes_reach_every_part() -> None:
     """A part that keeps its memory in a file would lose it."""
     parts = Scripted(), Scripted()
@@ -378,9 +447,19 @@ def test_two_models() -> None:
     assert "one model or head at most, got eagle3 and medusa" in refused(parts="eagle3,medusa")
 
 
-def test_a_tree_of_the_model() -> None:
-    assert "drafts a chain" in refused(parts="draft-model,ngram", options="draft-model.tree=2x2")
-    assert "drafts a chain" in refused(parts="eagle3,ngram", options="eagle3.tree=best-first")
+def test_a_tree_of_equal_nodes() -> None:
+    """Siblings drawn with replacement cannot share nodes; a row's own tree may have them."""
+    options = {"parts": "eagle3,ngram", "options": "eagle3.tree=parallel:2"}
+    assert "cannot draft parallel:2" in refused(**options)
+    CompositeDrafter.part_classes(CompositeSettings(**options, mode="best"))
+
+
+@pytest.mark.parametrize("mode", ["merge", "best"])
+@pytest.mark.parametrize(("tree", "num_nodes"), [("best-first", 15), ("4x2x1", 20), ("2x1", 7)])
+def test_a_models_tree_comes_whole(mode: str, tree: str, num_nodes: int) -> None:
+    settings = CompositeSettings("eagle3,ngram", mode=mode, options=f"eagle3.tree={tree}")
+    required = CompositeDrafter.requirements(settings)
+    assert (required.trees, required.num_draft_tokens) == (True, num_nodes)
 
 
 def test_options_of_a_part_that_is_not_there() -> None:

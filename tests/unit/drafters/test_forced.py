@@ -166,6 +166,33 @@ def test_the_control_learns_of_the_drafters_own_tokens_alone(model: Path) -> Non
     assert sum(sum(facts.accepted) for facts in seen) < sum(whole.accepted)
 
 
+@pytest.mark.parametrize(
+    ("part", "drafting"),
+    [
+        ("ngram", {"drafter": "ngram"}),
+        ("suffix", {"drafter": "composite", "drafter_options": {"parts": "suffix,ngram"}}),
+    ],
+    ids=["alone", "composite"],
+)
+def test_forced_tokens_are_a_part_of_the_drafts(
+    model: Path, plain: str, part: str, drafting: dict[str, Any]
+) -> None:
+    """All parts together are the row's counters. A row without a grammar has no such part."""
+    # of the answer's end, which a look-up then finds
+    prompt = f"{plain[-12:]} {PROMPT}"
+    with LLM(str(model), num_draft_tokens=6, **drafting) as llm:
+        structured = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+        formed = SamplingParams(max_tokens=120, structured_outputs=structured)
+        with_form, free = llm.generate([prompt, prompt], [formed, SamplingParams(max_tokens=60)])
+    parts = with_form.stats.parts
+    assert {part, "forced"} <= set(parts) <= {"suffix", "ngram", "forced"}
+    assert sum(counts.drafted for counts in parts.values()) == with_form.stats.drafted
+    assert sum(counts.accepted for counts in parts.values()) == with_form.stats.accepted
+    assert parts["forced"].accepted > 20
+    assert set(free.stats.parts) <= {"suffix", "ngram"}
+    assert bool(free.stats.parts) == (drafting["drafter"] == "composite")
+
+
 class _Form:
     """A grammar that forces one token, unless the path has it."""
 
@@ -212,12 +239,13 @@ class _Closed(_Form):
 def test_a_forbidden_token_goes_unless_its_drafter_learns_from_it(keeps_all: bool) -> None:
     """Catches answers to forced tokens that a drafter takes for answers to its own."""
     drafter: Any = SimpleNamespace(
-        drafts_for=lambda _: True, may_lose_nodes=lambda _: not keeps_all
+        drafts_for=lambda _: True, may_lose_nodes=lambda _: not keeps_all, name_for=lambda _: "own"
     )
     row: Any = SimpleNamespace(constraint=_Closed(), clamp_draft=lambda size: size)
     own = Draft(torch.tensor([[3, 4]]), torch.tensor([2]))
     grown = with_forced(own, drafter, [row], 4)  # type: ignore[arg-type]
     assert grown.draft.lists == (([[3, 4]], [2]) if keeps_all else ([[7]], [1]))
+    assert grown.draft.parts == ([["own", "own"]] if keeps_all else [["forced"]])
 
 
 def test_learners_from_each_node_are_known() -> None:

@@ -23,6 +23,7 @@ from outrider.kv.draft_pages import DraftPages
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.models.loading.load import build_lm
 from outrider.sampling.params import SamplingParams
+from outrider.stats import PartStats, sum_parts
 from outrider.types import Draft, Verdict, VerdictLists
 from tests.helpers import make_row, tiny_llama
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
@@ -174,6 +175,31 @@ def test_no_drafter_is_asked_for_more_than_it_was_built_for(engine_of: MakeEngin
         )
         answer.wait()
         assert max(asked) == max_nodes
+
+
+def test_steps_are_reported_by_part(engine_of: MakeEngine) -> None:
+    """Of rows whose drafts have parts; together they are what the answer counts, where it ends in
+    the middle of a draft, too."""
+    seen: dict[str, list[dict[str, PartStats]]] = {"composite": [], "ngram": []}
+
+    class Watching(Observer):
+        def stepped(self, report: StepReport) -> None:
+            for drafter, parts in zip(report.drafters, report.parts, strict=True):
+                seen[drafter].append(parts)
+
+    engine = engine_of(drafter="composite", extra=("ngram",), observer=Watching())
+    text = [1, 2, 3, 4] * 12
+    ours, others = ask(
+        engine,
+        request(text, max_tokens=42),
+        request(text, max_tokens=42, speculation=Speculation(drafter="ngram")),
+    )
+    stats = ours.finish.stats
+    assert others.finish.stats.parts == {}
+    assert not any(seen["ngram"])
+    assert sum_parts(*seen["composite"]) == stats.parts
+    assert set(stats.parts) == {"draft-model", "suffix"}
+    assert sum(counts.accepted for counts in stats.parts.values()) == stats.accepted > 0
 
 
 def test_a_drafter_observes_what_rows_that_are_not_its_own_emit() -> None:

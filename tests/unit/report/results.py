@@ -55,6 +55,7 @@ from outrider.lab.tune.tune_result import (
     TuneResult,
     Words,
 )
+from outrider.stats import PartStats
 from outrider.train.train_result import CurvePoint, HeldOutResult, TrainingLoss, TrainResult
 from tests.unit.lab.bench.test_machine import target
 
@@ -448,6 +449,7 @@ def greedy_lookup_explanation() -> ExplainResult:
         alpha=None,
         tokens_per_s=None,
         by_section=[],
+        by_part={"suffix": PartStats(2, 5, 2), "forced": PartStats(1, 2, 2)},
         command="outrider explain demo",
         texts=[explained_text(**nothing)],
         notes=["a note"],

@@ -70,6 +70,21 @@ def test_an_answer_of_one_step_has_no_decode_speed(emitted: int) -> None:
     )
 
 
+def test_parts_of_drafts_are_told() -> None:
+    total = DecodeStats()
+    for parts in (["eagle3", "eagle3", "ngram"], ["forced", "ngram"]):
+        stats = DecodeStats()
+        stats.count_step(len(parts), 2, 3, rejected=True)
+        stats.count_parts(parts, [0, 1])
+        total = total.merge(stats)
+    assert total.as_dict()["parts"] == {
+        "eagle3": {"steps": 1, "drafted": 2, "accepted": 2},
+        "ngram": {"steps": 2, "drafted": 2, "accepted": 1},
+        "forced": {"steps": 1, "drafted": 1, "accepted": 1},
+    }
+    assert "accepted of drafted: eagle3 2 of 2, ngram 1 of 2, forced 1 of 1" in stats_line(total)
+
+
 def test_nothing_emitted_has_no_times() -> None:
     assert stats_line(DecodeStats(), "abort") == "0 tokens in 0.00 s · stopped by you"
 

@@ -11,7 +11,8 @@ from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 from tests import oracle
 from tests.contract.test_exact_distribution import EXACT, FILTERS, pair, verifier_named
-from tests.oracle_trees import tree_accepted, tree_bias
+from tests.contract.test_exact_distribution_trees import SHAPES
+from tests.oracle_trees import shape, tree_accepted, tree_bias, tree_drafts
 
 TREE_VERIFIERS = ("traversal", "multi-round", "gumbel")
 PLAIN = FILTERS["plain"]
@@ -82,6 +83,24 @@ def test_drawn_nodes_come_first_and_keep_their_distributions() -> None:
     assert torch.equal(merged.probs[:, :3], drawn.probs)
     assert merged.probs.shape == (2, 5, 4)
     assert merged.parents.tolist() == [[-1, 0, -1, 2], [-1, 0, -1, -1]]
+
+
+def test_a_drawn_tree_stays_as_it_is() -> None:
+    """A distribution without tokens for a shape's last sibling repeats one: shared with the first,
+    the nodes after it would be verified against other nodes' distributions."""
+    drawn = Draft(
+        torch.tensor([[1, 1, 2, 0]]),
+        torch.tensor([4]),
+        torch.tensor([[-1, -1, 0, 1]]),
+        torch.rand(1, 5, 3).softmax(-1),
+        torch.tensor([[True, False, True, True]]),
+    )
+    merged = merge_drafts([drawn, chains([1, 0])])
+    assert merged.draft.tokens.tolist() == [[1, 1, 2, 0, 0]]
+    assert merged.draft.parents.tolist() == [[-1, -1, 0, 1, 0]]
+    assert merged.draft.sampled.tolist() == [[True, False, True, True, False]]
+    assert torch.equal(merged.draft.probs[:, :5], drawn.probs)
+    assert merged.node_maps == [[[0, 1, 2, 3]], [[0, 4]]]
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
@@ -170,6 +189,20 @@ def test_distribution_is_the_targets(verifier: str, filters: str, foreign: list[
         )
         < EXACT
     )
+
+
+@pytest.mark.parametrize("verifier", TREE_VERIFIERS)
+@pytest.mark.parametrize("filters", ["plain", "top_k", "greedy"])
+@pytest.mark.parametrize("foreign", [[0], [1, 2], [2, 0, 1]])
+@pytest.mark.parametrize("name", [*SHAPES, "after a repeated sibling"])
+def test_distribution_beside_a_tree(
+    verifier: str, filters: str, foreign: list[int], name: str
+) -> None:
+    """A head's tree, drawn or placed, beside somebody else's path: no bias at all."""
+    shapes = SHAPES | {"after a repeated sibling": ([-1, -1, -1, 0, 2], "sssss")}
+    target, drafter = pair(2, 3, 3, FILTERS[filters], FILTERS["top_k"])
+    drawn = tree_drafts(drafter, shape(*shapes[name]))
+    assert tree_bias(verifier_named(verifier), target, merged_proposals(drawn, foreign)) < EXACT
 
 
 @pytest.mark.parametrize("verifier", TREE_VERIFIERS)

@@ -10,6 +10,8 @@ import pytest
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.summary import accuracy, identity, measured
 from outrider.lab.runner import Trace
+from outrider.report.text import by_part
+from outrider.stats import PartStats
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
 
@@ -95,6 +97,13 @@ def test_numbers_of_a_configuration() -> None:
         3,
         None,
     )
+
+
+def test_parts_of_drafts_are_summed_and_shown() -> None:
+    parts = {"eagle3": PartStats(3, 8, 5), "ngram": PartStats(1, 2, 1)}
+    found = measured([entry.model_copy(update={"parts": parts}) for entry in OWNS], PLAINS, **ABOUT)
+    assert found.parts == {"eagle3": PartStats(9, 24, 15), "ngram": PartStats(3, 6, 3)}
+    assert by_part(found.parts) == "eagle3 15 of 24, ngram 3 of 6"
 
 
 def test_plain_decoding_is_compared_with_nothing() -> None:

@@ -80,6 +80,12 @@ def test_results_add_up(
     assert result.tau.value == pytest.approx(result.emitted / result.steps)
     places = [place for text in result.texts for place in text.places]
     assert all(place.kind in KINDS and place.section in SECTIONS for place in places)
+    if "composite" in configuration:
+        assert set(result.by_part) == {"draft-model", "suffix"}
+        assert sum(counts.drafted for counts in result.by_part.values()) == result.drafted
+        assert sum(counts.accepted for counts in result.by_part.values()) == result.accepted
+    else:
+        assert result.by_part == {}
     assert result.has_draft_probs == ("draft-model" in configuration)
     path = tmp_path / "result.json"
     result.write(path)

@@ -17,7 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.metrics_totals import Histogram, ModelTotals
 from outrider.serve.observability.selftest import Finding, SelfTest
-from outrider.stats import DecodeStats
+from outrider.stats import DecodeStats, PartStats
 from outrider.version import __version__
 
 # of docs/usage/metrics (vLLM 0.32) what a server without LoRA, swapping and multi-modal input has
@@ -85,6 +85,7 @@ def step(
         "rows": len(asked),
         "waiting": 0,
         "drafters": ["draft-model"] * len(asked),
+        "parts": [{}] * len(asked),
         "kv_tokens": 0,
         "kv_capacity": 100,
         "seconds": {"draft": 0.1, "target": 0.3, "verify": 0.05, "other": 0.05},
@@ -324,6 +325,44 @@ def test_no_series_is_on_the_page_twice() -> None:
         if "self_test_finding_info{" in line
     ]
     assert len(lines) == len(set(lines)) == 2
+
+
+def test_parts_of_drafts_are_counted_alongside_the_whole() -> None:
+    """Summed over parts they are the drafter's series; a drafter without parts has none."""
+    metrics, totals = one_step()
+    parts = [{"eagle3": PartStats(1, 3, 2), "ngram": PartStats(1, 1, 0)}, {}]
+    for _ in range(2):
+        totals.stepped(
+            step([4, 2], [4, 2], [2, 0], [3, 1], drafters=["composite", "ngram"], parts=parts)
+        )
+    found = {
+        (name, dict(labels)["part"]): number
+        for (name, labels), number in samples(metrics).items()
+        if "_per_part" in name and dict(labels)["drafter"] == "composite"
+    }
+    assert found == {
+        ("spec_decode_num_drafts_per_part_total", "eagle3"): 2,
+        ("spec_decode_num_drafts_per_part_total", "ngram"): 2,
+        ("spec_decode_num_draft_tokens_per_part_total", "eagle3"): 6,
+        ("spec_decode_num_draft_tokens_per_part_total", "ngram"): 2,
+        ("spec_decode_num_accepted_tokens_per_part_total", "eagle3"): 4,
+        ("spec_decode_num_accepted_tokens_per_part_total", "ngram"): 0,
+    }
+    assert value(metrics, "spec_decode_num_draft_tokens_total", drafter="composite") == 8
+    assert sum("_per_part" in name for name in names(metrics)) == len(found)
+
+
+def test_counters_of_a_part_have_its_name() -> None:
+    metrics = ServerMetrics()
+    counters = {
+        "remote_draft_hits": 1.0,
+        "a.remote_draft_hits": 2.0,
+        "a.remote_draft_troubles/late": 3.0,
+    }
+    metrics.watch(Engine(EngineSnapshot(drafter=counters)))
+    assert value(metrics, "remote_draft_hits_total") == 1
+    assert value(metrics, "remote_draft_hits_total", part="a") == 2
+    assert value(metrics, "remote_draft_troubles_total", part="a", reason="late") == 3
 
 
 def test_lab_reads_our_page_as_it_reads_vllms() -> None:
