@@ -9,7 +9,7 @@ The keys of what was read carry true positions, and what is decoded continues af
 prompt: the cache counts the gaps (`KVCache.skipped`). The draft is a model with the target's
 tokenizer, or the target's own first layers. A source: SpecPrefill (Liu et al. 2502.02789). There
 chunks with the greatest attention are kept; here those to which one of the last tokens attends more
-than the others do (docs/algorithms/sparse-prefill.md).
+than the others do (docs/algorithms/prefill.md).
 """
 
 from __future__ import annotations
