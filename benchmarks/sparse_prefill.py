@@ -3,7 +3,7 @@ the whole prompts.
 
     OMP_NUM_THREADS=1 python benchmarks/sparse_prefill.py MODEL.gguf
 
-Questions of Spec-Bench's `rag` after their own passages among those of other questions, 4,000 and
+Questions of Spec-Bench's `rag` after their own passages among those of other questions, 2,000 to
 8,000 tokens in all. Every prompt is read whole and in each other way in turn. `agree` is the share
 of the first 64 tokens of the answer to the whole prompt that are the sparse target's first choice,
 too, given the answer so far; `equal` is how many tokens of its own answer are the same until the
@@ -22,10 +22,9 @@ from questions import questions
 from outrider import LLM, SamplingParams
 from outrider.prefill import SparsePrefill
 
-LENGTHS = {4000: 3, 8000: 2}  # tokens -> prompts
+LENGTHS = {2000: 8, 4000: 3, 8000: 1}  # tokens -> prompts
 ANSWER = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
 WAYS = {
-    "early:4": "keep=0.2 draft=early:4",
     "early:8": "keep=0.2 draft=early:8",
     "early:8, keep=0.5": "keep=0.5 draft=early:8",
     "at random": "keep=0.2 draft=early:1",
@@ -57,10 +56,10 @@ def at_random(prefill: SparsePrefill) -> None:
 @torch.inference_mode()
 def agreement(llm: Any, prompt: list[int], answer: list[int]) -> float:
     """Share of these tokens that the target of `llm` would choose first, given those before."""
-    decoder = llm._built.decoder
-    lm = decoder.target.twin()
+    built = llm._built
+    lm = built.target.lm.twin()
     lm.kv.add_row()
-    reading = decoder.prefill.reading(prompt)
+    reading = built.prefill.reading(prompt)
     while not reading.advance(lm, 0):
         pass
     logits = lm.forward(torch.tensor([[prompt[-1], *answer[:-1]]])).logits
@@ -72,7 +71,7 @@ def main(model: str) -> None:
     ways: dict[str, Any] = {
         name: LLM(model, drafter="none", prefill=prefill) for name, prefill in WAYS.items()
     }
-    at_random(ways["at random"]._built.decoder.prefill)
+    at_random(ways["at random"]._built.prefill)
     print("tokens | way | read | first token, s | times faster | agree | equal")
     for length, count in LENGTHS.items():
         rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}

@@ -71,6 +71,7 @@ class Built:
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
     takes_prediction: bool = False  # the drafter looks at what rows predict
+    prefill: SparsePrefill | None = None  # None: prompts are read whole
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -102,7 +103,7 @@ class Built:
 
     def promises(self, verifier: RowVerifier) -> bool:
         """Whether a text that this rule verifies follows the target's distribution."""
-        return verifier.lossless and self.decoder.prefill is None
+        return verifier.lossless and self.prefill is None
 
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
@@ -307,6 +308,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         parts.requirements.trees,
         notes,
         parts.requirements.prediction,
+        models.prefill,
     )
 
 

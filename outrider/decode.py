@@ -22,10 +22,9 @@ from outrider.drafters.forced import with_forced
 from outrider.drafters.proposals import proposed
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
-from outrider.prefill import SparsePrefill
 from outrider.rows import Row, Rows
 from outrider.runtime.torch_threads import spare_threads
-from outrider.step import Clock, Control, StepFacts, StepObserver
+from outrider.step import Clock, Control, PromptReader, StepFacts, StepObserver
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
@@ -44,7 +43,7 @@ class Decoder:
         max_forced: int = 0,
     ) -> None:
         self.max_forced = max_forced
-        self.prefill: SparsePrefill | None = None  # how long prompts are read; None: whole
+        self.prefill: PromptReader | None = None  # of long prompts; None: they are read whole
         self.target = target
         self.drafter = drafter
         self.verifier = verifier

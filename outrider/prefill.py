@@ -15,7 +15,7 @@ than the others do (docs/algorithms/prefill.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from outrider.models.lm import LM, PREFILL_CHUNK, module_run
 from outrider.models.loaded import LoadedModel
 from outrider.models.probes.probe import probe_tokens
 from outrider.models.tokens.vocabulary import tokens_of_one
-from outrider.rows import Row
+from outrider.rows import Rows
 from outrider.settings import checked, parse_settings, setting
 
 EARLY = "early"  # the target's own first layers
@@ -151,7 +151,7 @@ class SparsePrefill:
         """A prompt about to be read."""
         return SparseReading(prompt, self._positions(prompt))
 
-    def read(self, lm: LM, rows: Iterable[Row]) -> None:
+    def read(self, lm: LM, rows: Rows) -> None:
         """The target reads the prompts of those rows that are new and long enough."""
         for index, row in enumerate(rows):
             prompt = row.tokens[: row.num_prompt]

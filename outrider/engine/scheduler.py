@@ -189,7 +189,7 @@ class Scheduler:
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(
-            target, self.pool, self.drafts, drafter.signals, self.batch.decoder.prefill
+            target, self.pool, self.drafts, drafter.signals, self.batch.built.prefill
         )
         self.kv_budget = KVBudget(
             positions - self.pool.num_pages * self.pool.page,

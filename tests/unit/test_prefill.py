@@ -61,7 +61,7 @@ def answer(llm: LLM, tokens: list[int], params: SamplingParams = GREEDY) -> Any:
 
 def kept(llm: LLM, tokens: list[int]) -> list[int]:
     """Positions that the target reads."""
-    prefill = llm._built.decoder.prefill
+    prefill = llm._built.prefill
     assert prefill is not None
     choosing = prefill._positions(tokens)
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def test_scores_are_of_the_attention_that_transformers_computes(
 ) -> None:
     tokens = prompt(500, 3)
     llm = llms["eager"]
-    prefill = llm._built.decoder.prefill
+    prefill = llm._built.prefill
     assert prefill is not None
     model.set_attn_implementation("eager")
     with torch.inference_mode():
