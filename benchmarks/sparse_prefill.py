@@ -22,7 +22,7 @@ from questions import questions
 from outrider import LLM, SamplingParams
 from outrider.prefill import SparsePrefill
 
-LENGTHS = {2000: 8, 4000: 3, 8000: 1}  # tokens -> prompts
+LENGTHS = {2000: 5, 4000: 2, 8000: 1}  # tokens -> prompts
 ANSWER = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
 WAYS = {
     "early:8": "keep=0.2 draft=early:8",
