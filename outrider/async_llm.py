@@ -188,6 +188,7 @@ class _Answer:
             logprobs=None if request.params.logprobs is None else whole.logprobs,
             stats=finish.stats,
             lossless=finish.lossless,
+            prompt_share=finish.prompt_share,
             seed=finish.seed,
             verifier=verifier,
             stop_reason=finish.stop_reason,

@@ -36,6 +36,8 @@ from outrider.models.source import ModelSource, resolve
 from outrider.models.tokens.bad_words import BadWordFinder
 from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts
+from outrider.prefill import PrefillSettings, SparsePrefill
+from outrider.rows import RowVerifier
 from outrider.settings import parse_settings
 
 REMOTE = "remote"  # the drafter that asks a draft service
@@ -53,6 +55,7 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
+    prefill: SparsePrefill | None = None  # None: prompts are read whole
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Built:
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
     takes_prediction: bool = False  # the drafter looks at what rows predict
+    prefill: SparsePrefill | None = None  # None: prompts are read whole
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -94,8 +98,12 @@ class Built:
             **({"adapters": merged} if merged else {}),
             "exact": self.target.lm.limits.exact_rows
             and (self.target.lm.limits.exact_trees or not self.draws_trees),
-            "lossless": self.decoder.verifier.lossless,
+            "lossless": self.promises(self.decoder.verifier),
         }
+
+    def promises(self, verifier: RowVerifier) -> bool:
+        """Whether a text that this rule verifies follows the target's distribution."""
+        return verifier.lossless and self.prefill is None
 
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
@@ -210,6 +218,9 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
         revision=sources[0].revision,
         draft=sources[1].name if len(sources) > 1 else None,
     )
+    prefill = options.prefill_settings
+    if prefill is not None and prefill.is_early:
+        needs = replace(needs, module=True)
     _set_threads(options.threads)
     device = resolve_device(options.device)
     loader = ModelLoader(options, needs, device, status, models)
@@ -221,7 +232,34 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     context = loader.context(target)
     if draft is not None:
         loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
-    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes)
+    resolved = loader.resolved(target, context)
+    loaded = Models(target, draft, resolved, memory, context, loader.notes)
+    if prefill is not None:
+        loaded.prefill = _make_prefill(options, prefill, loaded, status)
+        loaded.notes.append(loaded.prefill.note)
+    return loaded
+
+
+def _make_prefill(
+    options: Options, prefill: PrefillSettings, models: Models, status: Callable[[str], None]
+) -> SparsePrefill:
+    """The sparse prefill of loaded models, for which another draft may have to be loaded."""
+    scorer = models.target
+    if not prefill.is_early:
+        label = "demo draft" if prefill.draft == DEMO else prefill.draft
+        source = model_source(prefill.draft, "draft")
+        own = replace(options, target=prefill.draft, revision=None, quantise=None)
+        loader = ModelLoader(
+            own,
+            Needs(module=True),
+            models.target.lm.device,
+            status,
+            [ToLoad(source, label)],
+        )
+        status(loader.weigh().one_line())
+        scorer = loader.load(loader.models[0])
+        models.notes.extend(loader.notes)
+    return SparsePrefill.of(prefill, models.target, scorer)
 
 
 def assemble(models: Models, parts: Parts) -> Built:
@@ -229,9 +267,12 @@ def assemble(models: Models, parts: Parts) -> Built:
     target = models.target
     draft = models.draft
     drafter = parts.make_drafter(target, draft if parts.requirements.draft else None)
+    if models.prefill is not None:
+        models.prefill.check_drafter(parts.requirements, drafter)
     decoder = Decoder(
         target.lm, drafter, parts.make_verifier(), parts.make_control(), parts.length.max_nodes
     )
+    decoder.prefill = models.prefill
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
         notes.append(
@@ -267,6 +308,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         parts.requirements.trees,
         notes,
         parts.requirements.prediction,
+        models.prefill,
     )
 
 

@@ -1,5 +1,4 @@
-"""The speculative loop: one step, the only one there is. `LLM`, benchmarks and servers all call
-`Decoder.step`.
+"""The speculative loop: the one step there is, which `LLM`, benchmarks and servers all call.
 
     draft    = drafter.propose(rows, gamma)          guess
     output   = target.forward(pending + draft)       ONE target pass
@@ -8,10 +7,9 @@
     taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
     target.kv.keep(path); drafter.commit(...)        forget the rest, learn
 
-Three invariants remove the special cases (each has a test): every row has one pending token,
-committed but in no cache; every model catches up by feeding `tokens[kv.length:]`; after a commit
-every cache equals a fresh start on the tokens. Plain decoding is the same step with an empty draft.
-A source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+Invariants (each has a test): every row has one pending token, committed but in no cache; models
+catch up by feeding `tokens[kv.text_length:]`; after a commit every cache equals a fresh start.
+Plain decoding has an empty draft. Sources: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.runtime.torch_threads import spare_threads
-from outrider.step import Clock, Control, StepFacts, StepObserver
+from outrider.step import Clock, Control, PromptReader, StepFacts, StepObserver
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
@@ -34,8 +32,7 @@ from outrider.verifiers.fast import verdicts_of
 
 
 class Decoder:
-    """Target, drafter, verifier and the rows they work on. `max_forced`: up to how many nodes a
-    row's draft may grow by tokens that its grammar forces."""
+    """Target, drafter, verifier and their rows. `max_forced`: nodes that a grammar may add a row."""
 
     def __init__(
         self,
@@ -46,6 +43,7 @@ class Decoder:
         max_forced: int = 0,
     ) -> None:
         self.max_forced = max_forced
+        self.prefill: PromptReader | None = None  # of long prompts; None: they are read whole
         self.target = target
         self.drafter = drafter
         self.verifier = verifier
@@ -106,8 +104,9 @@ class Decoder:
         return taken
 
     def catch_up(self) -> None:
-        """The target's cache holds every token of a row but the pending one, and the drafter has
-        read what it asked for."""
+        """The target has read every row up to its pending token, and the drafter what it wants."""
+        if self.prefill is not None:
+            self.prefill.read(self.target, self.rows)
         signals = self.drafter.signals
         self.target.catch_up(
             [row.tokens for row in self.rows], signals, self.drafter.read if signals else None

@@ -53,6 +53,7 @@ class BaseLLM(ABC):
         verifier: str = "auto",
         verifier_options: dict[str, Any] | None = None,
         lossy: bool = False,
+        prefill: str | None = None,
         dtype: str = "auto",
         quantise: Literal[4, 8] | None = None,
         device: str = "auto",
@@ -77,6 +78,7 @@ class BaseLLM(ABC):
         verifier                acceptance rule; "auto": "block", for trees "traversal", with a seed "gumbel"
         verifier_options        settings of the verifier
         lossy                   allows a verifier that changes the text
+        prefill                 reads a share of long prompts alone, which changes answers: "keep=0.2 draft=early:8"
         dtype                   "auto" (the checkpoint's), "bfloat16", "float32", ...
         quantise                4 or 8: bits that the target's linear layers are rounded to on loading (CPU): another model then
         device                  "auto", "cpu", "cuda" or "cuda:N"
@@ -105,6 +107,7 @@ class BaseLLM(ABC):
             verifier=verifier,
             verifier_options=verifier_options or {},
             lossy=lossy,
+            prefill=prefill,
             dtype=dtype,
             quantise=quantise,
             device=device,

@@ -12,6 +12,7 @@ from outrider.configuration import spelled_out
 from outrider.drafters.requirements import DraftsWithHead
 from outrider.errors import ConfigError
 from outrider.parts import Parts
+from outrider.prefill import PrefillSettings
 from outrider.settings import checked, setting
 
 Runtime = Literal["auto", "native", "graphs", "eager"]  # how passes run
@@ -36,6 +37,8 @@ class Options:
     verifier: str = "auto"
     verifier_options: dict[str, Any] = field(default_factory=dict)
     lossy: bool = False
+    # in one text, "keep=0.2 draft=early:8"; None: prompts are read whole
+    prefill: str | None = None
     dtype: str = "auto"
     # bits that the target's linear layers are rounded to on loading
     quantise: Literal[4, 8] | None = None
@@ -47,7 +50,13 @@ class Options:
     trust_remote_code: bool = False
     revision: str | None = None
 
+    @property
+    def prefill_settings(self) -> PrefillSettings | None:
+        """`prefill`, read."""
+        return None if self.prefill is None else PrefillSettings.parse(self.prefill)
+
     def __post_init__(self) -> None:
+        self.prefill_settings  # noqa: B018  raises what is wrong with it
         if len(self.drafter.split()) > 1:
             for name, value in spelled_out(vars(self)).items():
                 object.__setattr__(self, name, value)

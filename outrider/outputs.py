@@ -21,7 +21,8 @@ class Completion:
     logprobs          for each token: id -> natural log-probability under the target, no filters applied;
                       None: not asked for
     stats             counters, and times in seconds
-    lossless          False: a lossy verifier was allowed, so the text need not follow the model's distribution
+    lossless          False: a lossy verifier or `prefill` was allowed, so the text need not follow the model's distribution
+    prompt_share      share of the prompt that the target read; below 1 only with `prefill`
     seed              the one that was used, also when none was asked for: with `verifier` it repeats the answer
     verifier          name of the acceptance rule: for a seeded answer gumbel, unless another one was asked for
     stop_reason       the stop string or stop_token_ids entry that ended it; None: anything else did
@@ -40,6 +41,7 @@ class Completion:
     lossless: bool
     seed: int
     verifier: str = ""
+    prompt_share: float = 1.0
     stop_reason: int | str | None = None
     prompt: str | None = None
     index: int = 0

@@ -84,6 +84,8 @@ class Row:
     # of its first tokens: drafters that learn have seen them, or will not; 0 but for a row that
     # comes back
     num_learned: int = 0
+    # of its prompt's tokens that the target read; below 1 where it was read sparsely
+    prompt_share: float = 1.0
     finish_reason: str | None = None
     # the stop string or the named stop token that ended the row
     stop_reason: int | str | None = None

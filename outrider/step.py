@@ -1,21 +1,25 @@
-"""A step of decoding for those who neither draft nor verify in it: its facts, its clock, and two
+"""A step of decoding for those who neither draft nor verify in it: its facts, its clock, and three
 roles.
 
     control     chooses how much every row drafts, and learns from the facts
     observer    sees the facts of every step: recorders, reports, timers
+    reader      has the target read new prompts otherwise than whole
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
 from outrider.rows import Rows
 from outrider.stats import PartStats, count_parts
 from outrider.types import Draft, Verdict
+
+if TYPE_CHECKING:
+    from outrider.models.lm import LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,12 @@ class Control(StepObserver, Protocol):
     def choose(self, rows: Rows) -> list[int]: ...
 
     def summary(self) -> dict[str, Any]: ...
+
+
+class PromptReader(Protocol):
+    """Reads new prompts into the target's cache before a step, where it does not leave them whole."""
+
+    def read(self, lm: LM, rows: Rows) -> None: ...
 
 
 class Clock:

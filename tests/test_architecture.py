@@ -27,7 +27,7 @@ FLOORS = {
     "rows": 2, "step": 2, "text": 2, "thoughts": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3,
     "decode": 4, "run": 4, "parts": 4, "configuration": 4,
-    "options": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "settings_file": 5,
+    "options": 4, "prefill": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "settings_file": 5,
     "llm_base": 5, "llm": 5, "async_llm": 5,
     "train": 6, "lab": 6, "testing": 6,
     "report": 7, "serve": 7, "demo": 7, "integrations": 7,

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.lab import OutputOptions, Resume, answer, measure
-from outrider.cli.options import SELDOM_MODEL, SELDOM_SAMPLING, MachineOptions, ServerTarget
+from outrider.cli.options import (
+    PREFILL,
+    SELDOM_MODEL,
+    SELDOM_SAMPLING,
+    MachineOptions,
+    ServerTarget,
+)
 from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import gathered, given, option, refuse_unused
@@ -42,6 +48,7 @@ class BenchOptions:
         common=True,
     )
     lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
+    prefill: str | None = option(None, COMPARED, f"{PREFILL} Plain decoding reads whole prompts.")
     batch_size: str = option(
         "1",
         COMPARED,
@@ -172,7 +179,7 @@ def bench(
     refuse_unused(given(servers), "without a server's URL as the target")
     plan = options.plan(target, machine, prompts, answers)
     workload = prompts.load(target)
-    asked = replace(machine.options(target), lossy=options.lossy)
+    asked = replace(machine.options(target), lossy=options.lossy, prefill=options.prefill)
     run = partial(
         run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template
     )

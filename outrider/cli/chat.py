@@ -160,7 +160,16 @@ class Conversation:
             ]
             session.say("\n".join(full) or _cut_off(len(completion.token_ids)))
         if self._verbose:
-            session.say(stats_line(completion.stats), dim=True)
+            line = stats_line(
+                completion.stats,
+                lossless=completion.lossless,
+                prompt_share=completion.prompt_share,
+            )
+            session.say(line, dim=True)
+        elif completion.prompt_share < 1:
+            session.say(
+                f"LOSSY: {completion.prompt_share:.0%} of the conversation was read", dim=True
+            )
         if sys.stdin.isatty() and completion.stats.decode_tokens_per_s is not None:
             session.say(_speed(completion.stats, speedup), dim=True)
 
@@ -276,7 +285,8 @@ def _system(text: str) -> dict[str, str]:
 
 
 def _model(target: str, config: Mapping[str, Any]) -> str:
-    return f"{_short(target)}, {config['max_model_len']} tokens of context"
+    read = f", LOSSY: prefill {config['prefill']}" if config.get("prefill") else ""
+    return f"{_short(target)}, {config['max_model_len']} tokens of context{read}"
 
 
 def _drafting(config: Mapping[str, Any]) -> str:
@@ -286,7 +296,11 @@ def _drafting(config: Mapping[str, Any]) -> str:
     draft = f" ({_short(config['draft'])})" if config["draft"] else ""
     count = config["num_draft_tokens"]
     number = "as many tokens as pay" if str(count).startswith("auto") else f"{count} tokens a step"
-    lossy = "" if config["lossless"] else f", LOSSY: verifier {config['verifier']} changes the text"
+    lossy = (
+        ""
+        if config["lossless"] or config.get("prefill")
+        else f", LOSSY: verifier {config['verifier']} changes the text"
+    )
     return f"drafts by {config['drafter']}{draft}, {number}{lossy}"
 
 

@@ -125,7 +125,11 @@ def generate(
             _print_whole(completion.text)
         seeded = _seeded(completion, params)
         line = stats_line(
-            completion.stats, completion.finish_reason, lossless=completion.lossless, seeded=seeded
+            completion.stats,
+            completion.finish_reason,
+            lossless=completion.lossless,
+            prompt_share=completion.prompt_share,
+            seeded=seeded,
         )
         sys.stderr.write(f"{line}\n")
     return 130 if completion.finish_reason == "abort" else 0
@@ -182,6 +186,7 @@ def as_object(
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "lossless": completion.lossless,
+        "prompt_share": completion.prompt_share,
         "verifier": completion.verifier,
         "stats": completion.stats.as_dict(),
         "control": llm.control,

@@ -32,7 +32,7 @@ SAMPLING = "Sampling"
 
 # written in one text by verbs that run studies: `verbs.gathered`
 SELDOM_MODEL = (
-    "dtype", "quantise", "runtime", "max_model_len", "revision", "trust_remote_code", "lossy", "draft_endpoint",
+    "dtype", "quantise", "runtime", "max_model_len", "revision", "trust_remote_code", "lossy", "prefill", "draft_endpoint",
 )  # fmt: skip
 SELDOM_SAMPLING = (
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos",
@@ -57,6 +57,10 @@ ShowDrafts = Annotated[bool, typer.Option(help="Mark the tokens that came from t
 TOP_K = "Keep the K likeliest tokens; 0 is off."
 TOP_P = "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy."
 MIN_P = "Drop tokens below this share of the likeliest; 0 is off."
+PREFILL = (
+    "Lossy: read a share of long prompts alone, which a draft chooses: early:N, the target's first N "
+    "layers, or a model."
+)
 GENERATION_CONFIG = (
     "Where what is not given about sampling comes from: auto (the model's generation_config.json), "
     "none, or a folder with one."
@@ -164,6 +168,7 @@ class ModelOptions(MachineOptions):
         common=True,
     )
     lossy: bool = option(False, DRAFTING, "Allow a verifier that changes the text.")
+    prefill: str | None = option(None, DRAFTING, PREFILL, metavar='"keep=0.2 draft=..."')
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad

@@ -136,7 +136,8 @@ class Batch:
         """For good. What it read and wrote stays known, where decoding writes the bits that reading
         would; a draft's keys may have any."""
         index = self._index(active)
-        if pool.page < PREFILL_CHUNK:
+        is_whole = self.kv.text_length(index) == self.kv.lengths[index]
+        if is_whole and pool.page < PREFILL_CHUNK:
             pool.save(active.row.tokens, self.kv, index, self.kv.lengths[index])
         drafts.save(active.row.tokens, self.decoder.drafter.text_caches, index)
         self._remove(active, index)

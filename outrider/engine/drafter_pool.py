@@ -96,6 +96,9 @@ class DrafterPool:
         self._by_noise = {
             name for name, member in members.items() if member.prefers_shared_noise and not named
         }
+        for name, other in others.items():
+            if models.prefill is not None:
+                models.prefill.check_drafter(self._parts[name].requirements, other)
         drafter = DrafterMux(
             {FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0]
         )
@@ -109,6 +112,7 @@ class DrafterPool:
             DraftPrefill(drafter, control),
             max(parts.length.max_nodes for parts in self._parts.values()),
         )
+        built.decoder.prefill = models.prefill
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:

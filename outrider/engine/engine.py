@@ -148,7 +148,7 @@ class Engine:
     @property
     def lossless(self) -> bool:
         """Whether requests that ask for nothing else keep the target's distribution."""
-        return self._batch.decoder.verifier.lossless
+        return self._batch.built.promises(self._batch.decoder.verifier)
 
     def calibrate(self, status: Callable[[str], None] = lambda line: None) -> None:
         """Time steps of many kinds for a load-aware control, before `start`; a few seconds."""
@@ -229,7 +229,7 @@ class Engine:
                 row,
                 self._arrivals,
                 drafter,
-                rule.lossless,
+                self._batch.built.promises(rule),
                 reproducible,
                 shown=len(request.committed),
             )

@@ -12,6 +12,9 @@ small pages.
 A text may have an answer's beginning after its prompt: of a request that continues elsewhere, or
 that lost its keys. That part is read as decoding would have, in passes no wider than those whose
 bits were compared, so that the text continues as it would have.
+
+A prompt that is read sparsely (`outrider/prefill.py`) neither takes pages nor gives any: its keys
+are not those of the same text read whole.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from outrider.kv.pages import PagePool
 from outrider.kv.state_pool import StatePool
 from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
 from outrider.models.probes.probe import probe_tokens
+from outrider.prefill import SparsePrefill
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
 # tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with
@@ -43,12 +47,18 @@ class Prefiller:
     """Reads prompts in chunks between steps. Lives in the engine's thread."""
 
     def __init__(
-        self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]
+        self,
+        target: LM,
+        pool: Pool,
+        drafts: DraftPages,
+        signals: tuple[int, ...],
+        sparse: SparsePrefill | None = None,
     ) -> None:
         self.lm = target.twin()
         self._signals = signals
         self._pool = pool
         self._drafts = drafts
+        self._sparse = sparse
         self._lanes: list[ActiveRequest] = []  # by row of the cache
         self._turns: deque[ActiveRequest] = deque()
 
@@ -70,11 +80,16 @@ class Prefiller:
         self._turns.append(active)
         active.signals = []
         active.draft_parts = []
+        active.sparse = None
         if active.request.prompt_logprobs is not None:
             active.prompt_logprobs = [None]  # nothing predicts the first token
         else:
             known = active.row.tokens[:-1]
             active.draft_parts = self._drafts.copy(known)
+            prompt = active.row.tokens[: active.row.num_prompt]
+            if self._sparse is not None and self._sparse.takes(prompt):
+                active.sparse = self._sparse.reading(prompt)
+                return
             max_length = shortest(active.draft_parts) if self._signals else None
             pages = self._pool.load(known[: self._shared(active)], self.lm.kv, row, max_length)
             active.cached_tokens = min(pages, active.row.num_prompt)
@@ -95,7 +110,13 @@ class Prefiller:
         self._turns.rotate(-1)
         row = self._lanes.index(active)
         tokens = active.row.tokens
-        done = self.lm.kv.lengths[row]
+        done = self.lm.kv.text_length(row)
+        if active.sparse is not None:
+            if not active.sparse.advance(self.lm, row):
+                return None
+            active.row.prompt_share = active.sparse.share
+            active.sparse = None
+            return active if self.lm.kv.text_length(row) >= len(tokens) - 1 else None
         chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
         prompt = active.row.num_prompt - 1  # what is read as a prompt
         chunk = chunk[
@@ -122,7 +143,7 @@ class Prefiller:
                 active.prompt_logprobs += _logprobs(
                     output.logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted
                 )
-        return active if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
+        return active if self.lm.kv.text_length(row) >= len(tokens) - 1 else None
 
     def take(self, active: ActiveRequest) -> Any:
         """The cache entries of a prompt that is read (`KVCache.pack`)."""
@@ -133,9 +154,9 @@ class Prefiller:
     def _save(self, active: ActiveRequest, row: int) -> None:
         """Keep the part of a prompt that was read so far in the pool, whatever becomes of the
         request."""
-        self._pool.save(
-            active.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(active))
-        )
+        length = self.lm.kv.lengths[row]
+        if length == self.lm.kv.text_length(row):
+            self._pool.save(active.row.tokens, self.lm.kv, row, min(length, self._shared(active)))
 
     def _shared(self, active: ActiveRequest) -> int:
         """Tokens of its text whose keys other texts may have: an answer's only where bits do not

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, OutriderError
 from outrider.kv.draft_pages import Parts
+from outrider.prefill import SparseReading
 from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
@@ -120,6 +121,7 @@ class Finish:
     prefill_s: float = 0.0  # of reading the prompt
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose keys and values were there already
+    prompt_share: float = 1.0  # of the prompt that was read; below 1 where it was read sparsely
     preemptions: int = 0
     error: OutriderError | None = None  # with reason "error"
 
@@ -190,6 +192,7 @@ class ActiveRequest:
     draft_state: Any = None  # what its drafter knew then (`Drafter.pack`)
     # what drafters' pages know of its prompt, until it joins the batch
     draft_parts: Parts = field(default_factory=list)
+    sparse: SparseReading | None = None  # while its prompt is read sparsely
     # (start, layer -> (T, H)) for its drafter
     signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)
 
@@ -252,6 +255,7 @@ class ActiveRequest:
             prefill_s=joined - started,
             prompt_tokens=self.row.num_prompt,
             cached_tokens=self.cached_tokens,
+            prompt_share=self.row.prompt_share,
             preemptions=self.preemptions,
             error=error,
         )

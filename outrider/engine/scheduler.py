@@ -188,7 +188,9 @@ class Scheduler:
         positions = settings.kv_bytes(available_memory(target.device)) // self._token_bytes
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
-        self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
+        self.prefiller = Prefiller(
+            target, self.pool, self.drafts, drafter.signals, self.batch.built.prefill
+        )
         self.kv_budget = KVBudget(
             positions - self.pool.num_pages * self.pool.page,
             target.kv,
@@ -243,7 +245,7 @@ class Scheduler:
             self._observer.prefilled(
                 active.request,
                 active.joined - started,
-                active.row.num_prompt - active.cached_tokens,
+                round(active.row.prompt_share * active.row.num_prompt) - active.cached_tokens,
             )
 
     def _can_start(self, active: ActiveRequest) -> bool:

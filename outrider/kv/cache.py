@@ -20,6 +20,9 @@ base on, a whole block:
 A row whose next pass would not fit moves to the front of its slot (`make_room`). It holds
 `KEPT_BACK` tokens more than windows reach, so that many may be taken back; a row that is cut
 further is forgotten, and its tokens must be fed again.
+
+A prompt that was read sparsely (`outrider/prefill.py`) lies here without its gaps: keys carry the
+positions that they were made for, so only what comes next must know how many were `skipped`.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class PackedRow:
     length: int
     first: int
     parts: list[Tensor]
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class KVCache:
             [shape for shape in self.layers if shape.window is not None]
         )
         self.lengths: list[int] = []  # committed positions per row
+        self.skipped: list[int] = []  # and tokens of its text before them that nobody read
         # per row the position that comes first in slots of layers with windows
         self.bases: list[int] = []
         self.firsts: list[int] = []  # and the first one that they hold
@@ -225,9 +230,8 @@ class KVCache:
     def add_row(self) -> int:
         """A new empty row at the end of the batch; returns its index."""
         self.reserve(self.num_rows + 1, 0)
-        self.lengths.append(0)
-        self.bases.append(0)
-        self.firsts.append(0)
+        for each in (self.lengths, self.skipped, self.bases, self.firsts):
+            each.append(0)
         return self.num_rows - 1
 
     def swap_remove(self, row: int) -> None:
@@ -237,9 +241,14 @@ class KVCache:
             for store, begin in zip((*self.keys, *self.values), self.begins(last), strict=True):
                 store[row, : self.lengths[last] - begin] = store[last, : self.lengths[last] - begin]
             self.lengths[row] = self.lengths[last]
+            self.skipped[row] = self.skipped[last]
             self._set_base(row, self.bases[last], self.firsts[last])
-        for each in (self.lengths, self.bases, self.firsts):
+        for each in (self.lengths, self.skipped, self.bases, self.firsts):
             each.pop()
+
+    def text_length(self, row: int) -> int:
+        """Tokens of a row's text that its next pass comes after."""
+        return self.lengths[row] + self.skipped[row]
 
     def advance(self, row: int, count: int) -> None:
         """Commit the next `count` positions of a row, as the last pass wrote them."""
@@ -339,18 +348,22 @@ class KVCache:
         """All that a row holds, for `unpack` elsewhere; it stays here, too."""
         starts = [0 if shape.window is None else self.firsts[row] for shape in self.layers]
         return PackedRow(
-            self.lengths[row], self.firsts[row], self._copies(row, starts, self.lengths[row])
+            self.lengths[row],
+            self.firsts[row],
+            self._copies(row, starts, self.lengths[row]),
+            self.skipped[row],
         )
 
     @torch.inference_mode()
     def unpack(self, row: int, packed: Any) -> None:
         """An empty row becomes what `pack` made elsewhere, which may be unpacked again."""
         self._put(row, 0, packed.length, packed.parts)
+        self.skipped[row] = packed.skipped
         self._set_base(row, self.bases[row], max(self.bases[row], packed.first))
 
     def clear(self) -> None:
         """No rows, and nothing of them in memory that passes read."""
-        for each in (self.lengths, self.bases, self.firsts):
+        for each in (self.lengths, self.skipped, self.bases, self.firsts):
             each.clear()
         self.scrub()
 

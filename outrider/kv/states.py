@@ -123,6 +123,9 @@ class StateCache(KVCache, Generic[S]):
         self.lengths.clear()
         self._rows.clear()
 
+    def text_length(self, row: int) -> int:
+        return self.lengths[row]
+
     def advance(self, row: int, count: int) -> None:
         """Commit the next `count` tokens of the last pass."""
         self.lengths[row] += count

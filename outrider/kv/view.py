@@ -46,6 +46,10 @@ class BorrowedCache(KVCache):
         return self.parent.firsts
 
     @property
+    def skipped(self) -> list[int]:  # type: ignore[override]
+        return self.parent.skipped
+
+    @property
     def capacity(self) -> int:
         return self.parent.capacity
 

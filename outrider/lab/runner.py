@@ -256,12 +256,14 @@ class Runner:
         """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these
         models.
 
+        Plain decoding, with which others are compared, reads prompts whole whatever `prefill` says.
         `any_length`: with drafting loops for any number of tokens up to the configuration's, at
         what that number costs.
         """
+        models = replace(self.models, prefill=None) if configuration.is_plain else self.models
         return Contender(
             configuration,
-            assemble(self.models, replace(self._parts(configuration), any_length=any_length)),
+            assemble(models, replace(self._parts(configuration), any_length=any_length)),
         )
 
     def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:

@@ -15,7 +15,9 @@ in `probes/pass_limits.py`, not assumed).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ from outrider.models.latent import ABSORBED, absorbed
 from outrider.models.pass_plan import PassPlan, followed
 
 NAME = "outrider"
+# (layer, queries (B, heads, T, D), scaling) of a pass, whose keys are in the cache by then
+Watch = Callable[[int, Tensor, float | None], None]
+_watch: ContextVar[Watch | None] = ContextVar("who sees the queries of this thread's passes")
 
 
 def attention(
@@ -60,7 +65,20 @@ def attention(
         slopes=alibi_slopes,
         chosen=indices,
     )
+    if (watch := _watch.get(None)) is not None:
+        watch(module.layer_idx, query, scaling)
     return out, None
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """`watch` is called with the queries of every layer of passes that this thread makes inside by
+    transformers' modules."""
+    before = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
 
 
 def choose(number: int, scores: Scores) -> Tensor:

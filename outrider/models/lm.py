@@ -2,9 +2,9 @@
 
 `LM.forward` runs one pass of T tokens per row after each row's committed prefix and returns
 logits; it commits nothing. The caller then commits what it keeps (`kv.keep`, `kv.advance`). Feeding
-a row up to its last token is `catch_up`: it feeds `tokens[kv.length:]`, so a fresh prompt, a fully
+a row up to its last token is `catch_up`: it feeds `tokens[kv.text_length:]`, so a fresh prompt, a fully
 accepted draft and a row that moved here from elsewhere are one case. The last token of a row is
-never fed by `catch_up`: it is the pending token, first of the next pass.
+never fed by `catch_up`: it is the pending token, first of the next pass. A prompt may be fed with gaps (`read_at`).
 
 `run` is the model itself: transformers' module, or a faster run of the same passes
 (`runtime/run.py`, `graphs.py`). Passes are padded and split as `granularity` and
@@ -201,7 +201,7 @@ class LM:
         longest = max((len(tokens) for tokens in rows), default=0)
         self.kv.reserve(len(rows), longest + PREFILL_CHUNK)
         for row, tokens in enumerate(rows):
-            while (done := self.kv.lengths[row]) < len(tokens) - 1:
+            while (done := self.kv.text_length(row)) < len(tokens) - 1:
                 chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
                 ids = torch.tensor([chunk], device=self.device)
                 column = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -209,6 +209,19 @@ class LM:
                 self.kv.advance(row, len(chunk))
                 if read is not None:
                     read(row, done, {layer: states[0] for layer, states in output.hidden.items()})
+
+    def read_at(self, tokens: Tensor, positions: Tensor, row: int) -> None:
+        """Feed and commit some tokens (T,) of a row's text, each at its own position (T,): the text
+        before and between them is skipped, for good."""
+        num_tokens = len(tokens)
+        missing = self._padded_width(1, num_tokens) - num_tokens
+        self.kv.reserve(self.kv.num_rows, self.kv.lengths[row] + num_tokens + missing)
+        ids = F.pad(tokens.clamp(max=self.shape.vocab_size - 1), (0, missing))[None]
+        plan, _ = self._plan(ids, None, row, reads=True)
+        column = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.run(ids, F.pad(positions, (0, missing))[None], plan, column)
+        self.kv.advance(row, num_tokens)
+        self.kv.skipped[row] = int(positions[-1]) + 1 - self.kv.lengths[row]
 
     def _first_columns(self, count: int) -> Tensor:
         """0 .. count, made once: alongside a pass of a small model, and with the caches full of

@@ -47,11 +47,12 @@ def plan_pass(
     if parents is not None and window is None and not kv.is_short and kv.device.type == "cpu":
         return _plan_trees(kv, parents, num_keys, first_row, last_position)
     starts = torch.tensor(lengths, device=kv.device)
+    texts = torch.tensor(_texts(kv, first_row, num_rows), device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
     # Padding tokens may stand after the last position the model knows; what they compute is never
     # read.
-    positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
+    positions = (texts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
 
     def mask(starts: Tensor, num_keys: int, within: int | None) -> Tensor:
@@ -86,7 +87,10 @@ def _plan_one_chain(
     start = kv.lengths[first_row]
     # its slot is the first of those the pass is given
     indices = torch.arange(start, start + width, device=kv.device)
-    positions = indices if start + width <= last_position + 1 else indices.clamp(max=last_position)
+    skipped = kv.skipped[first_row]
+    positions = indices + skipped if skipped else indices
+    if start + skipped + width > last_position + 1:
+        positions = positions.clamp(max=last_position)
     mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
     return PassPlan(
         *_stores(kv, first_row), indices, mask, chain_keys=num_keys, starts=[start]
@@ -106,12 +110,18 @@ def _plan_trees(
     lengths = kv.lengths[first_row : first_row + num_rows]
     starts = np.array(lengths)[:, None]
     indices = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
-    positions = np.minimum(starts + depths, last_position)
+    texts = np.array(_texts(kv, first_row, num_rows))[:, None]
+    positions = np.minimum(texts + depths, last_position)
     mask = partial(tree_mask, lengths, sees, num_keys, kv.dtype)
     plan = PassPlan(
         *_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees, starts=lengths
     )
     return plan, torch.from_numpy(positions)
+
+
+def _texts(kv: KVCache, first_row: int, num_rows: int) -> list[int]:
+    """Per row, tokens of its text that stand in front of the pass."""
+    return [kv.text_length(row) for row in range(first_row, first_row + num_rows)]
 
 
 def _stores(kv: KVCache, first_row: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -127,7 +127,7 @@ def _identity(result: BenchResult) -> Iterator[Block]:
         return
     differing = sum(same.num_compared - same.num_identical for _, same in parted)
     promised = any(row.info.lossless and row.info.exact for row, _ in parted)
-    why = "" if promised else " None was promised to the bit (rounding, lossy verifiers)."
+    why = "" if promised else " None was promised to the bit (rounding, lossy verifiers, prefill)."
     yield Paragraph(
         f"The output changed: {differing} of {compared} texts differ from plain decoding's.{why} "
         "'outrider certify' looks for the cause.",

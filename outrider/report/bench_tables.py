@@ -136,7 +136,11 @@ def _bars_by_size(result: BenchResult, cells: Mapping[int, Cell]) -> dict[str, l
 
 def _same(row: Row) -> str:
     identity = row.measured.identity
-    return f"{identity.num_identical} of {identity.num_compared}" if identity else NOTHING
+    if identity is None:
+        return NOTHING
+    texts = f"{identity.num_identical} of {identity.num_compared}"
+    equal = identity.equal_tokens
+    return texts if equal is None else f"{texts}, {equal:.1f} tokens"
 
 
 def _correct(row: Row) -> str:

@@ -11,6 +11,7 @@ from outrider.report.document import Block, CodeBlock, Paragraph
 MODEL = ("--draft", "--device", "--threads", "--model-options")
 DRAFTING = ("--settings", "--drafter", "--num-draft-tokens", "--verifier")
 PROMPTS = ("--prompts", "--reading")
+NOT_TUNED = ("lossy", "prefill", "draft_endpoint")  # of --model-options: 'tune' has none of these
 
 
 def command(
@@ -22,6 +23,10 @@ def command(
     for name, value in _typed(result.command, (*MODEL, *also)):
         if name == "--model-options" and verb == "serve":
             words += _spread(value)
+        elif name == "--model-options" and verb == "tune":
+            options = shlex.split(value)
+            tuned = [each for each in options if each.partition("=")[0] not in NOT_TUNED]
+            words += [name, shlex.join(tuned)] if tuned else []
         else:
             words += [name, value]
     return shlex.join([*words, *more])

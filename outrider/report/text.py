@@ -97,12 +97,14 @@ def stats_line(
     finish_reason: str | None = None,
     *,
     lossless: bool = True,
+    prompt_share: float = 1.0,
     seeded: str | None = None,
 ) -> str:
     """One generation, or the sum over several, in one line: counts, time to first token, speed
     after it, drafts. `seeded`: what the text depends on besides its prompt, where it has a seed."""
     parts = [
         *([] if lossless else ["LOSSY"]),
+        *([] if prompt_share == 1 else [f"{prompt_share:.0%} of the prompt read"]),
         f"{counted(stats.emitted, 'token')} in {number(stats.ttft_s + stats.decode_s)} s",
         *_speed_parts(stats),
     ]

@@ -96,6 +96,8 @@ class Identity(Record):
 
     num_compared: int
     num_identical: int
+    # mean length of the beginnings that are the same; None: all is, or an older version measured
+    equal_tokens: float | None = None
     first: Divergence | None = None
 
 

@@ -88,9 +88,13 @@ def measured(
 
 def identity(notes: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:
     """Texts against the plain ones of the same round."""
-    partings = [(note.prompt, note.pairing.parting) for note in notes if note.pairing is not None]
-    parted = [(prompt, parting) for prompt, parting in partings if parting is not None]
-    result = Identity(num_compared=len(partings), num_identical=len(partings) - len(parted))
+    paired = [(note, note.pairing.parting) for note in notes if note.pairing is not None]
+    parted = [(note.prompt, parting) for note, parting in paired if parting is not None]
+    result = Identity(num_compared=len(paired), num_identical=len(paired) - len(parted))
+    if parted:
+        result.equal_tokens = fmean(
+            note.tokens if parting is None else parting.position for note, parting in paired
+        )
     for prompt, parting in parted[:1]:
         result.first = Divergence(
             **parting.model_dump(),

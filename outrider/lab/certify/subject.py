@@ -108,6 +108,11 @@ class Subject:
     @classmethod
     def open(cls, options: Options, status: Callable[[str], None] = lambda line: None) -> Subject:
         """Load and check. Raises what `build` raises, and ConfigError where nothing is speculated."""
+        if options.prefill is not None:
+            raise ConfigError(
+                "--prefill changes answers by design, so losslessness cannot be certified: leave it "
+                "out ('outrider bench' measures what it costs)"
+            )
         built = build(options, status)
         given = built.decoder
         if isinstance(given.drafter, NoDrafter):

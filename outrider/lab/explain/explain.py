@@ -77,6 +77,11 @@ def explain(
     prompt that cannot run.
     """
     check(configuration, params, lossy=options.lossy)
+    if options.prefill is not None:
+        raise ConfigError(
+            "--prefill has the target read a share of the prompt, and explain looks at what it "
+            "makes of the whole: leave it out"
+        )
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)
     journal = Journal() if journal is None else journal

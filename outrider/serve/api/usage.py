@@ -92,6 +92,7 @@ def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any
         "speculative_decoding": _speculation(stats, stats.steps - num_plain, num_spec_tokens),
         "timing": _timing(finishes),
         "lossless": all(finish.lossless for finish in finishes),
+        "prompt_share": min(finish.prompt_share for finish in finishes),
         "reproducible": all(finish.reproducible for finish in finishes),
         "drafter": finishes[0].drafter,
         "seed": finishes[0].seed if len(finishes) == 1 else None,

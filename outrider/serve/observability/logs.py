@@ -184,6 +184,8 @@ def request_fields(request: Request, finish: Finish, model_name: str) -> dict[st
         "tpot_s": None if stats.tpot_s is None else round(stats.tpot_s, 6),
         "decode_tokens_per_s": _rounded(stats.decode_tokens_per_s),
         "tokens_per_s": _rounded(stats.tokens_per_s),
+        "lossless": None if finish.lossless else False,
+        "prompt_share": None if finish.prompt_share == 1 else _rounded(finish.prompt_share),
         "drafter": finish.drafter,
         "drafted": stats.drafted,
         "accepted": stats.accepted,

@@ -65,6 +65,7 @@ def of_finish(finish: Finish) -> Attributes:
         "gen_ai.latency.time_in_model_prefill": finish.prefill_s,
         "outrider.drafter": finish.drafter,
         "outrider.lossless": finish.lossless,
+        "outrider.prompt_share": finish.prompt_share,
         "outrider.reproducible": finish.reproducible,
         "outrider.preemptions": finish.preemptions,
         "outrider.spec_decode.steps": stats.steps,

@@ -93,6 +93,7 @@ class Metrics(Answer):
     speculative_decoding: SpeculativeDecoding | None
     timing: Timing
     lossless: bool
+    prompt_share: float = 1.0
     reproducible: bool
     drafter: str
     seed: int | None

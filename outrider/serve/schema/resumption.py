@@ -33,6 +33,7 @@ class Ending(Body):
     prefill_s: float
     prompt_tokens: int
     cached_tokens: int
+    prompt_share: float = Field(1.0, gt=0, le=1)
     preemptions: int
 
     @classmethod

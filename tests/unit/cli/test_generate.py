@@ -17,8 +17,8 @@ from outrider.errors import NumericalError
 
 TEXT = "Paris is the capital.\n"
 KEYS = [
-    "text", "token_ids", "finish_reason", "stop_reason", "lossless", "verifier", "stats", "control", "config", "versions",
-    "notes",
+    "text", "token_ids", "finish_reason", "stop_reason", "lossless", "prompt_share", "verifier", "stats", "control", "config",
+    "versions", "notes",
 ]  # fmt: skip
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",

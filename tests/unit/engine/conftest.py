@@ -90,6 +90,7 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
         draft: bool = True,
         num_draft_tokens: Any = 4,
         runtime: str = "auto",
+        prefill: str | None = None,
         **settings: Any,
     ) -> Engine:
         options = Options(
@@ -98,6 +99,7 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
             runtime=runtime,
+            prefill=prefill,
         )
         settings.setdefault("kv_memory", 64 << 20)
         engine = make_engine(

@@ -30,7 +30,7 @@ def test_options_are_taken_over_by_name() -> None:
     )
     assert command(result, "tune", "a b", ["--limit", "9"], PROMPTS) == (
         "outrider tune 'a b' --draft 'my draft' --device cpu --prompts p --model-options "
-        "'dtype=float32 lossy=false' --limit 9"
+        "dtype=float32 --limit 9"
     )
 
 

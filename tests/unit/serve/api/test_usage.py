@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.engine.request import Finish
-from outrider.serve.api.usage import Cost, usage
+from outrider.serve.api.usage import Cost, metrics, usage
 from outrider.serve.schema.answers import ChatChunk
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
@@ -103,6 +103,27 @@ def test_what_another_answer_left_in_the_cache_was_not_cached() -> None:
 
     found = usage([cost(0, 8), cost(0, 2), cost(1, 4), cost(1, 8)])
     assert (found["prompt_tokens"], found["prompt_tokens_details"]) == (18, {"cached_tokens": 6})
+
+
+def test_metrics_name_the_least_share_of_a_prompt_that_was_read() -> None:
+    costs = [
+        Cost(
+            Finish(
+                reason="stop",
+                stats=DecodeStats(),
+                seed=1,
+                lossless=False,
+                drafter="none",
+                prompt_share=share,
+            ),
+            1,
+            0,
+            0,
+        )
+        for share in (0.2, 1.0)
+    ]
+    numbers = metrics(costs, None)
+    assert (numbers["lossless"], numbers["prompt_share"]) == (False, 0.2)
 
 
 def test_alone_it_is_refused() -> None:

@@ -188,6 +188,12 @@ def test_request_is_one_line_of_json() -> None:
     assert "error" not in entry
     assert "preemptions" not in entry
     assert "SECRET" not in line
+    assert "lossless" not in entry
+
+
+def test_line_says_what_was_lost() -> None:
+    entry = json.loads(written("json", finish(lossless=False, prompt_share=0.21)))
+    assert (entry["lossless"], entry["prompt_share"]) == (False, 0.21)
 
 
 def test_human_line_says_the_same() -> None:
