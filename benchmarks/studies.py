@@ -8,6 +8,7 @@ bring, in tokens.
     python benchmarks/studies.py domain           one domain's answers, and what happens on the other
     python benchmarks/studies.py from-traffic     requests recorded by the server refresh the draft model
     python benchmarks/studies.py worked-solutions acceptance by kind of step, and what helps; docs/results/reasoning.md
+    python benchmarks/studies.py occurrence       which place to copy from; prints its table, stores nothing
     python benchmarks/studies.py render           docs/results/heads.md from the newest results
 
 Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same
@@ -25,6 +26,7 @@ from study.acceptance import run_acceptance
 from study.before_after import run_before_after
 from study.distil import BEGINNINGS, run_distil
 from study.domain import run_domain
+from study.occurrence import run_occurrence
 from study.quick import run_quick
 from study.report import render
 from study.report_worked import render_worked
@@ -113,6 +115,14 @@ def worked_solutions(
     if not only_page:
         run_worked(target, draft, workload, problems)
     render_worked(out)
+
+
+@app.command()
+def occurrence(
+    prompts: Annotated[int, typer.Option(help="Of each kind.", min=1)] = 10,
+) -> None:
+    """Which of the places where the last tokens stood before is the best to copy from."""
+    run_occurrence(prompts)
 
 
 @app.command("render")
