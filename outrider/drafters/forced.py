@@ -84,7 +84,7 @@ def with_forced(own: Draft, drafter: Drafter, rows: Rows, max_nodes: int) -> Gro
 
 
 def _parts(own: Draft, drafter: Drafter, rows: Rows) -> list[Sequence[str] | None]:
-    """Who drafted the nodes of each row; None where the drafter alone does."""
+    """The drafter of each node, per row; None for rows without a grammar or parts."""
     parts = own.parts or [None] * len(rows)
     return [
         [drafter.name_for(index)] * own.lists[1][index]

@@ -140,17 +140,24 @@ def _planned_tree(drafter: str, request: TuneRequest, **part_options: Any) -> It
 
 
 def _composite(request: TuneRequest) -> Iterator[Family]:
-    """Look-up alongside the one that drafts from laws: the draft model, else the first head."""
+    """Look-up alongside the one that drafts from laws: the draft model, else the first head. As a
+    chain, and for greedy rows (drawn trees take long) as a tree."""
     heads = [head for head in request.heads if head.kind not in (ACCEPTANCE, EARLY_EXIT)]
-    sizes = _tree_sizes(request)
-    if not request.trees:
+    if not request.trees or not (request.has_draft or heads):
         return
-    if request.has_draft:
-        yield Family.of("composite", sizes, nested=False, parts="draft-model,suffix")
-    elif heads:
-        head = heads[0]
-        options = {"options": f"{head.kind}.head={head.folder}"} if head.folder else {}
-        yield Family.of("composite", sizes, nested=False, parts=f"{head.kind},suffix", **options)
+    name = "draft-model" if request.has_draft else heads[0].kind
+    tree = f"{name}.tree={'medusa' if name == 'medusa' else 'best-first'}"
+    has_tree = request.sampling.is_greedy and not (name == "mtp" and heads[0].max_chain is not None)
+    folder = "" if request.has_draft else heads[0].folder
+    given = [f"{name}.head={folder}"] if folder else []
+    for options in [given, [*given, tree]] if has_tree else [given]:
+        yield Family.of(
+            "composite",
+            _tree_sizes(request),
+            nested=False,
+            parts=f"{name},suffix",
+            **({"options": ";".join(options)} if options else {}),
+        )
 
 
 # ---------------------------------------------------------------- the others

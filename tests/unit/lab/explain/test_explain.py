@@ -57,6 +57,7 @@ def explained(
         ("ngram k=4", WARM),
         ("universal k=3 method=reencode", GREEDY),
         ("composite k=6 parts=draft-model+suffix", GREEDY),
+        ("composite k=6 parts=draft-model+suffix options=draft-model.tree=2x2", WARM),
         ("draft-model k=4 stop=entropy stop_below=0.6", GREEDY),
         ("draft-model k=auto:4", GREEDY),
     ],

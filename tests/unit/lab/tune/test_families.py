@@ -164,8 +164,17 @@ def test_without_trees_everything_is_a_chain() -> None:
 
 
 def test_look_up_joins_the_first_head_where_there_is_no_draft_model() -> None:
-    found = [one for one in labels(has_draft=False, heads=HEADS) if one.startswith("composite")]
-    assert found == ["composite parts=eagle+suffix options=eagle.head=runs/eagle"]
+    whole = "composite parts=eagle+suffix options=eagle.head=runs/eagle"
+
+    def found(temperature: float) -> list[str]:
+        every = labels(has_draft=False, heads=HEADS, temperature=temperature)
+        return [one for one in every if one.startswith("composite")]
+
+    assert found(1.0) == [whole]
+    assert found(0.0) == [
+        whole,
+        "composite parts=eagle+suffix options='eagle.head=runs/eagle;eagle.tree=best-first'",
+    ]
 
 
 def test_only_what_is_named() -> None:
