@@ -302,7 +302,8 @@ class MaskLoop:
     """The chain of a draft model with a mask token: one pass, whatever its length."""
 
     def __init__(self, lm: LM, run: NativeRun, vocab_size: int, mask_token: int) -> None:
-        """As a `ChainLoop`."""
+        """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the
+        target's."""
         self.lm = lm
         self._run = run
         self._vocabulary = Vocabulary(vocab_size)

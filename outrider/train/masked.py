@@ -75,8 +75,9 @@ def with_masks(tokens: Tensor, starts: Tensor, counts: Tensor, mask_token: int) 
 
 
 def check_masks(module: Any, mask_token: int, owner: str) -> None:
-    """Raises CapabilityError for a model in which masks of one anchor do not compute what they
-    would alone, as where layers carry a state from token to token."""
+    """Check that masks of one anchor compute what they would alone.
+
+    Raises CapabilityError where they do not, as where layers carry a state from token to token."""
     tokens = torch.arange(8, device=next(module.parameters()).device)[None]
     starts = tokens[:, [5, 2]]
     masked = with_masks(tokens, starts, tokens.new_ones(1, 2, 3).bool(), mask_token)

@@ -250,8 +250,8 @@ def test_from_traffic_refreshes(tmp_path: Path) -> None:
 
 
 def test_masks_learn_what_they_would_read_at_work() -> None:
-    """The masks of an anchor compute what they do behind the text up to it alone, whatever other
-    anchors there are, and learn the target's distributions further on."""
+    """An anchor's masks compute what they do after the text up to it, whatever other anchors there
+    are."""
     module = tiny_llama(257)
     tokens = torch.randint(5, 250, (2, 9))
     starts = torch.tensor([[6, 2], [0, 5]])
