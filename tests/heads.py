@@ -171,5 +171,11 @@ BLOCKS: dict[str, Callable[[Any, Path], None]] = {
         random_block(target, markov_gated=False, markov_recurrent=True), folder
     ),
 }
+# Further kinds of EAGLE-3 heads: two layers that draft in one pass.
+MASKED: dict[str, Callable[[Any, Path], None]] = {
+    "peagle": lambda target, folder: save_eagle(
+        random_eagle("eagle3", target.config, draft_vocab=200, num_layers=2, mask_token=256), folder
+    )
+}
 # The same for stop=acceptance of drafter draft-model.
 ACCEPTANCE: dict[str, Callable[[Any, Path], None]] = {"acceptance": acceptance_head}

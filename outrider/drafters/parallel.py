@@ -1,7 +1,7 @@
 """Chains of any drafter that gives logits token by token, and trees of one whose every level is
 there at once.
 
-Medusa heads and block heads differ in where their logits come from. Once they are there, level d's
+Medusa heads, block heads and mask tokens differ in where their logits come from. Once they are there, level d's
 distribution depends on nothing of the draft but, with a Markov head, the tokens before
 (`Guesses.logits`); so chains and trees of any shape cost no further pass. Drawn tokens are drawn
 from exactly these distributions, under the row's sampling options, and the distributions travel
@@ -43,6 +43,18 @@ class Guesses(Protocol):
         `origins` (B, M): after which of the last level's parents each of them stands. Levels are
         asked for in order.
         """
+
+
+class LevelGuesses:
+    """One distribution per level, whatever the tokens before it."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits  # (B, levels, V)
+        self.num_levels = logits.shape[1]
+
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
+        """See `Guesses`."""
+        return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
 
 
 class Stop(Protocol):

@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.kv.state_slots import StateSlots
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.loaded import LoadedModel
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
-from outrider.runtime.drafting import ChainLoop
+from outrider.runtime.drafting import ChainLoop, MaskLoop
 from outrider.runtime.run import NativeRun
 from outrider.sampling.bans import Bans
 from outrider.types import Draft
@@ -171,7 +172,11 @@ class ProgramLoop:
 
 def loop_of(draft: LoadedModel, vocab_size: int) -> Loop | None:
     """The draft model's whole loop over the target's vocabulary; None where it drafts token by
-    token."""
+    token, or by the passes of `LM.forward`."""
+    if draft.mask_token is not None:
+        if not isinstance(draft.lm.run, NativeRun) or isinstance(draft.lm.kv, StateSlots):
+            return None
+        return MaskLoop(draft.lm, draft.lm.run, vocab_size, draft.mask_token)
     if isinstance(draft.lm.run, NativeRun):
         return ChainLoop(draft.lm, draft.lm.run, vocab_size)
     return None if draft.draft_loop is None else ProgramLoop(draft.draft_loop)

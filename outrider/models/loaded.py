@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from outrider.models.card import ModelCard
+from outrider.models.tokens.vocabulary import mask_token_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,6 +55,13 @@ class LoadedModel:
     def label(self) -> str:
         """The name of the model in messages."""
         return self.called or self.name
+
+    @property
+    def mask_token(self) -> int | None:
+        """The token by which it guesses several tokens in one pass (PARD); None: it has none.
+
+        Raises CheckpointError for one that its vocabulary lacks."""
+        return mask_token_in(self.card.values, self.lm.shape.vocab_size, self.label)
 
     def twin(self) -> LoadedModel:
         """A model with these weights and programs, and an empty cache of its own."""

@@ -1,4 +1,5 @@
-"""Chains of draft tokens on the executor: catch-up, passes and picks of a whole batch in one call.
+"""Chains of draft tokens on the executor: catch-up, passes and picks of a whole batch in one call;
+of a model with a mask token, one pass for the whole chain.
 
 Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows
 that draw invert their distribution's cumulative sum at their own uniform, rows that share the
@@ -21,8 +22,8 @@ from outrider.kv.state_slots import HELD_BACK, StatePass, StateSlots
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import OUTSIDE
 from outrider.rows import Rows
-from outrider.runtime.run import Bound, FirstPass, NativeRun, addresses
-from outrider.runtime.structures import DraftingStruct
+from outrider.runtime.run import Bound, FirstPass, NativeRun, PassInputs, addresses
+from outrider.runtime.structures import DraftingStruct, LevelsStruct
 from outrider.sampling.rng import KeyedStreams, Purpose
 
 
@@ -198,6 +199,52 @@ def draft_chains(
     return (asked.tokens, asked.probs) if drafted else None
 
 
+def with_masks(pending: Sequence[list[int]], mask_token: int, num_tokens: int) -> list[list[int]]:
+    """The tokens that each row's cache lacks, and a mask for every token that is drafted but the
+    first."""
+    return [[*tokens, *[mask_token] * (num_tokens - 1)] for tokens in pending]
+
+
+def draft_masked(
+    bound: Bound,
+    kv: KVCache,
+    picks: Picks,
+    first: FirstPass,
+    num_tokens: int,
+    vocabulary: Vocabulary,
+) -> tuple[Tensor, Tensor] | None:
+    """What `draft_chains` gives, from one pass over tokens `with_masks`: each is picked at the
+    token before it."""
+    executor = bound.executor
+    num_rows, width = first.ids.shape
+    asked = ChainRequest.of(picks, num_tokens, vocabulary)
+    call = executor.call(
+        PassInputs(
+            num_rows,
+            width,
+            num_tokens,
+            keys=kv.keys,
+            values=kv.values,
+            tables=bound.rotary.up_to(int(first.positions.max())),
+            inputs=first.inputs,
+            ids=first.ids,
+            positions=first.positions,
+            starts=first.starts,
+            columns=np.add.outer(first.columns, np.arange(1 - num_tokens, 1)),
+            rows_differ=True,
+            logits=executor.logits(num_rows, num_tokens),
+            bases=torch.tensor(kv.bases) if kv.is_short else None,
+        )
+    )
+    levels = LevelsStruct(
+        block=ctypes.addressof(executor.struct),
+        pass_=ctypes.addressof(call),
+        drafting=ctypes.addressof(asked.struct),
+    )
+    found = executor.library.outrider_runtime_levels(ctypes.addressof(levels), executor.workers)
+    return (asked.tokens, asked.probs) if found else None
+
+
 def chains_behind(
     lm: LM,
     run: NativeRun,
@@ -248,4 +295,33 @@ class ChainLoop:
         if drafted is not None:
             for row, tokens in enumerate(pending):
                 self.lm.kv.advance(row, len(tokens) + num_tokens - 1)
+        return drafted
+
+
+class MaskLoop:
+    """The chain of a draft model with a mask token: one pass, whatever its length."""
+
+    def __init__(self, lm: LM, run: NativeRun, vocab_size: int, mask_token: int) -> None:
+        """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the
+        target's."""
+        self.lm = lm
+        self._run = run
+        self._vocabulary = Vocabulary(vocab_size)
+        self._mask_token = mask_token
+
+    def draft(
+        self, rows: Rows, pending: Sequence[list[int]], num_tokens: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Draft after rows whose caches lack `pending`, which they then hold. None where scores
+        are none to pick from."""
+        shape = self.lm.shape
+        tokens = with_masks(pending, self._mask_token, num_tokens)
+        first = first_pass(self.lm.kv, tokens, 0, shape.context_length - 1, shape.vocab_size)
+        picks = Picks.of(rows, num_tokens)
+        drafted = draft_masked(
+            self._run.bound, self.lm.kv, picks, first, num_tokens, self._vocabulary
+        )
+        if drafted is not None:
+            for row, lacking in enumerate(pending):
+                self.lm.kv.advance(row, len(lacking))
         return drafted

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +18,14 @@ from outrider.models.pass_plan import PassPlan
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.drafting import Picks, Vocabulary, draft_chains, first_pass
+from outrider.runtime.drafting import (
+    Picks,
+    Vocabulary,
+    draft_chains,
+    draft_masked,
+    first_pass,
+    with_masks,
+)
 from outrider.runtime.growing import GrownTrees, TreeLimits, grow_trees
 from outrider.runtime.lower import program_of
 from outrider.runtime.record import Part, RecordedCache, record_part
@@ -79,9 +87,11 @@ class FedRun:
 class FedChains:
     """Whole chains of a head: what `drafters/heads/feature_fed.py` does token by token."""
 
-    def __init__(self, lm: HeadLM, run: FedRun) -> None:
+    def __init__(self, lm: HeadLM, run: FedRun, mask_token: int | None = None) -> None:
+        """`mask_token`: of a head that drafts a chain in one pass."""
         self._lm = lm
         self._run = run
+        self._mask_token = mask_token
         self._vocabulary = Vocabulary.of(lm.shape.vocab_size, lm.head.draft_ids)
 
     def draft(
@@ -93,9 +103,16 @@ class FedChains:
         lm = self._lm
         kv = self._lm.kv
         last = self._lm.shape.context_length - 1
-        features = _side_by_side(lm.fused([joined for _, joined in pairs]))
+        features = lm.fused([joined for _, joined in pairs])
+        if self._mask_token is not None:
+            return self._draft_masked(rows, [tokens for tokens, _ in pairs], features, num_tokens)
         first = first_pass(
-            kv, [tokens for tokens, _ in pairs], num_tokens, last, lm.shape.vocab_size, features
+            kv,
+            [tokens for tokens, _ in pairs],
+            num_tokens,
+            last,
+            lm.shape.vocab_size,
+            _side_by_side(features),
         )
         return draft_chains(
             self._run.bound,
@@ -106,6 +123,22 @@ class FedChains:
             self._vocabulary,
             last,
         )
+
+    def _draft_masked(
+        self, rows: Rows, pending: list[list[int]], features: Sequence[Tensor], num_tokens: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """What `draft` gives, from one pass with a mask for every token after the first."""
+        lm = self._lm
+        assert self._mask_token is not None
+        assert lm.mask_feature is not None
+        tokens = with_masks(pending, self._mask_token, num_tokens)
+        width = max(map(len, tokens))
+        masks = lm.mask_feature.expand(width, -1)
+        padded = torch.stack([torch.cat([known, masks[len(known) :]]) for known in features])
+        last = lm.shape.context_length - 1
+        first = first_pass(lm.kv, tokens, 0, last, lm.shape.vocab_size, padded)
+        picks = Picks.of(rows, num_tokens)
+        return draft_masked(self._run.bound, lm.kv, picks, first, num_tokens, self._vocabulary)
 
 
 class FedTrees:

@@ -293,6 +293,7 @@ def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
         "norm_before_residual",
         "fc_norm",
         "norm_output",
+        "mask_token",  # P-EAGLE's: trained in another way
     ):
         actual = getattr(head.config, name)
         asked = getattr(wanted, name)

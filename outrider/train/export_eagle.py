@@ -72,18 +72,21 @@ def speculators_config(
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
+    mask_token = head.config.mask_token
+    algorithm = "eagle3" if mask_token is None else "peagle"
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator" if mask_token is None else "PEagleSpeculator"],
+        "speculators_model_type": algorithm,
         "speculators_version": SPECULATORS_VERSION,
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
         **flags(head),
+        **({} if mask_token is None else {"mask_token_id": mask_token}),
         "logit_scale": head.config.logit_scale,
         "transformer_layer_config": layer_config(head),
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {

@@ -2,9 +2,10 @@
 
 A drafter may guess badly but must not show: greedy text is plain decoding's text, a step leaves
 nothing behind, a row does not notice its neighbours, and the counters add up. Drafters that take a
-model are tried with four: a copy of the target (everything accepted), a slightly disturbed one, a
-random model of another shape (nearly nothing accepted), and the disturbed one with a shorter
-context and a wider, padded vocabulary.
+model are tried with five: a copy of the target (everything accepted), a slightly disturbed one, a
+random model of another shape (nearly nothing accepted), the disturbed one with a shorter
+context and a wider, padded vocabulary, and the disturbed one with a mask token, which drafts in one
+pass.
 
 Pairs of drafter and verifier: the thorough drafters (none, a look-up, a draft model) meet every
 lossless verifier, every other drafter the default one, or shared noise where it learns. Under
@@ -43,7 +44,7 @@ from outrider.settings import parse_settings
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.draft_service import FakeDraftService, Repeating
-from tests.heads import ACCEPTANCE, BLOCKS, HEADS
+from tests.heads import ACCEPTANCE, BLOCKS, HEADS, MASKED
 from tests.helpers import (
     byte_tokenizer,
     disturbed,
@@ -54,7 +55,7 @@ from tests.helpers import (
     widened,
 )
 
-DRAFTS = ("copy", "near", "stranger", "narrow")
+DRAFTS = ("copy", "near", "stranger", "narrow", "masked")
 # tried with every draft and every verifier; their relatives with the telling ones
 THOROUGH = ("none", "draft-model", "ngram")
 TELLING_DRAFT = "near"  # accepts and rejects: with this one every verifier is tried
@@ -109,6 +110,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"tree": "best-first", "min_gain": 0.0},
         {"tree": "parallel:2"},
         {"stop": "product", "stop_below": 0.1},
+        {"head": f"{HEADS_AT}/peagle"},
+        {"head": f"{HEADS_AT}/peagle", "tree": "best-first", "min_gain": 0.0},
     ],
     "medusa": [
         {"tree": "medusa"},
@@ -133,6 +136,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "suffix": [{"tree": True}, {"max_depth": 6, "alpha": 1.0, "discount": 0.0, "max_tokens": 50}],
     "universal": [{"method": "reencode"}],
 }
+# those of a draft model that are tried with a mask token, too
+MASKED_VARIANTS = ({"tree": "2x2x1"}, {"tree": "best-first"})
 Case = tuple[str, str | None, int]  # drafter, draft model, which variant (0: no settings)
 
 
@@ -148,7 +153,9 @@ def drafts_for(name: str, variant: int) -> tuple[str | None, ...]:
     drafter, settings = parsed(name, variant)
     if not drafter.requirements(settings).draft:
         return (None,)
-    return ("near",) if variant else DRAFTS if name in THOROUGH else ("near", "narrow")
+    if not variant:
+        return DRAFTS if name in THOROUGH else ("near", "narrow")
+    return ("near", "masked") if VARIANTS[name][variant - 1] in MASKED_VARIANTS else ("near",)
 
 
 CASES: list[Case] = [
@@ -293,15 +300,18 @@ def save_models(root: Path) -> None:
     )
     narrow = widened(disturbed(target, 0.05, seed=2), 320)
     narrow.config.max_position_embeddings = 40
+    masked = disturbed(target, 0.05)
+    masked.config.pard_token = 256
     for name, model in (
         ("target", target),
+        ("masked", masked),
         ("copy", target),
         ("near", near),
         ("stranger", stranger),
         ("narrow", narrow),
     ):
         save_checkpoint(root / name, model, tokenizer)
-    for name, write in {**HEADS, **ACCEPTANCE, **BLOCKS}.items():
+    for name, write in {**HEADS, **ACCEPTANCE, **BLOCKS, **MASKED}.items():
         write(target, root / "heads" / name)
 
 

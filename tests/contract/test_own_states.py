@@ -102,6 +102,23 @@ def plain(lm: LM, text: list[int], count: int) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_masks_leave_nothing_in_a_state(name: str) -> None:
+    """A draft model of this kind with a mask token: its guesses are those of a fresh start, however
+    much of the draft before was kept."""
+    drafter = ModelDrafter(subject(name).twin(), None, None, 4)
+    rows = batch([SamplingParams(max_tokens=90)])
+    drafter.start(rows[0])
+    for length, kept in ((5, 5), (6, 0), (1, 1), (9, 3), (4, 2)):
+        draft = drafter.propose(rows, [length])
+        fresh = subject(name).twin()
+        begin(fresh, rows[0].tokens)
+        masked = [rows[0].tokens[-1], *[4] * (length - 1)]
+        assert draft.tokens[0].tolist() == score(fresh, masked)[0].argmax(-1).tolist()
+        rows[0].tokens += [*draft.tokens[0, :kept].tolist(), 9]
+        drafter.lm.kv.truncate(0, len(rows[0].tokens) - 1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EACH)
 def test_it_is_found_exact_when_it_is_loaded(name: str, dtype: torch.dtype) -> None:

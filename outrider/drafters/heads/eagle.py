@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftSetup
-from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
+from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedMaskedTree, FedTree
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import context_notes
@@ -80,8 +80,13 @@ class EagleDrafter(FedTree):
         notes: list[str] = []
         lm = _head_of(setup, cls.kind, notes)
         run = lm.run if isinstance(lm.run, FedRun) else None
+        mask_token = _mask_token(lm, notes)
+        drafter: FeatureFed
         if settings.tree == "chain":
-            drafter: FeatureFed = FedChain(lm, FedChains(lm, run) if run else None, settings)
+            chains = FedChains(lm, run, mask_token) if run else None
+            drafter = FedChain(lm, chains, settings, mask_token)
+        elif mask_token is not None:
+            drafter = FedMaskedTree(lm, TreePlan(settings), mask_token)
         else:
             drafter = cls(
                 lm,
@@ -136,6 +141,20 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
     return lm
+
+
+def _mask_token(lm: HeadLM, notes: list[str]) -> int | None:
+    """The mask token of a head that drafts in one pass (P-EAGLE), which is then given the feature
+    of its masks; None: it drafts token by token."""
+    head = lm.head
+    assert isinstance(head, EagleHead)
+    token = head.config.mask_token
+    if head.mask_hidden is None or token is None:
+        return None
+    with torch.no_grad():
+        (lm.mask_feature,) = lm.fused([head.mask_hidden.detach()[None]])
+    notes.append(f"the head has mask token {token}: a draft is one pass (P-EAGLE)")
+    return token
 
 
 def _rounded(head: EagleHead, bits: int) -> EagleHead:

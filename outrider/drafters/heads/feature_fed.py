@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.model.draft_model import ModelDrafter
-from outrider.drafters.model.draft_tree import TreeModelDrafter
+from outrider.drafters.model.draft_tree import MaskedTrees, TreeModelDrafter
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.requirements import Requirements
 from outrider.models.heads.head_lm import HeadLM
@@ -237,9 +237,13 @@ class FedChain(FeatureFed, ModelDrafter):
     """Chains: in one go where that is possible, else token by token."""
 
     def __init__(
-        self, lm: HeadLM, loop: Chains | None = None, confidence: ConfidenceSettings | None = None
+        self,
+        lm: HeadLM,
+        loop: Chains | None = None,
+        confidence: ConfidenceSettings | None = None,
+        mask_token: int | None = None,
     ) -> None:
-        super().__init__(lm, None, confidence)
+        super().__init__(lm, None, confidence, mask_token)
         self._whole = loop
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
@@ -271,6 +275,14 @@ class FedTree(FeatureFed, TreeModelDrafter):
         super()._close(verdict, draft)
         self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])
         self._trees = []
+
+
+class FedMaskedTree(FeatureFed, MaskedTrees):
+    """Trees from the one pass of a head with a mask token."""
+
+    def _close(self, verdict: Verdict, draft: Draft) -> None:
+        super()._close(verdict, draft)
+        MaskedTrees._close(self, verdict, draft)
 
 
 def _chosen(states: Tensor, columns: list[int]) -> Tensor:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.heads.last_state import LastState
+from outrider.drafters.parallel import LevelGuesses
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads, load_medusa
@@ -103,17 +103,6 @@ def assumed_accuracies(
     return tuple(tuple(FADING**head * chance for chance in siblings) for head in range(num_heads))
 
 
-class MedusaGuesses:
-    """The heads' predictions: one distribution per level, whatever the tokens before it."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits  # (B, heads, V)
-        self.num_levels = logits.shape[1]
-
-    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
-        return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
-
-
 class MedusaDrafter(LastState):
     """Chains and trees from Medusa heads."""
 
@@ -189,4 +178,4 @@ class MedusaDrafter(LastState):
         states, budgets = self.last_states(gamma)
         if max(budgets) <= 0:
             return Draft.empty(len(rows), rows.device)
-        return self.drafted(rows, budgets, MedusaGuesses(self.heads(states)))
+        return self.drafted(rows, budgets, LevelGuesses(self.heads(states)))

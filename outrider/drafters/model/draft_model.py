@@ -7,6 +7,9 @@ travels with it as `Draft.probs`. Greedy rows need no distribution: their tokens
 deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the
 target's own noise instead.
 
+A model with a mask token (PARD, 2504.18583) drafts a chain in one pass: after the text it is fed a
+mask for every further token, and guesses one at each. Masks never stay in its cache.
+
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the
 cache lacks (after a full acceptance that is two tokens, else one), after a step it forgets what was
 rejected. A row that nothing is drafted for is not read either; alongside others a long text is read in
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.model.reading import Turns, read_together
-from outrider.drafters.parallel import DistributionStop, draft_chain
+from outrider.drafters.parallel import DistributionStop, Guesses, LevelGuesses, draft_chain
 from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
@@ -33,11 +36,14 @@ from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import check_same_vocabulary
 from outrider.rows import Row, Rows
+from outrider.runtime.drafting import with_masks
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the first drafting pass
+# the same where that pass is the only one: all that was kept of a draft
+MAX_RAGGED_MASKED = 32
 
 
 class ModelDrafter(Drafter):
@@ -48,10 +54,16 @@ class ModelDrafter(Drafter):
     reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
 
     def __init__(
-        self, lm: LM, loop: Loop | None = None, confidence: ConfidenceSettings | None = None
+        self,
+        lm: LM,
+        loop: Loop | None = None,
+        confidence: ConfidenceSettings | None = None,
+        mask_token: int | None = None,
     ) -> None:
-        """Raises CheckpointError when a stop rule's trained head cannot be read."""
+        """`mask_token`: chains take one pass. Raises CheckpointError when a stop rule's trained head
+        cannot be read."""
         self.lm = lm
+        self._mask_token = mask_token
         self._loop = loop
         self._confidence = confidence or ConfidenceSettings()
         folder = self._confidence.acceptance_head
@@ -70,11 +82,19 @@ class ModelDrafter(Drafter):
 
     @property
     def model(self) -> LM | None:
-        return self.lm
+        # the guesses at masks know nothing of the tokens before them
+        return self.lm if self._mask_token is None else None
+
+    @property
+    def notes(self) -> list[str]:
+        if self._mask_token is None:
+            return []
+        return [f"the draft model has mask token {self._mask_token}: a draft is one pass (PARD)"]
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
-        return cls(*draft_model_of(setup))
+        lm, loop, mask_token = draft_model_of(setup)
+        return cls(lm, loop, mask_token=mask_token)
 
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()
@@ -139,9 +159,15 @@ class ModelDrafter(Drafter):
         return draft_chain(
             rows,
             wanted,
-            _Passes(self.lm, pending, max(wanted)),
+            self._guesses(pending, max(wanted)),
             None if rule is None else DistributionStop(rule),
         )
+
+    def _guesses(self, pending: list[list[int]], num_levels: int) -> Guesses:
+        """The model's guesses at the next tokens of rows whose caches lack `pending`."""
+        if self._mask_token is None:
+            return _Passes(self.lm, pending, num_levels)
+        return LevelGuesses(_masked_logits(self.lm, pending, num_levels, self._mask_token))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
@@ -175,8 +201,9 @@ class ModelDrafter(Drafter):
 
     def _lags(self, rows: Rows) -> list[bool]:
         """Per row, whether its cache lacks more than the first drafting pass can feed."""
+        most = MAX_RAGGED if self._mask_token is None else MAX_RAGGED_MASKED
         return [
-            len(row.tokens) - length > MAX_RAGGED
+            len(row.tokens) - length > most
             for row, length in zip(rows, self.lm.kv.lengths, strict=True)
         ]
 
@@ -230,9 +257,23 @@ class _Passes:
         return logits[torch.arange(len(lines), device=self._lm.device), last][:, None]
 
 
-def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:
-    """The model given with --draft. Raises ConfigError when there is none, or when it speaks
-    another vocabulary."""
+def _masked_logits(lm: LM, pending: list[list[int]], num_levels: int, mask_token: int) -> Tensor:
+    """(B, levels, V): the guesses of one pass, which feeds the caches what they lack."""
+    lines = with_masks(pending, mask_token, num_levels)
+    width = max(map(len, lines))
+    padded = [line + [mask_token] * (width - len(line)) for line in lines]
+    logits = lm.forward(torch.tensor(padded, device=lm.device)).logits
+    for index, line in enumerate(pending):
+        lm.kv.advance(index, len(line))
+    first = torch.tensor([len(line) - 1 for line in pending], device=lm.device)
+    columns = first[:, None] + torch.arange(num_levels, device=lm.device)
+    return logits[torch.arange(len(lines), device=lm.device)[:, None], columns]
+
+
+def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None, int | None]:
+    """The model given with --draft, its whole loop and its mask token.
+
+    Raises ConfigError when there is none, CapabilityError when it speaks another vocabulary."""
     if setup.draft is None:
         raise ConfigError(
             "drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)"
@@ -243,4 +284,4 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:
         check_same_vocabulary(
             target.tokenizer, draft.tokenizer, target.label, draft.label, may_lack=True
         )
-    return draft.lm, loop_of(draft, target.lm.shape.vocab_size)
+    return draft.lm, loop_of(draft, target.lm.shape.vocab_size), draft.mask_token

@@ -34,6 +34,7 @@ from outrider.drafters.children import (
 )
 from outrider.drafters.grown import RowTree, TreeLevel, drawn_rows, finished, row_trees, table
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
+from outrider.drafters.parallel import draft_tree
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.kv.state_slots import StateSlots
@@ -46,7 +47,7 @@ from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
 from outrider.settings import checked
-from outrider.trees.growth import Child
+from outrider.trees.growth import Child, Growth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -126,10 +127,12 @@ class TreeModelDrafter(ModelDrafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
-        lm, loop = draft_model_of(setup)
+        lm, loop, mask_token = draft_model_of(setup)
         settings: DraftModelSettings = setup.settings
         if settings.tree == "chain":
-            return ModelDrafter(lm, loop, settings)
+            return ModelDrafter(lm, loop, settings, mask_token)
+        if mask_token is not None:
+            return MaskedTrees(lm, TreePlan(settings), mask_token)
         return cls(lm, TreePlan(settings), TopTokens(lm.kernels), _trees_of(lm))
 
     def __init__(
@@ -336,6 +339,35 @@ class TreeModelDrafter(ModelDrafter):
                 children.append(likeliest(ranks[index, columns[index]], counts[index]))
         draw(rows, probs, self._trees, columns, children, replacement=self.plan.replacement)
         return children
+
+
+class MaskedTrees(ModelDrafter):
+    """Trees from the one pass of a model with a mask token: all children of a level are drawn from
+    one distribution, whatever their parents."""
+
+    shape = "chain or tree"
+
+    def __init__(self, lm: LM, plan: TreePlan, mask_token: int) -> None:
+        super().__init__(lm, mask_token=mask_token)
+        self.plan = plan
+        self._growths: list[Growth] = []  # of every row's tree, until it is judged
+
+    def _propose_stepwise(self, rows: Rows, pending: list[list[int]], wanted: list[int]) -> Draft:
+        settings = self.plan.settings
+        levels = max(wanted)
+        if settings.tree in ("best-first", "sequoia"):
+            levels = min(levels, settings.max_depth)
+        draft, self._growths = draft_tree(rows, wanted, self._guesses(pending, levels), self.plan)
+        return draft
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        self._close(verdict, draft)
+        super().commit(rows, draft, verdict, output)
+
+    def _close(self, verdict: Verdict, draft: Draft) -> None:
+        """The open proposal is judged."""
+        self.plan.observe(draft, verdict, self._growths)
+        self._growths = []
 
 
 def _trees_of(lm: LM) -> Trees | None:

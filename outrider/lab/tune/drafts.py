@@ -95,7 +95,8 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
         return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         # refuses one that does not fit
-        load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)
+        eagle = load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)
+        return TrainedHead(kind=kind, folder=folder, masked=eagle.config.mask_token is not None)
     return TrainedHead(kind=kind, folder=folder)
 
 

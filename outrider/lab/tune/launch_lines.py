@@ -64,6 +64,13 @@ class Choice:
         return self.head is not None and (self.head.markov or self.head.confidence)
 
     @property
+    def is_masked(self) -> bool:
+        """Whether it drafts in one pass, by a mask token (PARD, P-EAGLE)."""
+        if self.drafter == "draft-model":
+            return self.result.tried.draft_masked
+        return self.head is not None and self.head.masked
+
+    @property
     def is_sampled(self) -> bool:
         return self.result.tried.temperature > 0
 
@@ -125,6 +132,8 @@ class Engine:
         parts = str(choice.options.get("parts", "draft-model,suffix")).split(",")
         if choice.drafter == EARLY_EXIT and "head" in choice.options:
             return "which no other program reads"
+        if choice.is_masked and self.name != "vLLM":
+            return "which would draft without its mask token"
         if choice.drafter not in self.drafters:
             return f"which it does not have ({choice.drafter})"
         has_tree = choice.options.get("tree") == "best-first" and choice.drafter in self.trees
@@ -208,6 +217,8 @@ def _vllm_text(choice: Choice) -> str:
         config["model"] = choice.model
         if choice.drafter == "block":
             config["method"] = "dspark" if choice.is_dspark else "dflash"
+        if choice.is_masked:
+            config["parallel_drafting"] = True
         # else it takes the draft's favourite
         if choice.is_sampled and choice.drafter not in ("medusa", "block"):
             config["draft_sample_method"] = "probabilistic"

@@ -66,6 +66,7 @@ def run_tune(
         )
         tuner = Tuner(runner, families, request, probe, confirm, journal)
         tuner.run()
+    draft = runner.models.draft
     tried = Tried(
         temperature=request.sampling.temperature,
         max_new_tokens=request.sampling.required_max_tokens,
@@ -76,6 +77,7 @@ def run_tune(
         workload=workload.name,
         target=options.target,
         draft=options.draft,
+        draft_masked=draft is not None and draft.mask_token is not None,
         heads=list(drafts.heads),
         model_options=_plain_options(options),
     )

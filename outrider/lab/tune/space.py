@@ -27,6 +27,7 @@ class TrainedHead(Record):
     max_chain: int | None = None  # tokens of its longest chain; None: any number
     confidence: bool = False  # of a block head: it says when to stop
     markov: bool = False  # of a block head: its guesses depend on the token before
+    masked: bool = False  # of an EAGLE-3 head: it drafts in one pass (P-EAGLE)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Tried(Record):
     workload: str
     target: str
     draft: str | None
+    draft_masked: bool = False  # the draft model drafts in one pass (PARD)
     heads: list[TrainedHead] = Field(default_factory=list)
     model_options: dict[str, Any]
 

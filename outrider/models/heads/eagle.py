@@ -13,6 +13,9 @@ few tokens, so every committed token is fed again with the target's feature.
             projections are twice as wide; a norm and an output head of its own, often over a part
             of the vocabulary
 
+P-EAGLE (2602.01469) is an EAGLE-3 head, often of several layers, that drafts in one pass: after the
+last known feature it is fed a mask token and a learned feature for every further guess.
+
 Published heads differ in small ways that cost most of the acceptance when ignored: all are fields
 of `EagleConfig`. Attention is the caller's (`Attend`): over a cache when drafting, over an unrolled
 text in training.
@@ -83,6 +86,9 @@ class EagleConfig:
     fc_norm: bool = False  # eagle3 (3.1): a norm for each of them
     # eagle3 (3.1): the state after the final norm is carried, not the one before it
     norm_output: bool = False
+    # eagle3 (P-EAGLE): what is fed, with the feature `mask_hidden`, in place of tokens and features
+    # that nobody knows yet
+    mask_token: int | None = None
     own_embedding: bool = False  # else the target's
     own_output: bool = True  # else the target's
     logit_scale: float = 1.0
@@ -205,6 +211,9 @@ class EagleHead(nn.Module):
             else None
         )
         self.fc_norm = None if each is None else nn.ModuleList(each)
+        self.mask_hidden = (
+            None if config.mask_token is None else nn.Parameter(torch.zeros(config.feature_size))
+        )
         self.layers = nn.ModuleList(EagleLayer(config, layer) for layer in range(config.num_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps) if config.kind == "eagle3" else None
         self.lm_head = (

@@ -3,7 +3,8 @@
 Sizes, biases, layers, the draft vocabulary and what is shared with the target are read off the
 tensors; what tensors cannot say (rotary embedding, flags, which hidden states) comes from
 config.json, flat as in the original layout or nested as in speculators'
-(`transformer_layer_config`).
+(`transformer_layer_config`). P-EAGLE's mask token is `mask_token_id` there, `pard_token` or
+`ptd_token_id` in flat ones; its tensor `mask_hidden` is of a feature before `fc`.
 
 Two defaults that are not obvious. A missing `norm_before_residual` means False, as in the original
 code and in speculators' own class (vLLM reads speculators' folders otherwise, so we always write
@@ -14,6 +15,7 @@ reads, count the layers' OUTPUTS.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.names import Names
 from outrider.models.heads.source import HeadSource, write_head
 from outrider.models.signals import AFTER_NORM
+from outrider.models.tokens.vocabulary import MASK_TOKENS, mask_token_in
 
 KINDS: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
 NAMES = Names(
@@ -40,6 +43,8 @@ NAMES = Names(
         ("additional_layers.{layer}.{rest}", "layers.{layer+1}.{rest}"),
     )
 )
+# speculators' and the other fields that name P-EAGLE's mask token
+HEAD_MASK_TOKENS = (*MASK_TOKENS, "mask_token_id")
 # the target's own, or computed
 NO_INFORMATION = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 # rows by which tables of one vocabulary differ between checkpoints of one family
@@ -91,6 +96,8 @@ def load_eagle(
         with torch.device(source.device):
             head = EagleHead(config, draft_ids)
     given = {} if draft_ids is None else {"draft_ids": draft_ids}
+    if head.mask_hidden is not None:
+        given["mask_hidden"] = _mask_hidden(source, len(head.mask_hidden))
     if head.embed_tokens is not None:
         given["embed_tokens.weight"] = _table(source, head.embed_tokens.weight.shape)
     return source.fill(head, KINDS[kind], given)
@@ -171,6 +178,7 @@ def _config(source: HeadSource, kind: Kind, target: TargetSizes) -> EagleConfig:
         norm_output=bool(source.config.get("norm_output", False)),
         own_embedding=own_embedding,
         own_output=own_output,
+        mask_token=_mask_token(source, target.vocab_size),
         logit_scale=float(source.config.get("logit_scale", 1.0)),
         trained_for=source.trained_for,
     )
@@ -219,6 +227,30 @@ def _check_flags(source: HeadSource) -> None:
             raise CheckpointError(
                 f"{source.what()}: config.json says {flag}, but tensor '{tensor}' is missing"
             )
+
+
+def _mask_token(source: HeadSource, vocab_size: int) -> int | None:
+    """P-EAGLE's mask token, which `mask_hidden` is the feature of: either both are there or none."""
+    token = mask_token_in(source.config, vocab_size, source.what(), HEAD_MASK_TOKENS)
+    if (token is None) == ("mask_hidden" not in source):
+        return token
+    if token is None:
+        raise CheckpointError(
+            f"{source.what()} has a tensor 'mask_hidden', as P-EAGLE, but config.json names no mask "
+            f"token ({', '.join(HEAD_MASK_TOKENS)})"
+        )
+    raise CheckpointError(
+        f"{source.what()}: config.json names mask token {token}, as P-EAGLE, but tensor "
+        "'mask_hidden' is missing"
+    )
+
+
+def _mask_hidden(source: HeadSource, size: int) -> Tensor:
+    """P-EAGLE's feature of masks, (size,): in files with one or two leading dimensions of 1."""
+    shape = source.shape("mask_hidden")
+    if shape[-1] != size or math.prod(shape) != size:
+        return source.take("mask_hidden", size)  # says what is wrong
+    return source.take("mask_hidden", *shape).flatten()
 
 
 def _draft_ids(source: HeadSource, config: EagleConfig, target: TargetSizes) -> Tensor | None:
@@ -337,6 +369,7 @@ def flags(head: EagleHead) -> dict[str, Any]:
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
+        **({} if config.mask_token is None else {"pard_token": config.mask_token}),
     }
 
 

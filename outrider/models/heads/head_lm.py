@@ -135,6 +135,8 @@ class HeadLM:
         self.kv = KVCache(head.layer_shapes, head.dtype, self.device)
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None
+        # (1, H): what pairs without a feature are given, of a head with a mask token
+        self.mask_feature: Tensor | None = None
         # (B, T, H) of the last pass: what the pairs that follow are given
         self._carried: Tensor | None = None
 
@@ -204,6 +206,8 @@ class HeadLM:
         """(B, width, H): those given, then of every node the carried state of its parent."""
         like = self._given[0]
         features = like.new_zeros(len(self._given), width, like.shape[1])
+        if self.mask_feature is not None:
+            features = features + self.mask_feature
         if self._carried is not None and parents is not None:
             # beyond: padding
             columns = F.pad(parents + 1, (1, 0)).clamp(max=self._carried.shape[1] - 1)

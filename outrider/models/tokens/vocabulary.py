@@ -9,14 +9,14 @@ Qwen2.5 0.5B): they are never drafted. A different tokenizer is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +25,8 @@ MAX_LACKING = 0.1  # share of the larger vocabulary that one of the two may lack
 # logit of a token that a smaller vocabulary lacks: probability 0 alongside any other, and still a
 # number
 OUTSIDE = -1e4
+# the fields of config.json that name a mask token: PARD's, and the one of other parallel drafts
+MASK_TOKENS = ("pard_token", "ptd_token_id")
 
 
 def tokens_of_one(
@@ -80,6 +82,26 @@ def check_same_vocabulary(
         "Use a draft of the same model family, --drafter universal, which translates between "
         "tokenizers, or --drafter ngram, "
         "which needs no draft model."
+    )
+
+
+def mask_token_in(
+    values: Mapping[str, Any], vocab_size: int, what: str, names: Iterable[str] = MASK_TOKENS
+) -> int | None:
+    """The mask token that the values of a config name; None: they name none.
+
+    Raises CheckpointError for one outside a vocabulary of this size. `what`: whose config it is.
+    """
+    name = next((name for name in names if values.get(name) is not None), None)
+    if name is None:
+        return None
+    token = values[name]
+    if isinstance(token, int) and 0 <= token < vocab_size:
+        return token
+    raise CheckpointError(
+        f"{what}: config.json names mask token {token!r} ({name}), but its vocabulary has the ids "
+        f"0 to {vocab_size - 1}: set {name} to the id that it was trained with, or remove it to "
+        "draft token by token"
     )
 
 

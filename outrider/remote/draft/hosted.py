@@ -114,7 +114,9 @@ def load_drafter(
     context = min(card.usable_context, draft.lm.shape.context_length)
     if options.max_model_len is not None:
         context = min(context, options.max_model_len)
-    drafter = ModelDrafter(draft.lm, loop_of(draft, vocab_size), options.drafter_settings)
+    drafter = ModelDrafter(
+        draft.lm, loop_of(draft, vocab_size), options.drafter_settings, draft.mask_token
+    )
     return HostedDrafter(
         host=ModelHost(drafter, vocab_size),
         identity=model_identity(options.model or options.draft or "", tokenizer, vocab_size),

@@ -13,7 +13,8 @@ from torch import Tensor
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.models.lm import LM
 from outrider.rows import Rows
-from outrider.runtime.drafting import ChainLoop
+from outrider.runtime.drafting import ChainLoop, MaskLoop
+from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import inverse_cdf
 from outrider.types import Draft
@@ -146,6 +147,37 @@ def test_rows_of_all_kinds_in_one_batch(
     step_by_step(
         drafters(family, library_path, VOCAB), batch(list(KINDS.values()), racing), [3, 6, 1, 4, 5]
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_one_pass_of_masks_in_one_call(family: str, library_path: Path) -> None:
+    """Against the same pass by `LM.forward`: catches a mask too many or too few, a token picked at
+    another position, masks that stay in the cache."""
+    lm, _ = on_executor(family, torch.float32, library_path)
+    assert isinstance(lm.run, NativeRun)
+    loop = MaskLoop(lm, lm.run, VOCAB, 4)
+    pair = ModelDrafter(lm, loop, None, 4), ModelDrafter(lm.twin(), None, None, 4)
+    step_by_step(pair, batch(list(KINDS.values()), (1, 3)), [3, 6, 1, 4, 5])
+
+
+@torch.inference_mode()
+def test_masks_are_read_after_the_text(library_path: Path) -> None:
+    """The guesses are those of the model over the whole text and the masks, after any number of
+    kept tokens."""
+    lm, plain = on_executor("llama", torch.float32, library_path)
+    assert isinstance(lm.run, NativeRun)
+    drafter = ModelDrafter(lm, MaskLoop(lm, lm.run, VOCAB, 4), None, 4)
+    rows = batch([GREEDY])
+    drafter.start(rows[0])
+    for length, kept in ((5, 5), (6, 0), (1, 1), (7, 3)):
+        draft = drafter.propose(rows, [length])
+        text = [*rows[0].tokens, *[4] * (length - 1)]
+        fresh = plain.twin()
+        fresh.kv.add_row()
+        logits = fresh.forward(torch.tensor([text])).logits
+        assert draft.tokens[0].tolist() == logits[0, -length:, :].argmax(-1).tolist()
+        rows[0].tokens += [*draft.tokens[0, :kept].tolist(), 9]
+        drafter.lm.kv.truncate(0, len(rows[0].tokens) - 1)
 
 
 @pytest.mark.parametrize("vocab_size", [90, 104])

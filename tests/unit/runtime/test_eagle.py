@@ -15,7 +15,7 @@ from outrider.drafters.heads.eagle import EagleDrafter
 from outrider.drafters.heads.feature_fed import FedChain
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derived.quantised_linear import QuantisedPanels
-from outrider.models.heads.eagle import Kind
+from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
@@ -78,6 +78,24 @@ def test_a_chain_in_one_call_is_the_chain_token_by_token(head: str, library_path
     both = Beside(FedChain(lm, chains), FedChain(stepwise), tolerance=2e-5)
     draft_side_by_side(target, both, Ragged(NODES), FILTERED)
     assert both.drawn > 30
+
+
+def test_one_pass_of_masks_in_one_call(library_path: Path) -> None:
+    """Of a P-EAGLE head, against its module: catches a feature beside another token, masks that
+    stay in the cache, a token in the head's own numbering."""
+    target, lm = models("eagle3", torch.float32, num_layers=2, mask_token=7)
+    assert isinstance(lm.head, EagleHead)
+    assert lm.head.mask_hidden is not None
+    plain = HeadLM(lm.head, VOCAB, lm.shape.context_length)
+    for each in (lm, plain):
+        (each.mask_feature,) = plain.fused([lm.head.mask_hidden.detach()[None]])
+    lm.run = run = FedRun(lm, library_path)
+    both = Beside(
+        FedChain(lm, FedChains(lm, run, 7), None, 7), FedChain(plain, None, None, 7), tolerance=2e-4
+    )
+    draft_side_by_side(target, both, Ragged(NODES), FILTERED, (0, 4))
+    assert both.compared > 30
+    assert both.drawn > 5
 
 
 @pytest.mark.parametrize("head", HEADS)

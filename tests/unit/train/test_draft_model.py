@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.build import Options
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.lab.progress import Progress
 from outrider.llm import LLM
 from outrider.models.loading import load
@@ -20,6 +21,7 @@ from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.train.config import TrainConfig
 from outrider.train.draft_model import DraftModelRecipe, DraftModelTraining
+from outrider.train.masked import check_masks, free_token, with_masks
 from outrider.train.material import TrainingData
 from outrider.train.measure import MeasurePlan
 from outrider.train.new_model import chosen_layers, scratch_model, thinned_model
@@ -245,3 +247,76 @@ def test_from_traffic_refreshes(tmp_path: Path) -> None:
         assert result.num_train == 3
         assert {one.label for one in result.measured} == {"before", "after"}
         assert (fresh.out / "responses.jsonl").exists() is not recorded
+
+
+def test_masks_learn_what_they_would_read_at_work() -> None:
+    """An anchor's masks compute what they do after the text up to it, whatever other anchors there
+    are."""
+    module = tiny_llama(257)
+    tokens = torch.randint(5, 250, (2, 9))
+    starts = torch.tensor([[6, 2], [0, 5]])
+    masked = with_masks(tokens, starts, torch.ones(2, 2, 4, dtype=torch.bool), 3)
+    with torch.no_grad():
+        logits = masked.logits(module)
+        torch.testing.assert_close(logits[:, :9], module(tokens).logits)
+        guesses = logits[:, 9:].view(2, 2, 3, -1)
+        for row, line in enumerate(starts.tolist()):
+            for anchor, start in enumerate(line):
+                alone = torch.cat([tokens[row, : start + 1], torch.tensor([3, 3, 3])])
+                expected = module(alone[None]).logits[0, -3:]
+                torch.testing.assert_close(guesses[row, anchor], expected)
+
+
+def test_a_free_token_is_unnamed_or_rare() -> None:
+    """The first id without a name; where all have one, the last of the rarest."""
+    tokenizer = word_tokenizer(20)
+    counts = torch.ones(24, dtype=torch.int64)
+    counts[[4, 11]] = 0
+    assert free_token(tokenizer, counts, 24) == 20
+    assert free_token(tokenizer, counts, 20) == 11
+
+
+def test_masks_that_share_a_pass_must_not_meet() -> None:
+    """A model that does not do as the mask of a pass says, as where a state is carried."""
+    module = tiny_llama(257)
+    check_masks(module, 3, "x")
+    forward = module.forward
+    module.forward = lambda attention_mask=None, **inputs: forward(**inputs)  # type: ignore[method-assign]
+    with pytest.raises(CapabilityError, match="leave parallel out"):
+        check_masks(module, 3, "x")
+
+
+@pytest.mark.slow
+def test_parallel_drafts_learn_and_load(tmp_path: Path) -> None:
+    """Its config names the mask token, with which it drafts; going on keeps it. The text is plain
+    decoding's."""
+    settings = {"init_layers": "2", "parallel": "4"}
+    config = replace(CONFIG, epochs=4, lr=5e-3)
+    spec = spec_for(tmp_path, kind="draft-model", settings=settings, config=config)
+    result = run_training(spec)
+    assert result is not None
+    assert result.curve[-1].tau > result.curve[0].tau
+    folder = spec.out / "drafter"
+    token = json.loads((folder / "config.json").read_text())["pard_token"]
+    prompt = [10, 11, 12, 13]
+    plain = LLM(spec.options.target, drafter="none").generate(prompt, SamplingParams(max_tokens=12))
+    llm = LLM(spec.options.target, drafter="draft-model", draft=folder)
+    assert any(f"mask token {token}" in note for note in llm.notes)
+    assert llm.generate(prompt, SamplingParams(max_tokens=12))[0].token_ids == plain[0].token_ids
+    more = replace(spec, out=tmp_path / "more", init=folder, settings={"parallel": "6"})
+    run_training(more)
+    assert json.loads((more.out / "drafter" / "config.json").read_text())["pard_token"] == token
+
+
+@pytest.mark.parametrize("token", [257, -1, "x"])
+def test_a_mask_token_outside_the_vocabulary(token: Any, tmp_path: Path) -> None:
+    """One line that says which ids there are, before anything is decoded; where nobody drafts with
+    it, nothing."""
+    target = save_checkpoint(tmp_path / "target", tiny_llama(257), byte_tokenizer())
+    draft = tiny_llama(257)
+    draft.config.pard_token = token
+    folder = save_checkpoint(tmp_path / "draft", draft, byte_tokenizer())
+    with pytest.raises(CheckpointError, match=r"\(pard_token\).*ids 0 to 256") as caught:
+        LLM(target, draft=folder)
+    assert len(str(caught.value).splitlines()) == 1
+    LLM(folder, drafter="none")

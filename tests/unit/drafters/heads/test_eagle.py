@@ -74,7 +74,7 @@ def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor
     return head(torch.tensor([tokens]), features[None], positions, attend)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "peagle"])
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
 @torch.inference_mode()
 def test_what_is_drafted_is_what_the_head_says(tmp_path: Path, kind: str, tree: str) -> None:
@@ -82,7 +82,9 @@ def test_what_is_drafted_is_what_the_head_says(tmp_path: Path, kind: str, tree: 
     feature, a tree node that reads a state other than its parent's: every greedy draft is computed
     again from the text, with nothing remembered."""
     target = loaded_target()
-    drafter = drafter_of(target, saved_head(tmp_path, kind), kind, tree=tree)
+    masked: dict[str, Any] = {"num_layers": 2, "mask_token": 7} if kind == "peagle" else {}
+    kind = "eagle3" if masked else kind
+    drafter = drafter_of(target, saved_head(tmp_path, kind, **masked), kind, tree=tree)
     decoder = decoder_of(target, drafter)
     for number, prompt in enumerate(PROMPTS):
         decoder.add(
@@ -116,6 +118,7 @@ def check_draft(
     alone.kv.add_row()
     hidden = alone.forward(torch.tensor([tokens]), capture=head.config.signals).hidden
     features = head.features({key: states[0] for key, states in hidden.items()})[:-1]
+    mask_token = head.config.mask_token
     nodes = draft.lists[1][index]
     for node in range(nodes):
         path = []
@@ -127,8 +130,11 @@ def check_draft(
         known = features
         states = plain_states(head, text, known)
         for token in path:
-            known = torch.cat([known, head.carry(states[-1:])])
-            text = [*text, token]
+            feature = head.carry(states[-1:])
+            if head.mask_hidden is not None:
+                feature = head.fuse(head.mask_hidden[None])
+            known = torch.cat([known, feature])
+            text = [*text, token if mask_token is None else mask_token]
             states = plain_states(head, text, known)
         probs = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
         mine = probs[draft.lists[0][index][node]]

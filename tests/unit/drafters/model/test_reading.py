@@ -19,6 +19,7 @@ from outrider.drafters.model.reading import Turns, read_together
 from outrider.drafters.model.universal import UniversalDrafter, UniversalSettings
 from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_mux import DrafterMux
+from outrider.models.card import unknown_card
 from outrider.models.lm import LM
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.load import build_lm
@@ -41,7 +42,7 @@ def loaded(name: str, module: Any) -> LoadedModel:
     return LoadedModel(
         name,
         build_lm(module, name, torch.float32, torch.device("cpu")),
-        None,
+        unknown_card(),
         byte_tokenizer(),
         frozenset(),
     )

@@ -120,6 +120,16 @@ def test_vllm_draft_model() -> None:
     }
 
 
+def test_mask_tokens_are_vllm_s_alone() -> None:
+    """It is told to draft in one pass; who would draft token by token says so."""
+    made_from = result("draft-model k=5")
+    made_from.tried.draft_masked = True
+    assert vllm_config(made_from)["parallel_drafting"] is True
+    others = words(made_from)
+    for engine in ("SGLang", "llama.cpp"):
+        assert any("without its mask token" in note for note in others[engine].notes)
+
+
 def test_an_automatic_length_is_its_bound_elsewhere() -> None:
     """The best configuration may choose its lengths itself: `auto:8` is no number."""
     best = {"draft-model k=auto:8": 2.0}

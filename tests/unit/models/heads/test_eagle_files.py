@@ -26,6 +26,7 @@ from outrider.models.heads.eagle_files import (
     raw_tensors,
 )
 from outrider.models.heads.source import HeadSource
+from outrider.train.export_eagle import LAYOUTS, export_eagle
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 
@@ -274,6 +275,23 @@ def test_a_head_without_a_map_for_a_padded_target(tmp_path: Path) -> None:
     assert wider.draft_ids.tolist() == list(range(VOCAB))
 
 
+@pytest.mark.parametrize("field", ["pard_token", "ptd_token_id", "mask_token_id"])
+@pytest.mark.parametrize("shape", [(192,), (1, 192), (1, 1, 192)], ids=str)
+def test_p_eagle(field: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Its mask token under every name, its feature in every shape, and what we write ourselves."""
+    head = random_eagle("eagle3", TARGET, draft_vocab=15, num_layers=2, mask_token=7)
+    config = raw_config(head)
+    config[field] = config.pop("pard_token")
+    tensors = raw_tensors(head)
+    tensors["mask_hidden"] = tensors["mask_hidden"].view(shape)
+    same(head, load_eagle(write(tmp_path / "theirs", config, tensors), "eagle3", SIZES))
+    for layout in LAYOUTS:
+        export_eagle(head, tmp_path / layout, layout, tables=False)
+        same(head, load_eagle(tmp_path / layout, "eagle3", SIZES))
+    exported = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert (exported["speculators_model_type"], exported["mask_token_id"]) == ("peagle", 7)
+
+
 def broken(
     change: Callable[[dict[str, Any], dict[str, Tensor]], None], kind: Kind = "eagle3"
 ) -> Callable[[Path], Path]:
@@ -297,7 +315,19 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"someone/else.*down_proj.*\[64, 47\].*\[64, 48\]",
     ),
     "a tensor too many": (
-        broken(lambda c, t: t.update({"mask_hidden": torch.ones(1)})), "no part of an EAGLE-3 head: mask_hidden",
+        broken(lambda c, t: t.update({"more.weight": torch.ones(1)})), "no part of an EAGLE-3 head: more.weight",
+    ),
+    "P-EAGLE's feature alone": (
+        broken(lambda c, t: t.update({"mask_hidden": torch.ones(192)})), "no mask token .pard_token, ptd_token_id, mask_token_id",
+    ),
+    "P-EAGLE's token alone": (broken(lambda c, t: c.update({"ptd_token_id": 7})), "mask token 7.*'mask_hidden' is missing"),
+    "a mask token outside the vocabulary": (
+        broken(lambda c, t: (c.update({"pard_token": VOCAB}), t.update({"mask_hidden": torch.ones(192)}))),
+        r"mask token 40 \(pard_token\).*ids 0 to 39",
+    ),
+    "a mask of another width": (
+        broken(lambda c, t: (c.update({"pard_token": 1}), t.update({"mask_hidden": torch.ones(1, 1, 64)}))),
+        r"mask_hidden.*\[1, 1, 64\].*\[192\]",
     ),
     "a deeper target": (
         broken(lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]})), r"\[2, 16, 29\].*8 layers",
