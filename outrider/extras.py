@@ -13,9 +13,8 @@ from outrider.errors import ConfigError, install_hint
 
 # packages by the names that are imported, of those extras without which something does not start
 EXTRAS = {
-    "lab": ("scipy", "prometheus_client"),
-    "serve": ("fastapi", "uvicorn", "structlog", "prometheus_client"),
-    "services": ("grpc", "grpc_health", "prometheus_client"),
+    "lab": ("scipy",),
+    "services": ("grpc", "grpc_health"),
     "train": ("accelerate",),
 }
 

@@ -15,7 +15,6 @@ from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
-from outrider.extras import check_installed
 
 if TYPE_CHECKING:
     from outrider.serve.settings import ServedModel
@@ -229,7 +228,6 @@ def serve(
     Environment: MODEL, BATCH_SIZE (--max-num-seqs), MAX_DRAFT_TOKENS (--num-draft-tokens),
     DRAFT_ENDPOINT, OUTRIDER_API_KEY, OUTRIDER_SERVICE_TOKEN (of the draft service). An option wins.
     """
-    check_installed("serving", "serve")
     from outrider.serve.config_file import read_config
     from outrider.serve.run import run_server
     from outrider.serve.settings import ServerSettings

@@ -266,7 +266,6 @@ def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
 
     Environment: TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN (a key of the targets), OUTRIDER_API_KEY.
     """
-    check_installed("a coordinator", "serve")
     from outrider.remote.access import TOKEN_VARIABLE
     from outrider.remote.coordinator.app import run_coordinator
     from outrider.remote.coordinator.settings import CoordinatorSettings, parsed_targets
@@ -290,7 +289,6 @@ def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     """Ask a draft service, or a server, whether it takes requests: exit status 0, or 1 with the
     reason. Needs no key."""
     if address.startswith(("http://", "https://")):
-        check_installed("a call to a server", "serve")
         from outrider.remote.coordinator.target import ready_s
 
         typer.echo(

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from importlib.metadata import version
 from typing import Any
 
-from outrider.errors import CapabilityError, RequestError, install_hint
+from outrider.errors import CapabilityError, RequestError
 from outrider.grammar.compiled import Compiled
 from outrider.grammar.limits import COMPILE_S, MAX_CHARACTERS, MAX_KEPT, MAX_KEPT_CHARACTERS, PARSER
 from outrider.grammar.matcher import Matcher
@@ -21,6 +22,7 @@ from outrider.grammar.vocabulary import index_vocabulary
 
 # By itself llguidance allows one token where the text is forced, the tokenizer's own spelling,
 # which may be a special token's
+LLGUIDANCE = (1, 9)  # the first version that keeps white space to a pattern
 ALL_SPELLINGS = '\n%llguidance {"no_forcing": true}\n'
 
 Problem = Callable[[str], str]  # what llguidance has to say against a grammar
@@ -224,10 +226,15 @@ def _parts(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
 
 
 def _library() -> Any:
-    try:
-        import llguidance
-    except ImportError as error:
+    """llguidance. Raises CapabilityError for a version that ignores the rule for white space, under
+    which a model may write blanks to the end."""
+    import llguidance
+
+    installed = version("llguidance")
+    if tuple(map(int, installed.split(".")[:2])) < LLGUIDANCE:
+        wanted = ".".join(map(str, LLGUIDANCE))
         raise CapabilityError(
-            f"grammars need the llguidance package: {install_hint('serve')}"
-        ) from error
+            f"grammars need llguidance {wanted} or later, got {installed}: pip install "
+            f"'llguidance>={wanted}'"
+        )
     return llguidance

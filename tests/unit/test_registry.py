@@ -28,7 +28,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_what_cannot_be_imported_is_left_out(failing: str) -> None:
     entries = {
-        "absent": Entry("no.such:Thing", "", "serve"),
+        "absent": Entry("no.such:Thing", "", "services"),
         "failing": Entry(f"{failing}:Thing", ""),
         "renamed": Entry("outrider.verifiers.token:Thing", ""),
         "function": Entry("outrider.parts:choose_parts", ""),
@@ -38,7 +38,7 @@ def test_what_cannot_be_imported_is_left_out(failing: str) -> None:
     assert list(registry.importable()) == ["works"]
     broken = registry.broken()
     assert list(broken) == ["absent", "failing", "renamed", "function"]
-    assert "No module named 'no'; pip install '.[serve]' in a checkout" in broken["absent"]
+    assert "No module named 'no'; pip install '.[services]' in a checkout" in broken["absent"]
     assert "cannot be imported: ValueError: no licence" in broken["failing"]
     assert "has no attribute 'Thing'" in broken["renamed"]
     assert "must be a class, got function" in broken["function"]

@@ -304,3 +304,10 @@ def test_a_model_without_tokenizer_or_end_is_refused() -> None:
     endless.eos_token = None
     with pytest.raises(CapabilityError, match="no end token"):
         Grammars(endless, 257, []).constraint(json_object())
+
+
+def test_an_old_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's environment has one that ignores the rule for white space."""
+    monkeypatch.setattr("outrider.grammar.grammars.version", lambda _: "1.7.6")
+    with pytest.raises(CapabilityError, match=r"llguidance 1.9 or later, got 1.7.6"):
+        Grammars(BYTES, 257, [EOS]).constraint(regex("a+"))

@@ -29,7 +29,7 @@ outrider train eagle3 \\
 ## 2. Two
 
 ```sh
-pip install '.[serve]'
+pip install '.[services]'
 outrider new-verb "a # b" && echo "done"
 ```
 
@@ -54,8 +54,8 @@ def test_commands_have_the_extras_that_the_page_names() -> None:
     assert steps(PAGE) == [
         (3, "sh", "make demo", ["lab"]),
         (11, "sh", "outrider train eagle3   --target ORG/MODEL", ["lora", "train"]),
-        (19, "sh", 'outrider new-verb "a # b" && echo "done"', ["serve"]),
-        (23, "python", 'print("MODEL")\n', ["serve"]),
+        (19, "sh", 'outrider new-verb "a # b" && echo "done"', ["services"]),
+        (23, "python", 'print("MODEL")\n', ["services"]),
     ]
 
 
