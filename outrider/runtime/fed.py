@@ -4,6 +4,7 @@ chains and trees."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -189,7 +190,10 @@ class _EagleParts(nn.Module):
         self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache
     ) -> Tensor:
         return self.head.states(
-            F.embedding(ids, self.head.embedding), features, positions, cache.attend
+            F.embedding(ids, self.head.embedding),
+            features,
+            positions,
+            partial(cache.attend, window=self.head.window or 0),
         )
 
 

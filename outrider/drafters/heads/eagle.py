@@ -9,7 +9,7 @@ one call (`runtime/fed.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ class EagleSettings(DraftModelSettings):
     head: str = setting("", "folder or GGUF file of the head; the same as --draft")
     bits: int = setting(
         16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)"
+    )
+    window: int = setting(
+        0,
+        "last tokens that the head sees, which then drafts in texts longer than it knows; 0: all",
+        at_least=0,
     )
 
     def __post_init__(self) -> None:
@@ -121,8 +126,19 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
     shape = target.lm.shape
-    notes += context_notes(setup.head, head.config.max_position_embeddings, shape.context_length)
+    head.window = setup.settings.window or None
+    if head.window is not None and head.window <= setup.num_draft_tokens:
+        raise ConfigError(
+            f"drafter '{kind}': window={head.window} is smaller than a draft of "
+            f"{setup.num_draft_tokens} tokens: at least {setup.num_draft_tokens + 1}, or window=0 for "
+            "all of a text"
+        )
     lm = HeadLM(head, shape.vocab_size, shape.context_length)
+    if head.window is None:
+        known = head.config.max_position_embeddings
+        notes += context_notes(setup.head, known, shape.context_length)
+    else:
+        lm.shape = replace(lm.shape, context_length=shape.context_length)
     bits = setup.settings.bits
     if isinstance(target.lm.run, NativeRun):
         try:

@@ -61,12 +61,14 @@ def decoder_of(target: LoadedModel, drafter: Any, gamma: int = 4) -> Decoder:
 
 @torch.inference_mode()
 def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor:
-    """(n, H): the head over a whole text at once, with an ordinary causal attention. Pairs
-    (tokens[i], features[i])."""
+    """(n, H): the head over a whole text at once, with an ordinary causal attention that sees back
+    as far as its window. Pairs (tokens[i], features[i])."""
+    back = torch.arange(len(tokens))[:, None] - torch.arange(len(tokens))
+    sees = (back >= 0) & (back < (head.window or len(tokens)))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=True
+            q, k, v, attn_mask=sees, enable_gqa=True
         )
         return out.transpose(1, 2)
 
@@ -76,15 +78,19 @@ def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor
 
 @pytest.mark.parametrize("kind", [*KINDS, "peagle"])
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
+@pytest.mark.parametrize("window", [0, 6])
 @torch.inference_mode()
-def test_what_is_drafted_is_what_the_head_says(tmp_path: Path, kind: str, tree: str) -> None:
+def test_what_is_drafted_is_what_the_head_says(
+    tmp_path: Path, kind: str, tree: str, window: int
+) -> None:
     """Catches a token beside the wrong feature, a drafted state kept as if it were the target's
     feature, a tree node that reads a state other than its parent's: every greedy draft is computed
     again from the text, with nothing remembered."""
     target = loaded_target()
     masked: dict[str, Any] = {"num_layers": 2, "mask_token": 7} if kind == "peagle" else {}
     kind = "eagle3" if masked else kind
-    drafter = drafter_of(target, saved_head(tmp_path, kind, **masked), kind, tree=tree)
+    folder = saved_head(tmp_path, kind, **masked)
+    drafter = drafter_of(target, folder, kind, tree=tree, window=window)
     decoder = decoder_of(target, drafter)
     for number, prompt in enumerate(PROMPTS):
         decoder.add(
@@ -239,6 +245,36 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(tmp_path: Path, tree: s
     decoder.step()  # nobody drafts
     assert drafter.lm.kv.lengths == before
     assert [fed.num_waiting for fed in drafter._fed] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("tree", ["chain", "2x2x1"])
+def test_with_a_window_a_head_drafts_beyond_the_texts_it_knows(tmp_path: Path, tree: str) -> None:
+    """Catches a limit that stays, a cache that keeps what no window reaches, a draft of other
+    tokens than the head says far beyond the texts it knows."""
+    target = loaded_target()
+    folder = saved_head(tmp_path, "eagle3", max_position_embeddings=20)
+    drafter = drafter_of(target, folder, "eagle3", tree=tree, window=8)
+    assert drafter.notes == []
+    decoder = decoder_of(target, drafter)
+    text = [3 + number % 50 for number in range(1200)]
+    decoder.add(make_row(text, SamplingParams(max_tokens=30, ignore_eos=True)))
+    checked = 0
+    for _ in range(4):
+        decoder.step()
+        with torch.inference_mode():
+            draft = drafter.propose(decoder.rows, [4])
+            checked += check_draft(target, drafter.lm.head, decoder.rows[0].tokens, draft, 0)
+    assert checked >= 12
+    cache = drafter.lm.kv
+    assert cache.lengths[0] > 1190
+    assert cache.window_capacity < cache.capacity
+
+
+def test_a_window_smaller_than_the_draft_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="window=3 is smaller than a draft of 4 tokens: at least 5"
+    ):
+        drafter_of(loaded_target(), saved_head(tmp_path, "eagle"), "eagle", window=3)
 
 
 def test_a_head_that_does_not_say_what_it_knows_drafts_to_the_end(tmp_path: Path) -> None:
