@@ -12,11 +12,11 @@ first other one. `at random` keeps chunks by lot, as a control.
 
 from __future__ import annotations
 
-import sys
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from questions import questions
 
 from outrider import LLM, SamplingParams
@@ -66,7 +66,8 @@ def agreement(llm: Any, prompt: list[int], answer: list[int]) -> float:
     return fmean((logits[0].argmax(-1) == torch.tensor(answer)).float().tolist())
 
 
-def main(model: str) -> None:
+def main(model: Annotated[str, typer.Argument(help="A GGUF file or a folder.")]) -> None:
+    """Time to the first token, and agreement with the whole prompt's answers."""
     whole: Any = LLM(model, drafter="none", max_num_seqs=1)
     ways: dict[str, Any] = {
         name: LLM(model, drafter="none", prefill=prefill) for name, prefill in WAYS.items()
@@ -96,4 +97,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    typer.run(main)

@@ -22,9 +22,9 @@ class Completion:
                       None: not asked for
     stats             counters, and times in seconds
     lossless          False: a lossy verifier or `prefill` was allowed, so the text need not follow the model's distribution
-    prompt_share      share of the prompt that the target read; below 1 only with `prefill`
     seed              the one that was used, also when none was asked for: with `verifier` it repeats the answer
     verifier          name of the acceptance rule: for a seeded answer gumbel, unless another one was asked for
+    prompt_share      share of the prompt that the target read; below 1 only with `prefill`
     stop_reason       the stop string or stop_token_ids entry that ended it; None: anything else did
     prompt            the text that was given; None: token ids or messages were
     index             which of the `n` answers to its prompt

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from gpu_stages.context import Context
 from outrider.errors import CapabilityError
+from outrider.models.card import unknown_card
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.graph_use import use_graphs
 from outrider.models.lm import LM
@@ -193,7 +194,8 @@ def make(
         module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
     soften_experts(module)
     lm = build_lm(module, name, dtype, context.device)
-    loaded = LoadedModel(name, lm, config, None, frozenset(), tables=Tables.of(module))
+    card = unknown_card(lm.shape.vocab_size)
+    loaded = LoadedModel(name, lm, card, None, frozenset(), tables=Tables.of(module))
     if context.on_cuda:
         try:
             own = use_device_run(lm, module)

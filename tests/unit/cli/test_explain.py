@@ -100,7 +100,7 @@ def test_every_option_reaches_the_library(
     [
         (["demo"], "draft-model"),
         (["somewhere", "--draft", "there"], "draft-model"),
-        (["somewhere"], "ngram"),
+        (["somewhere"], "suffix"),
     ],
 )
 def test_auto_is_what_it_is_elsewhere(

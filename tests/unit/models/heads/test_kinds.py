@@ -112,7 +112,7 @@ def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(
         {"format": "pt"},
     )
     assert head_kind(resolve(str(folder))) is None
-    assert built(folder).options.drafter == "ngram"
+    assert built(folder).options.drafter == "suffix"
     with pytest.raises(
         ConfigError, match="drafter 'block' needs a head trained for this target: --draft FOLDER"
     ):

@@ -230,7 +230,7 @@ def test_fp8_is_widened_by_its_scales(checkpoints: Path, tmp_path: Path, scale: 
 def test_auto_prefers_the_head_to_look_ups(checkpoints: Path) -> None:
     """But not to what --draft names."""
     assert named_drafter(Options(target=str(checkpoints / "deepseek")), None).drafter == "mtp"
-    assert named_drafter(Options(target=str(checkpoints / "none")), None).drafter == "ngram"
+    assert named_drafter(Options(target=str(checkpoints / "none")), None).drafter == "suffix"
     assert (
         named_drafter(Options(target=str(checkpoints / "deepseek"), draft="other"), None).drafter
         == "draft-model"
@@ -281,7 +281,7 @@ def test_layouts_that_are_not_read_are_named(checkpoints: Path, tmp_path: Path, 
         f"an MTP head of a layout that is not read (tensor '{name}'). Use --drafter ngram"
         in error_of(folder)
     )
-    assert named_drafter(Options(target=str(folder)), None).drafter == "ngram"
+    assert named_drafter(Options(target=str(folder)), None).drafter == "suffix"
 
 
 def test_a_head_with_sparse_attention_drafts_on_a_cpu_alone(

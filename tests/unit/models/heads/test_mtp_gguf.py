@@ -372,7 +372,7 @@ def test_a_file_without_a_head(
         changes=metadata("glm4moe", load_config(resolve(str(path)))),
     )
     assert not ships_mtp(str(bare))
-    assert built(bare).options.drafter == "ngram"
+    assert built(bare).options.drafter == "suffix"
     monkeypatch.setattr(
         sys, "argv", ["outrider", "generate", str(bare), "hello", "--drafter", "mtp"]
     )
