@@ -15,7 +15,7 @@ than the others do (docs/algorithms/prefill.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class SparsePrefill:
 
     @property
     def note(self) -> str:
-        """What to tell the user."""
+        """The sentence for the user: what is read, and that answers change."""
         return (
             f"{WHAT} is lossy: of prompts from {self._least} tokens on the target reads about "
             f"{self.keep:.0%}, chosen by {self._scored_by}; answers are not those to the whole prompt"
@@ -143,9 +143,9 @@ class SparsePrefill:
                 "suffix, draft-model, ..., or leave one of them out."
             )
 
-    def takes(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt is long enough to be read sparsely."""
-        return self.keep < 1 and len(prompt) >= self._least
+    def takes(self, num_prompt: int) -> bool:
+        """Whether a prompt of this many tokens is long enough to be read sparsely."""
+        return self.keep < 1 and num_prompt >= self._least
 
     def reading(self, prompt: list[int]) -> SparseReading:
         """A prompt about to be read."""
@@ -154,12 +154,13 @@ class SparsePrefill:
     def read(self, lm: LM, rows: Rows) -> None:
         """The target reads the prompts of those rows that are new and long enough."""
         for index, row in enumerate(rows):
+            if lm.kv.text_length(index) or not self.takes(row.num_prompt):
+                continue
             prompt = row.tokens[: row.num_prompt]
-            if not lm.kv.text_length(index) and self.takes(prompt):
-                reading = self.reading(prompt)
-                while not reading.advance(lm, index):
-                    pass
-                row.prompt_share = reading.share
+            reading = self.reading(prompt)
+            while not reading.advance(lm, index):
+                pass
+            row.prompt_share = reading.share
 
     def _positions(self, prompt: list[int]) -> Generator[None, None, list[int]]:
         """The positions that the target is to read of a prompt but for its last token, which is

@@ -59,8 +59,8 @@ class Part:
         }
 
     def worth(self, num_nodes: int, number: int) -> list[float]:
-        """What each of its first nodes may bring a row: of a chain its chance of being kept, of a
-        tree an equal share of its level's."""
+        """Expected kept tokens of each of its first nodes: of a chain its chance of being kept, of
+        a tree an equal share of its level's."""
         width = max(1.0, self.nodes_per_level)
         chances = self.survival.curve(math.ceil(num_nodes / width), number)
         return [chances[int(node / width)] / width for node in range(num_nodes)]

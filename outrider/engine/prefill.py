@@ -86,8 +86,8 @@ class Prefiller:
         else:
             known = active.row.tokens[:-1]
             active.draft_parts = self._drafts.copy(known)
-            prompt = active.row.tokens[: active.row.num_prompt]
-            if self._sparse is not None and self._sparse.takes(prompt):
+            if self._sparse is not None and self._sparse.takes(active.row.num_prompt):
+                prompt = active.row.tokens[: active.row.num_prompt]
                 active.sparse = self._sparse.reading(prompt)
                 return
             max_length = shortest(active.draft_parts) if self._signals else None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -225,6 +226,7 @@ def _parts(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
                 yield [key, str(number)], part
 
 
+@cache
 def _library() -> Any:
     """llguidance. Raises CapabilityError for a version that ignores the rule for white space, under
     which a model may write blanks to the end."""

@@ -213,8 +213,8 @@ def draft_masked(
     num_tokens: int,
     vocabulary: Vocabulary,
 ) -> tuple[Tensor, Tensor] | None:
-    """What `draft_chains` gives, from one pass over tokens `with_masks`: each is picked at the
-    token before it."""
+    """Draft tokens and distributions as of `draft_chains`, from one pass over tokens `with_masks`:
+    each is picked at the token before it."""
     executor = bound.executor
     num_rows, width = first.ids.shape
     asked = ChainRequest.of(picks, num_tokens, vocabulary)

@@ -128,7 +128,7 @@ class FedChains:
     def _draft_masked(
         self, rows: Rows, pending: list[list[int]], features: Sequence[Tensor], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """What `draft` gives, from one pass with a mask for every token after the first."""
+        """A draft as of `draft`, from one pass with a mask for every token after the first."""
         lm = self._lm
         assert self._mask_token is not None
         assert lm.mask_feature is not None

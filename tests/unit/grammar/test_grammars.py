@@ -11,7 +11,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import CapabilityError, RequestError
-from outrider.grammar import Grammars, Spec, choice, ebnf, json_object, json_schema, lark, regex
+from outrider.grammar import (
+    Grammars,
+    Spec,
+    choice,
+    ebnf,
+    grammars,
+    json_object,
+    json_schema,
+    lark,
+    regex,
+)
 from outrider.grammar.compiled import Compiled
 from outrider.grammar.vocabulary import index_vocabulary
 from outrider.models.tokens.token_bytes import token_bytes
@@ -309,5 +319,6 @@ def test_a_model_without_tokenizer_or_end_is_refused() -> None:
 def test_an_old_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's environment has one that ignores the rule for white space."""
     monkeypatch.setattr("outrider.grammar.grammars.version", lambda _: "1.7.6")
+    grammars._library.cache_clear()
     with pytest.raises(CapabilityError, match=r"llguidance 1.9 or later, got 1.7.6"):
         Grammars(BYTES, 257, [EOS]).constraint(regex("a+"))
