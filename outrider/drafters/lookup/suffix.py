@@ -47,7 +47,7 @@ class SuffixSettings:
     )
     beta: float = setting(0.0, "see alpha", at_least=0)
     min_probability: float = setting(
-        0.05, "tokens less likely to be accepted are not drafted", at_least=0, below=1
+        0.1, "tokens less likely to be accepted are not drafted", at_least=0, below=1
     )
     discount: float = setting(
         0.8,

@@ -20,6 +20,8 @@ from typing import Any
 
 from outrider.configuration import Configuration
 from outrider.draft_length.length import DraftLength
+from outrider.drafters.lookup.ngram import NgramSettings
+from outrider.drafters.lookup.suffix import SuffixSettings
 from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult, Words
 from outrider.models.heads.kinds import EARLY_EXIT
@@ -195,11 +197,14 @@ def _notes(choice: Choice, engine: Engine, about: str) -> Iterator[str]:
 VLLM_OPTIONS: dict[
     str, dict[str, tuple[str, Any]]
 ] = {  # of look-ups: ours -> theirs and our default
-    "ngram": {"max_ngram": ("prompt_lookup_max", 4), "min_ngram": ("prompt_lookup_min", 1)},
+    "ngram": {
+        "max_ngram": ("prompt_lookup_max", NgramSettings.max_ngram),
+        "min_ngram": ("prompt_lookup_min", NgramSettings.min_ngram),
+    },
     "suffix": {
-        "max_depth": ("suffix_decoding_max_tree_depth", 64),
-        "alpha": ("suffix_decoding_max_spec_factor", 4.0),
-        "min_probability": ("suffix_decoding_min_token_prob", 0.05),
+        "max_depth": ("suffix_decoding_max_tree_depth", SuffixSettings.max_depth),
+        "alpha": ("suffix_decoding_max_spec_factor", SuffixSettings.alpha),
+        "min_probability": ("suffix_decoding_min_token_prob", SuffixSettings.min_probability),
     },
 }
 

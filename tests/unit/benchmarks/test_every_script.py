@@ -235,7 +235,7 @@ def names(*patterns: str) -> list[str]:
 BY_OPTION = {  # the options, or a command, that show a result again
     **dict.fromkeys(names("auto-*", "drafters-*"), ("drafters", "--render")),
     **dict.fromkeys(names("real-heads-*"), ("real_heads", "render")),
-    **dict.fromkeys(names("real-model-*"), ("real_model", "--render")),
+    **dict.fromkeys(names("real-model-*", "defaults-*"), ("real_model", "--render")),
     **dict.fromkeys(names("serve-2*"), ("serve", "--render")),
     **dict.fromkeys(names("services-*"), ("services", "--render")),
     **dict.fromkeys(names("tune-*"), ("tune", "--render")),
