@@ -248,9 +248,9 @@ def _make_prefill(
     if not prefill.is_early:
         label = "demo draft" if prefill.draft == DEMO else prefill.draft
         source = model_source(prefill.draft, "draft")
-        own = replace(options, target=prefill.draft, revision=None, quantise=None)
+        draft_options = replace(options, target=prefill.draft, revision=None, quantise=None)
         loader = ModelLoader(
-            own,
+            draft_options,
             Needs(module=True),
             models.target.lm.device,
             status,

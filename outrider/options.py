@@ -56,7 +56,8 @@ class Options:
         return None if self.prefill is None else PrefillSettings.parse(self.prefill)
 
     def __post_init__(self) -> None:
-        self.prefill_settings  # noqa: B018  raises what is wrong with it
+        if self.prefill is not None:
+            PrefillSettings.parse(self.prefill)  # raises what is wrong with it
         if len(self.drafter.split()) > 1:
             for name, value in spelled_out(vars(self)).items():
                 object.__setattr__(self, name, value)

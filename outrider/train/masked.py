@@ -2,7 +2,7 @@
 2504.18583).
 
     at work    x_0 ... x_a m m m          the rows of x_a and of each mask guess x_{a+1}, x_{a+2}, ...
-    training   x_0 ... x_{T-1} | m m | m m | ...      chains of masks behind many anchors share one pass
+    training   x_0 ... x_{T-1} | m m | m m | ...      chains of masks after many anchors share one pass
 
 Mask j of anchor a stands at position a + j, sees the text up to x_a and the masks of its own chain
 before it, and learns the target's distribution of x_{a+1+j}. Anchors are drawn anew for every

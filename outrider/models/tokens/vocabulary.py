@@ -96,7 +96,7 @@ def mask_token_in(
     if name is None:
         return None
     token = values[name]
-    if isinstance(token, int) and 0 <= token < vocab_size:
+    if type(token) is int and 0 <= token < vocab_size:
         return token
     raise CheckpointError(
         f"{what}: config.json names mask token {token!r} ({name}), but its vocabulary has the ids "

@@ -308,7 +308,7 @@ def test_parallel_drafts_learn_and_load(tmp_path: Path) -> None:
     assert json.loads((more.out / "drafter" / "config.json").read_text())["pard_token"] == token
 
 
-@pytest.mark.parametrize("token", [257, -1, "x"])
+@pytest.mark.parametrize("token", [True, 257, -1, "x"])
 def test_a_mask_token_outside_the_vocabulary(token: Any, tmp_path: Path) -> None:
     """One line that says which ids there are, before anything is decoded; where nobody drafts with
     it, nothing."""
