@@ -365,10 +365,7 @@ def main(
         "runtime": runtime,
         "summary": summary(runs),
         "runs": runs,
-        "notes": {
-            name: [note.replace(f"{REPOSITORY}/", "") for note in notes]
-            for name, notes in worker.loaded["notes"].items()
-        },
+        "notes": worker.loaded["notes"],
     }
     if out:
         screen.print(f"written: {write_result('services', content, 1).name}")

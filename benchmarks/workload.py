@@ -154,9 +154,12 @@ def store(content: dict[str, Any], path: Path) -> Path:
     """Write a result without indentation to `path`, or compressed to `path` and `.gz` where it is
     long; returns which.
 
-    The file that `path` had under the other ending is deleted. The same content gives the same
-    bytes."""
-    data = (json.dumps(content, separators=(",", ":")) + "\n").encode()
+    Paths in it, such as those of an engine's notes, lose the folders of this machine. The file that
+    `path` had under the other ending is deleted. The same content gives the same bytes."""
+    text = json.dumps(content, separators=(",", ":")) + "\n"
+    for folder in (REPOSITORY, SHARED):
+        text = text.replace(f"{folder}/", "")
+    data = text.encode()
     packed = path.with_name(path.name + ".gz")
     written, other = (packed, path) if len(data) > PLAIN_BYTES else (path, packed)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,17 @@ def test_what_is_stored_is_read_again(
     assert workload.read_result(path) == content
 
 
+def test_a_stored_result_keeps_paths_without_the_folders_of_this_machine(
+    workload: Any, tmp_path: Path
+) -> None:
+    notes = [
+        f"'{workload.SHARED}/models/a.gguf' keeps its blocks",
+        f"{workload.REPOSITORY}/outrider",
+    ]
+    path = workload.store({"notes": notes}, tmp_path / "a.json")
+    assert workload.read_result(path) == {"notes": ["'models/a.gguf' keeps its blocks", "outrider"]}
+
+
 def test_the_same_content_is_the_same_bytes(
     workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
