@@ -85,7 +85,7 @@ export async function wishes() {
   const length = at("length").value;
   return {
     model: at("model").value, drafter: at("drafter").value, format: at("format").value, compare: at("compare").checked,
-    system: at("system").value.trim(), sampling, isJson: Boolean(schema), key: at("key").value,
+    sampling, isJson: Boolean(schema), key: at("key").value,
     length: length === AUTO ? AUTO : Number(length),
     // all runs of a comparison need the same seed; a single answer may leave it to the server
     seed: seed ? Number(seed) : at("compare").checked ? Math.floor(Math.random() * 2 ** 31) : null,

@@ -13,7 +13,18 @@ from playwright.sync_api import expect
 
 from tests.live_server import KEY as REAL_KEY
 from tests.live_server import live_server
-from tests.playground import NEEDS_A_BROWSER, WIDE, ask, begin, ended, names, numbers, texts, watch
+from tests.playground import (
+    NEEDS_A_BROWSER,
+    WIDE,
+    ask,
+    begin,
+    ended,
+    names,
+    numbers,
+    reload,
+    texts,
+    watch,
+)
 from tests.scripted_server import FILE, HOSTILE, KEY, STORY_TEXT, Scripted
 
 pytestmark = NEEDS_A_BROWSER
@@ -413,7 +424,7 @@ def test_regenerate_and_continue_and_edit(page: Any, server: Scripted) -> None:
 
     page.hover(".question >> nth=0")
     page.click(".question >> nth=0 >> [data-action=edit]")
-    assert page.inner_text(".editor .main") == "Send, and drop the 3 messages after it"
+    assert page.inner_text(".editor .main") == "Send, and put the 3 messages after it aside"
     page.fill(".editor textarea", "three")
     page.press(".editor textarea", "Enter")
     expect(page.locator(".message")).to_have_count(2)
@@ -426,6 +437,80 @@ def test_regenerate_and_continue_and_edit(page: Any, server: Scripted) -> None:
     assert page.inner_text(".answer em") == "mine"
     ask(page, "four")
     assert texts(server.bodies[-1]) == ["three", "*mine*", "four"]
+
+
+def shown(page: Any) -> list[str]:
+    """The messages on the screen by their first letters."""
+    bodies = page.locator(".message :is(.bubble, .prose)").all_inner_texts()
+    return [body.strip()[:5] for body in bodies]
+
+
+def test_an_earlier_version_is_brought_back(page: Any, server: Scripted) -> None:
+    """An answer that was better than the one it was given up for, and is gone; or one that goes when
+    the earlier one comes."""
+    back = page.locator("#bring-back")
+    ask(page, "one")
+    ask(page, "html")
+    assert back.is_hidden()  # nothing was given up so far
+    page.click(".answer:last-child [data-action=regenerate]")
+    ended(page)
+    page.click(".answer:last-child [data-action=continue]")
+    ended(page)
+    assert page.inner_text("#earlier-text") == "The version before is kept."
+    page.hover(".question >> nth=0")
+    page.click(".question >> nth=0 >> [data-action=edit]")
+    page.fill(".editor textarea", "markdown")
+    page.press(".editor textarea", "Enter")
+    expect(page.locator(".message")).to_have_count(2)
+    ended(page)
+    page.click(".answer:last-child [data-action=edit]")
+    page.fill(".editor textarea", "mine")
+    page.click(".editor .main")
+    assert shown(page) == ["markd", "mine"]
+    assert page.inner_text("#earlier-text") == "3 earlier versions are kept."
+    reload(page)
+    again = []
+    for _ in range(4):
+        page.click("#bring-back")
+        again.append(shown(page))
+    before = ["one", "Sam h", "html", "<img "]
+    assert again == [["markd", "Use t"], before, before, ["markd", "mine"]]
+    page.click("#bring-back")
+    page.focus("#bring-back")
+    page.keyboard.press("Enter")
+    assert shown(page) == before
+    reload(page)
+    assert shown(page) == before
+    ask(page, "three")
+    assert texts(server.bodies[-1])[::2] == ["one", "html", "three"]
+    page.click("#new")
+    assert back.is_hidden()
+
+
+def test_versions_are_kept_while_an_answer_is_made_anew(page: Any, server: Scripted) -> None:
+    """A reload, or a refusal, in the middle of a second answer that costs the first one."""
+    ask(page, "one")
+    page.route("**/v1/chat/**", lambda route: route.abort())
+    page.click(".answer [data-action=regenerate]")
+    page.wait_for_selector("#notice[role=alert]")
+    assert page.locator("#earlier").is_hidden()  # it is still there
+    page.unroute("**/v1/chat/**")
+    page.click(".question [data-action=edit]")
+    page.fill(".editor textarea", "slow")
+    page.press(".editor textarea", "Enter")
+    page.wait_for_selector(".answer:has-text('tick tick')")
+    assert page.locator("#earlier").is_hidden()
+    reload(page)
+    page.click("#bring-back")
+    assert shown(page) == ["one", "Sam h"]
+
+
+def test_only_so_many_versions_are_kept(page: Any) -> None:
+    ask(page, "one")
+    for _ in range(9):
+        page.click(".answer [data-action=regenerate]")
+        ended(page)
+    assert page.inner_text("#earlier-text") == "8 earlier versions are kept."
 
 
 def test_a_refused_regeneration_leaves_the_answer(page: Any, server: Scripted) -> None:
