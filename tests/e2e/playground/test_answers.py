@@ -549,13 +549,62 @@ def test_a_new_conversation_forgets_and_stops(page: Any, server: Scripted) -> No
     assert texts(server.bodies[-1]) == ["afresh"]
 
 
-def test_examples_are_those_that_the_model_can_answer(page: Any, server: Scripted) -> None:
+def take(page: Any, number: int = 0) -> None:
+    """Choose one of the four examples."""
     assert page.locator(".example").count() == 4
-    page.click(".example >> nth=0")
-    page.wait_for_selector(".answer")
+    page.click(f".example >> nth={number}")
+    page.wait_for_selector(".answer .actions")
     ended(page)
-    assert "Python" in texts(server.bodies[-1])[0]
     assert page.locator("#empty").is_hidden()
+
+
+def test_examples_are_those_that_the_model_can_answer(page: Any, server: Scripted) -> None:
+    take(page)
+    assert "Python" in texts(server.bodies[-1])[0]
+    assert server.bodies[-1]["temperature"] == 0.7
+    page.click("#new")
+    page.select_option("#model", FILE)
+    assert page.inner_text(".example >> nth=0 >> strong") == "Write a function"
+
+    page.select_option("#model", "called-so")  # the demo, whatever its name
+    assert "word problems" in page.inner_text("#can")
+    take(page)
+    assert "lemons" in texts(server.bodies[-1])[0]
+
+    page.click("#new")
+    page.select_option("#model", "little")
+    assert "temperature to 0" in page.inner_text("#can")
+    take(page)
+    assert "spelling" in texts(server.bodies[-1])[0]
+    assert server.bodies[-1]["temperature"] == 0
+    assert page.inner_text("#temperature-shown") == "0, greedy"
+
+
+def test_a_model_without_a_chat_template_continues_texts(page: Any, server: Scripted) -> None:
+    """A question to a model that knows no questions, which the server refuses."""
+    page.select_option("#model", "base")
+    assert page.inner_text("#invitation") == "Continue a text with base"
+    assert page.get_attribute("#message", "placeholder") == "The beginning of a text"
+    take(page)
+    body = server.bodies[-1]
+    assert body["prompt"].startswith("Once upon a time")
+    assert "messages" not in body
+    page.click("#settings-toggle")
+    assert page.input_value("#format") == "text"
+    assert page.is_disabled("#format")
+    assert page.is_disabled("#system")
+    reload(page)
+    assert page.input_value("#model") == "base"
+    page.select_option("#model", "tale-teller")  # whose form was never another one
+    assert page.input_value("#format") == "chat"
+    ask(page, "and now")
+    assert texts(server.bodies[-1])[-1] == "and now"
+    page.select_option("#model", "base")
+    page.click("#settings-toggle")
+    page.click("#defaults")  # the first model, too
+    page.wait_for_selector("#about:has-text('drafters')")
+    assert page.input_value("#format") == "chat"
+    assert page.is_enabled("#format")
 
 
 # ---- a real server
@@ -564,7 +613,8 @@ def test_examples_are_those_that_the_model_can_answer(page: Any, server: Scripte
 def test_side_by_side_on_a_real_model(browser: Any, tmp_path: Path) -> None:
     """The demo pair, sampled with one seed: the same text on both sides, more than one token per
     pass on one of them."""
-    with live_server("demo", "--drafter", "draft-model") as address:
+    name = ("--served-model-name", "called-so")
+    with live_server("demo", "--drafter", "draft-model", *name) as address:
         page = browser.new_context(**WIDE).new_page()
         page.goto(address)
         page.click("#settings-toggle")
