@@ -21,7 +21,7 @@ const OF_SMALL_CHATS = [ // SmolLM2-135M in four bits answers these right, greed
 const OF_TEXTS = [
   ["Begin a story", "Once upon a time, there was a little girl named Lily. She"],
   ["Begin a recipe", "Pancakes for four people\n\nIngredients:\n- 2 cups of flour\n-"],
-  ["Begin a letter", "Dear Anna,\n\nthank you very much for"],
+  ["Begin a fable", "One day, a cat found a red hat in the garden. The cat"],
   ["Begin a program", "def is_prime(number):\n    \"\"\"Whether a number is prime.\"\"\"\n    if number < 2:"],
 ];
 const OF_THE_DEMO = [ // it answers these right

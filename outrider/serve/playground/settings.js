@@ -53,7 +53,7 @@ function showModel() {
   fill(at("drafter"), [["", "the server's choice"], ...drafters.map((name) => [name, name])], kept.drafter);
   const facts = [drafters.length ? `drafters: ${drafters.join(", ")}` : "no drafter"];
   if (context) facts.push(`${context} tokens of context`);
-  if (kind === "text") facts.push("no chat template: continues texts");
+  if (kind === "text") facts.push("continues texts");
   at("about").textContent = clean(facts.join(" · "));
   at("model").title = clean(id);
   at("format").disabled = kind === "text";
