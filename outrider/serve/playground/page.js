@@ -88,7 +88,7 @@ window.addEventListener("storage", (event) => { // another tab
 
 window.addEventListener("pagehide", () => {
   keepInTab("draft", unanswered());
-  keepInTab("system", openConversation().messages.length ? "" : at("system").value);
+  keepInTab("system", at("system").value);
   const conversation = unfinished();
   stop();
   if (conversation) keep(conversation);

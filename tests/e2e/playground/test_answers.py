@@ -164,8 +164,12 @@ def test_a_comparison_that_is_stopped_later_counts_the_whole_runs(page: Any) -> 
     page.keyboard.press("Escape")
     ended(page)
     verdict = page.locator(".verdict").inner_text()
-    assert verdict.startswith("2.1x faster with drafts.")
-    assert "over one run" in verdict or "over two runs" in verdict
+    assert verdict.startswith(
+        (
+            "2.1x faster with drafts. Measured over one run.",
+            "2.0x faster with drafts. 2.0x to 2.1x over two runs.",
+        )
+    )
     assert "Stopped by you" not in page.locator(".answer").inner_text()
 
 
@@ -487,6 +491,13 @@ def test_an_earlier_version_is_brought_back(page: Any, server: Scripted) -> None
     assert back.is_hidden()
 
 
+# what is kept of the open conversation at the moment in which the page goes
+LEAVING = """() => {
+    dispatchEvent(new Event("pagehide"));
+    return JSON.parse(localStorage.getItem(`outrider.conversation.${sessionStorage.getItem("outrider.open")}`));
+}"""
+
+
 def test_versions_are_kept_while_an_answer_is_made_anew(page: Any, server: Scripted) -> None:
     """A reload, or a refusal, in the middle of a second answer that costs the first one."""
     ask(page, "one")
@@ -500,6 +511,7 @@ def test_versions_are_kept_while_an_answer_is_made_anew(page: Any, server: Scrip
     page.press(".editor textarea", "Enter")
     page.wait_for_selector(".answer:has-text('tick tick')")
     assert page.locator("#earlier").is_hidden()
+    assert len(page.evaluate(LEAVING)["earlier"]) == 1
     reload(page)
     page.click("#bring-back")
     assert shown(page) == ["one", "Sam h"]
