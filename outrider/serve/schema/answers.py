@@ -198,6 +198,10 @@ class ChatChunk(Head):
     prompt_token_ids: list[int] | None = None
 
 
+# what a model can be asked for, by its chat template and its number of parameters
+ModelKind = Literal["chat", "small-chat", "demo", "text"]
+
+
 class ModelCard(Answer):
     """One model. What comes after `owned_by` is vLLM's and ours."""
 
@@ -211,6 +215,11 @@ class ModelCard(Answer):
     drafters: list[str] = []
     num_draft_tokens: int | str | None = None
     lossless: bool | None = None
+    kind: ModelKind | None = Field(
+        default=None,
+        description="`text`: no chat template, it continues texts. `demo`: word problems only. "
+        "`small-chat`: less than half a billion parameters.",
+    )
 
 
 class ModelList(Answer):
