@@ -248,6 +248,7 @@ class Stream:
         self.ended = False  # the end mark has come
         # as the server counts them: `usage`, or llama.cpp's `timings`
         self.num_tokens: int | None = None
+        self.num_drafted: int | None = None  # draft tokens, where llama.cpp's `timings` are given
 
     @property
     def is_whole(self) -> bool:
@@ -303,6 +304,10 @@ class Stream:
             count = (chunk.get(place) or {}).get(name)
             if type(count) is int:
                 self.num_tokens = count
+        timings = chunk.get("timings")
+        if timings:
+            drafted = timings.get("draft_n", 0)  # left out where nothing was drafted
+            self.num_drafted = drafted if type(drafted) is int else None
 
     @property
     def text(self) -> str:

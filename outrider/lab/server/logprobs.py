@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any
 
 
-
 @dataclass(frozen=True)
 class TokenLogprob:
     """One token of an answer. `others`: of the likeliest tokens there, by the bytes they stand

@@ -1,0 +1,120 @@
+"""Whether two servers' answers begin alike: a G-test of homogeneity over the beginnings of sampled
+texts.
+
+The two servers draw as many texts for each prompt. Texts of one prompt are put into cells by their
+first characters: a cell is split where the next character tells its texts apart, as long as the
+parts are large enough, and parts that are too small share one. Only the texts of both servers
+together decide on the cells, so a text that is no different fails as seldom as stated. Tokens are
+not needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import stats
+
+from outrider.lab.certify.certify_result import GStatistic
+from outrider.lab.certify.ranks import MIN_EXPECTED, noncentrality
+
+MIN_SHARE = 1 / 16  # of a prompt's texts in one cell: with more cells a test finds less
+ENDED = ""  # the next "character" of a text that ends
+
+
+@dataclass
+class Stratum:
+    """The texts of one prompt, drawn in one way."""
+
+    plain: list[str] = field(default_factory=list)
+    speculative: list[str] = field(default_factory=list)
+
+    @property
+    def num_draws(self) -> int:
+        """Of each server."""
+        return min(len(self.plain), len(self.speculative))
+
+    def table(self) -> np.ndarray:
+        """(2, cells): how many texts of each server began as a cell says."""
+        both = [(text, 0) for text in self.plain] + [(text, 1) for text in self.speculative]
+        least = max(least_of(len(self.plain), len(self.speculative)), MIN_SHARE * len(both))
+        cells = list(_cells(both, least))
+        return np.array([[[own for _, own in cell].count(i) for cell in cells] for i in (0, 1)])
+
+
+def least_of(num_plain: int, num_speculative: int) -> float:
+    """Texts that a cell needs so that MIN_EXPECTED are expected of either server."""
+    fewer = min(num_plain, num_speculative)
+    return MIN_EXPECTED * (num_plain + num_speculative) / fewer if fewer else float("inf")
+
+
+def _cells(texts: list[tuple[str, int]], least: float) -> Iterator[list[tuple[str, int]]]:
+    """`texts` in cells of at least `least` of them, or all in one."""
+    waiting = [(texts, 0)]
+    while waiting:
+        cell, depth = waiting.pop()
+        parts: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for text, own in cell:
+            parts[text[depth : depth + 1] or ENDED].append((text, own))
+        if len(parts) == 1 and ENDED not in parts:
+            waiting.append((cell, depth + 1))
+            continue
+        large = {char: part for char, part in parts.items() if len(part) >= least}
+        rest = [one for char, part in parts.items() if char not in large for one in part]
+        if large and 0 < len(rest) < least:  # with the smallest, which then ends here
+            rest += large.pop(min(large, key=lambda char: (len(large[char]), char)))
+        if rest:
+            yield rest
+        for char, part in sorted(large.items()):
+            if char == ENDED:
+                yield part
+            else:
+                waiting.append((part, depth + 1))
+
+
+def homogeneity(strata: Sequence[Stratum]) -> GStatistic:
+    """One G-test over all strata: whether in each of them the two servers' texts have one
+    distribution."""
+    total_g = 0.0
+    df = cells = num_uncertain = 0
+    for stratum in strata:
+        table = stratum.table()
+        cells += table.shape[1]
+        if table.shape[1] > 1:
+            total_g += _g(table)
+            df += table.shape[1] - 1
+            num_uncertain += stratum.num_draws
+    return GStatistic(
+        num_draws=sum(stratum.num_draws for stratum in strata),
+        num_uncertain=num_uncertain,
+        num_cells=cells,
+        g=total_g,
+        df=df,
+        p_value=float(stats.chi2.sf(total_g, df)) if df else 1.0,
+        impossible=0,
+    )
+
+
+def _g(table: np.ndarray) -> float:
+    """G of a (2, cells) table over Williams' factor."""
+    rows, columns, total = table.sum(axis=1), table.sum(axis=0), table.sum()
+    expected = np.outer(rows, columns) / total
+    observed = table[table > 0]
+    g = 2 * float((observed * np.log(observed / expected[table > 0])).sum())
+    spread = (total * (1 / rows).sum() - 1) * (total * (1 / columns).sum() - 1)
+    return g / (1 + spread / (6 * total * (table.shape[1] - 1)))
+
+
+def detectable_between(statistic: GStatistic, level: float, power: float) -> float | None:
+    """The smallest total variation between the two servers, on average over the draws, that this
+    test at `level` finds with probability `power`.
+
+    With n draws of each, G is noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
+    None: no text had a choice, so there was nothing to test.
+    """
+    if not statistic.df:
+        return None
+    least = noncentrality(statistic.df, level, power) / (2 * statistic.num_uncertain)
+    return min(1.0, float(np.sqrt(least))) * statistic.num_uncertain / statistic.num_draws
