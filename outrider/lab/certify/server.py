@@ -250,7 +250,7 @@ class Texts:
         differing = total - sum(run.num_identical for run in section.runs)
         parted = f"{differing} of {total} texts differ from those without drafts"
         if determinism.status == "failed":
-            return "not claimed", f"{parted}, but these differ from one another, too"
+            return "not claimed", f"{parted}; that server does not repeat itself"
         causes = {difference.cause for difference in section.differences}
         if bad := [one for one in section.differences if one.cause in ("error", "length")]:
             return "failed", f"{parted}; {_where(bad[0])}"
@@ -447,16 +447,13 @@ def _judged(
             f"{2 * samples - sum(drawn)} of {2 * samples} texts are missing: see failures",
         )
     finds = section.finds
-    if finds is None:
-        return (
-            "inconclusive",
-            f"{what} begin all alike: there was nothing to test, raise --temperature",
-        )
-    if finds > WORST_DETECTABLE:
+    if all(len({*one.plain, *one.speculative}) == 1 for one in strata.values()):
         return "inconclusive", (
-            f"{what} are too few: only a total variation of {finds:.2f} would be found; raise "
-            "--samples"
+            f"{what} are one for each prompt: there was nothing to test, raise --temperature"
         )
+    if finds is None or finds > WORST_DETECTABLE:
+        only = "nothing" if finds is None else f"only a total variation of {finds:.2f}"
+        return "inconclusive", f"{what} are too few: {only} would be found; raise --samples"
     if unsure := undrafted(plain, speculative, SAMPLED):
         return "inconclusive", unsure
     return "passed", (
