@@ -3,9 +3,9 @@ texts.
 
 The two servers draw as many texts for each prompt. Texts of one prompt are put into cells by their
 first characters: a cell is split where the next character tells its texts apart, as long as the
-parts are large enough, and parts that are too small share one. Only the texts of both servers
-together decide on the cells, so a text that is no different fails as seldom as stated. Tokens are
-not needed.
+parts are large enough; parts that are too small share one with their neighbours in the order of
+characters. Only the texts of both servers together decide on the cells, so texts of one
+distribution fail as seldom as stated. Tokens are not needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stratum:
 
     @property
     def num_draws(self) -> int:
-        """Of each server."""
+        """Texts of each server."""
         return min(len(self.plain), len(self.speculative))
 
     def table(self) -> np.ndarray:
@@ -62,11 +62,19 @@ def _cells(texts: list[tuple[str, int]], least: float) -> Iterator[list[tuple[st
             waiting.append((cell, depth + 1))
             continue
         large = {char: part for char, part in parts.items() if len(part) >= least}
-        rest = [one for char, part in parts.items() if char not in large for one in part]
-        if large and 0 < len(rest) < least:  # with the smallest, which then ends here
-            rest += large.pop(min(large, key=lambda char: (len(large[char]), char)))
-        if rest:
-            yield rest
+        rest: list[tuple[str, int]] = []
+        groups = []
+        for _, part in sorted(item for item in parts.items() if item[0] not in large):
+            rest += part
+            if len(rest) >= least:
+                groups.append(rest)
+                rest = []
+        if rest and groups:
+            groups[-1] += rest
+        elif rest:  # with the smallest, which then ends here
+            smallest = min(large, key=lambda char: (len(large[char]), char), default=None)
+            groups.append(rest + ([] if smallest is None else large.pop(smallest)))
+        yield from groups
         for char, part in sorted(large.items()):
             if char == ENDED:
                 yield part
@@ -108,13 +116,13 @@ def _g(table: np.ndarray) -> float:
 
 
 def detectable_between(statistic: GStatistic, level: float, power: float) -> float | None:
-    """The smallest total variation between the two servers, on average over the draws, that this
-    test at `level` finds with probability `power`.
+    """The smallest total variation between the two servers that this test at `level` finds with
+    probability `power`, on average over the draws of prompts with more than one cell.
 
     With n draws of each, G is noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
-    None: no text had a choice, so there was nothing to test.
+    None: there was no such prompt.
     """
     if not statistic.df:
         return None
     least = noncentrality(statistic.df, level, power) / (2 * statistic.num_uncertain)
-    return min(1.0, float(np.sqrt(least))) * statistic.num_uncertain / statistic.num_draws
+    return min(1.0, float(np.sqrt(least)))

@@ -174,7 +174,7 @@ class Texts:
                     raise ServerError(f"{side.label}, {side.failures[0]}")
 
     async def ask_again(self) -> None:
-        """The same requests to the server without drafts, after everything else."""
+        """Asks the server without drafts once more, after everything else."""
         self.answers["plain", AGAIN] = await self.plain.ask(GREEDY, self.asks, 1)
 
     def determinism(self) -> ServerTexts:
@@ -273,7 +273,7 @@ class Texts:
 
 
 def with_logprobs(ask: Ask) -> Ask:
-    """The same request, with log-probabilities of the likeliest tokens."""
+    """A request that also asks for log-probabilities of the likeliest tokens."""
     is_chat = "messages" in ask.body
     wanted = {"logprobs": True, "top_logprobs": TOP} if is_chat else {"logprobs": TOP}
     return replace(ask, body=ask.body | wanted)
@@ -316,7 +316,7 @@ def difference(
 
 
 def _cause(gap: tuple[float, bool] | None) -> ServerCause:
-    """Of a gap, and whether it is only known to be that wide at least."""
+    """The cause that a gap speaks for; True beside it: it is known to be that wide at least."""
     if gap is None:
         return "unknown"
     nats, is_least = gap

@@ -57,7 +57,7 @@ class BeginningsTest(GStatistic):
 
     drawn: DrawnWith
     rejected: bool = False  # by Holm's procedure over all tests of the section
-    # between the two servers, averaged over the draws, found with `power`
+    # between the two servers, averaged over the uncertain draws, found with `power`
     detectable_total_variation: float | None = None
 
 

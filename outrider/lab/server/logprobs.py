@@ -55,7 +55,7 @@ def _of_completion(value: dict[str, Any]) -> Iterator[TokenLogprob]:
 
 
 def _number(value: Any) -> float:
-    """Raises ValueError or TypeError for what is no log-probability."""
+    """A log-probability. Raises ValueError or TypeError for what is none."""
     number = float(value)
     if math.isnan(number) or number > 1e-3:
         raise ValueError(f"{number} is no log-probability")

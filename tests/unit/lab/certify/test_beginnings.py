@@ -35,6 +35,15 @@ def test_cells_are_told_apart_by_first_characters() -> None:
     assert sorted(ends.T.tolist()) == [[0, 50], [50, 0]], "a text that ends is its own cell"
 
 
+def test_parts_that_are_too_small_share_cells() -> None:
+    """Texts that all begin differently are still compared, in the order of characters."""
+    early, late = list("abcdefghijkl"), list("nopqrstuvwxy")
+    table = Stratum([*early, *late], early * 2).table()
+    assert table.tolist() == [[4, 4, 4, 12], [8, 8, 8, 0]]
+    nearly = Stratum(["yes"] * 100, ["yes"] * 97 + ["no"] * 3).table()
+    assert nearly.tolist() == [[100], [100]], "too few to tell"
+
+
 def test_every_text_is_in_one_large_cell() -> None:
     rng = np.random.default_rng(1)
     letters = list("abcdefgh")
