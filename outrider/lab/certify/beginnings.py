@@ -116,10 +116,10 @@ def _g(table: np.ndarray) -> float:
 
 
 def detectable_between(statistic: GStatistic, level: float, power: float) -> float | None:
-    """The smallest total variation between the two servers that this test at `level` finds with
-    probability `power`, on average over the draws of prompts with more than one cell.
+    """The smallest total variation between the servers that a test at `level` finds with
+    probability `power`.
 
-    With n draws of each, G is noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
+    It is averaged over the draws of prompts with more than one cell. With n draws of each, G is noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
     None: there was no such prompt.
     """
     if not statistic.df:

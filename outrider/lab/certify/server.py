@@ -294,7 +294,7 @@ async def explained(side: Side, asks: Sequence[Ask]) -> list[Stream | None]:
 def difference(
     prompt: int, run: str, plain: Stream, other: Stream, detail: Stream | None
 ) -> ServerTextDifference:
-    """Where two texts part, and why. `detail`: the plain answer once more, with log-probabilities
+    """The place where two texts part, and why. `detail`: the plain answer once more, with log-probabilities
     where the server gives them."""
     one, two = plain.text, other.text
     same = zip(one, two, strict=False)
