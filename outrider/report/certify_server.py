@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from outrider.errors import counted
 from outrider.lab.certify.server_result import (
     AskedServer,
-    BeginningsTest,
     ServerCause,
     ServerCertifyResult,
     ServerTextDifference,
     ServerVerdict,
+    TwoSampleTest,
 )
 from outrider.report.certify import CLAIMS, RUNS, Claim
 from outrider.report.document import (
@@ -37,7 +37,7 @@ TONES: dict[ServerVerdict, Tone] = {
 }
 REPEATS = "the server without drafts repeats its greedy text"
 GREEDY = "greedy text with drafts is that without, character by character"
-SAMPLED = "sampled text with drafts begins as that without"
+SAMPLED = "short sampled texts with drafts are as those without"
 CAUSES: dict[ServerCause, str] = {
     "rounding": "rounding (a near-tie)",
     "error": "error (no near-tie)",
@@ -150,8 +150,9 @@ DIFFERENCES: Cells[ServerTextDifference] = {
         ("≥ " if difference.is_least else "") + number(difference.gap, 3)
     ),
 }
-TESTS: Cells[BeginningsTest] = {
+TESTS: Cells[TwoSampleTest] = {
     "drawn": lambda test: test.drawn,
+    "by their": lambda test: test.view,
     "result": lambda test: "deviates" if test.rejected else "alike",
     "p": lambda test: f"{test.p_value:.2g}",
     "draws": lambda test: str(test.num_draws),
@@ -170,7 +171,7 @@ def _texts(result: ServerCertifyResult) -> Iterator[Block]:
 
 def _sampled(result: ServerCertifyResult) -> Iterator[Block]:
     sampled = result.sampled
-    title = "G-tests of how sampled texts begin, one server against the other"
+    title = "G-tests of sampled texts, one server against the other"
     yield table(sampled.tests, TESTS, title, lambda test: test.rejected)
     yield Paragraph(
         f"Up to {sampled.num_tokens} tokens after each of {counted(sampled.num_prompts, 'prompt')}, "

@@ -1,11 +1,13 @@
-"""Whether two servers' answers begin alike: a G-test of homogeneity over the beginnings of sampled
-texts.
+"""Whether two servers' sampled texts are alike: G-tests of homogeneity over how short texts begin,
+and how they end.
 
 The two servers draw as many texts for each prompt. Texts of one prompt are put into cells by their
 first characters: a cell is split where the next character tells its texts apart, as long as the
 parts are large enough; parts that are too small share one with their neighbours in the order of
-characters. Only the texts of both servers together decide on the cells, so texts of one
-distribution fail as seldom as stated. Tokens are not needed.
+characters. The other view reads texts from their end: a first token is drawn without drafts, and
+where first tokens differ much the beginnings show little else. Only the texts of both servers
+together decide on the cells, so texts of one distribution fail as seldom as stated. Tokens are not
+needed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from scipy import stats
 
 from outrider.lab.certify.certify_result import GStatistic
 from outrider.lab.certify.ranks import MIN_EXPECTED, noncentrality
+from outrider.lab.certify.server_result import SampledView
 
-MIN_SHARE = 1 / 16  # of a prompt's texts in one cell: with more cells a test finds less
+MIN_SHARE = 1 / 8  # of a prompt's texts in one cell: with more cells a test finds less
 ENDED = ""  # the next "character" of a text that ends
 
 
@@ -36,9 +39,11 @@ class Stratum:
         """Texts of each server."""
         return min(len(self.plain), len(self.speculative))
 
-    def table(self) -> np.ndarray:
-        """(2, cells): how many texts of each server began as a cell says."""
-        both = [(text, 0) for text in self.plain] + [(text, 1) for text in self.speculative]
+    def table(self, view: SampledView = "beginning") -> np.ndarray:
+        """(2, cells): how many texts of each server begin, or end, as a cell says."""
+        step = 1 if view == "beginning" else -1
+        both = [(text[::step], 0) for text in self.plain]
+        both += [(text[::step], 1) for text in self.speculative]
         least = max(least_of(len(self.plain), len(self.speculative)), MIN_SHARE * len(both))
         cells = list(_cells(both, least))
         return np.array([[[own for _, own in cell].count(i) for cell in cells] for i in (0, 1)])
@@ -82,13 +87,13 @@ def _cells(texts: list[tuple[str, int]], least: float) -> Iterator[list[tuple[st
                 waiting.append((part, depth + 1))
 
 
-def homogeneity(strata: Sequence[Stratum]) -> GStatistic:
+def homogeneity(strata: Sequence[Stratum], view: SampledView = "beginning") -> GStatistic:
     """One G-test over all strata: whether in each of them the two servers' texts have one
     distribution."""
     total_g = 0.0
     df = cells = num_uncertain = 0
     for stratum in strata:
-        table = stratum.table()
+        table = stratum.table(view)
         cells += table.shape[1]
         if table.shape[1] > 1:
             total_g += _g(table)
@@ -119,7 +124,8 @@ def detectable_between(statistic: GStatistic, level: float, power: float) -> flo
     """The smallest total variation between the servers that a test at `level` finds with
     probability `power`.
 
-    It is averaged over the draws of prompts with more than one cell. With n draws of each, G is noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
+    It is averaged over the draws of prompts with more than one cell. With n draws of each, G is
+    noncentral with at least 2 n TV² (Pinsker, from the mean of the two).
     None: there was no such prompt.
     """
     if not statistic.df:

@@ -22,13 +22,14 @@ from outrider.lab.certify.beginnings import Stratum, detectable_between, homogen
 from outrider.lab.certify.certify_result import FALSE_ALARMS, POWER, Status, TextRun
 from outrider.lab.certify.ranks import holm
 from outrider.lab.certify.server_result import (
-    Beginnings,
-    BeginningsTest,
     DrawnWith,
+    SampledView,
     ServerCause,
     ServerCertifyResult,
     ServerTextDifference,
     ServerTexts,
+    ShortTexts,
+    TwoSampleTest,
     server_verdict,
 )
 from outrider.lab.certify.sides import Ask, Side, open_sides
@@ -43,9 +44,10 @@ CLEAR = 1.0  # nats that no rounding explains
 TOP = 5  # log-probabilities asked for: the most that OpenAI's completions give
 MAX_EXPLAINED = 10  # texts whose log-probabilities are asked for
 SHOWN = 24  # characters of a differing text
-BEGINNING = 8  # tokens of a sampled text
-MAX_BEGINNING = 256  # characters of it that are kept
+SHORT = 8  # tokens of a sampled text
+MAX_SHORT = 256  # characters of it that are kept
 SAMPLED_PROMPTS = 4  # with fewer of them each has more draws
+VIEWS: tuple[SampledView, ...] = ("beginning", "end")
 TURNS = 4  # in which the servers draw
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 ALONE, AGAIN, AT_ONCE = "alone", "alone, again at the end", "several at once"
@@ -72,7 +74,7 @@ class ServerPlan:
     def drawing(self) -> SamplingParams:
         """Options of the sampled section: temperature 1 in place of 0."""
         drawn = self.sampling.drawn() if self.sampling.is_greedy else self.sampling
-        return replace(drawn, max_tokens=min(BEGINNING, drawn.max_tokens or BEGINNING))
+        return replace(drawn, max_tokens=min(SHORT, drawn.max_tokens or SHORT))
 
     def ask(self, request: WorkloadRequest, sampling: SamplingParams) -> Ask:
         """One request with these options. Raises ConfigError as `RequestOptions`."""
@@ -355,8 +357,8 @@ def undrafted(plain: Side, speculative: Side, section: str) -> str:
 
 async def sampled_section(
     requests: Sequence[WorkloadRequest], plan: ServerPlan, plain: Side, speculative: Side
-) -> Beginnings:
-    """The first tokens of sampled texts, half of them with a seed, in turns of both servers."""
+) -> ShortTexts:
+    """Short sampled texts, half of them with a seed, in turns of both servers."""
     chosen = requests[:SAMPLED_PROMPTS]
     draws = _draws(chosen, plan)
     plain.progress.stage("sampled text", 2 * plan.samples)
@@ -371,14 +373,14 @@ async def sampled_section(
             for (key, _), answer in zip(turn, answers, strict=True):
                 if answer is not None:
                     own = (strata[key].plain, strata[key].speculative)[column]
-                    own.append(answer.text[:MAX_BEGINNING])
-    section = Beginnings(
+                    own.append(answer.text[:MAX_SHORT])
+    section = ShortTexts(
         status="passed",
         why="",
         temperature=plan.drawing.temperature,
         num_tokens=plan.drawing.required_max_tokens,
         num_prompts=len(chosen),
-        tests=beginnings_tests(strata),
+        tests=two_sample_tests(strata),
     )
     section.status, section.why = _judged(section, strata, plan.samples, plain, speculative)
     return section
@@ -405,30 +407,33 @@ def _draws(
     return draws
 
 
-def beginnings_tests(strata: Mapping[Key, Stratum]) -> list[BeginningsTest]:
+def two_sample_tests(strata: Mapping[Key, Stratum]) -> list[TwoSampleTest]:
     """Tests of all draws, of those with seeds and of those without, corrected for their number."""
     parts: dict[DrawnWith, list[Stratum]] = {
         "all": list(strata.values()),
         "with seeds": [stratum for (_, seeded), stratum in strata.items() if seeded],
         "without seeds": [stratum for (_, seeded), stratum in strata.items() if not seeded],
     }
-    statistics = {drawn: homogeneity(part) for drawn, part in parts.items()}
+    statistics = {
+        (drawn, view): homogeneity(part, view) for drawn, part in parts.items() for view in VIEWS
+    }
     rejected = holm([statistic.p_value for statistic in statistics.values()], FALSE_ALARMS)
     return [
-        BeginningsTest(
+        TwoSampleTest(
             **statistic.model_dump(),
             drawn=drawn,
+            view=view,
             rejected=no,
             detectable_total_variation=detectable_between(
-                statistic, FALSE_ALARMS / len(parts), POWER
+                statistic, FALSE_ALARMS / len(statistics), POWER
             ),
         )
-        for (drawn, statistic), no in zip(statistics.items(), rejected, strict=True)
+        for ((drawn, view), statistic), no in zip(statistics.items(), rejected, strict=True)
     ]
 
 
 def _judged(
-    section: Beginnings,
+    section: ShortTexts,
     strata: Mapping[Key, Stratum],
     samples: int,
     plain: Side,
@@ -439,7 +444,7 @@ def _judged(
     if rejected:
         first = min(rejected, key=lambda test: test.p_value)
         of = "" if first.drawn == "all" else f" ({first.drawn})"
-        return "failed", f"{what} begin differently{of} (p = {first.p_value:.1e})"
+        return "failed", f"{what} differ in their {first.view}{of} (p = {first.p_value:.1e})"
     drawn = [len(texts) for one in strata.values() for texts in (one.plain, one.speculative)]
     if sum(drawn) < 2 * samples:
         return (
@@ -457,8 +462,7 @@ def _judged(
     if unsure := undrafted(plain, speculative, SAMPLED):
         return "inconclusive", unsure
     return "passed", (
-        f"{what} begin alike; a total variation of {finds:.3f} would be found in {POWER:.0%} of "
-        "cases"
+        f"{what} are alike; a total variation of {finds:.3f} would be found in {POWER:.0%} of cases"
     )
 
 

@@ -26,6 +26,7 @@ ServerVerdict = Literal["lossless", "not lossless", "not deterministic", "inconc
 # other, and both ended at max_tokens
 ServerCause = Literal["rounding", "error", "length", "unknown"]
 DrawnWith = Literal["all", "with seeds", "without seeds"]
+SampledView = Literal["beginning", "end"]  # of the text, by characters
 
 
 class ServerTextDifference(Record):
@@ -49,35 +50,37 @@ class ServerTexts(Section):
     differences: list[ServerTextDifference] = Field(default_factory=list)
 
 
-class BeginningsTest(GStatistic):
-    """One G-test of homogeneity: do sampled texts of both servers begin alike (beginnings.py)?
+class TwoSampleTest(GStatistic):
+    """One G-test of homogeneity: do sampled texts of both servers begin, or end, alike
+    (beginnings.py)?
 
     `num_draws` and `num_uncertain` are of each server.
     """
 
     drawn: DrawnWith
+    view: SampledView
     rejected: bool = False  # by Holm's procedure over all tests of the section
     # between the two servers, averaged over the uncertain draws, found with `power`
     detectable_total_variation: float | None = None
 
 
-class Beginnings(Section):
-    """The first tokens of sampled texts of one server against those of the other."""
+class ShortTexts(Section):
+    """Short sampled texts of one server against those of the other."""
 
     temperature: float
     num_tokens: int  # of each text, at most
     num_prompts: int = 0
     false_alarms: float = FALSE_ALARMS
     power: float = POWER
-    tests: list[BeginningsTest] = Field(default_factory=list)
+    tests: list[TwoSampleTest] = Field(default_factory=list)
 
     @property
     def finds(self) -> float | None:
-        """The smallest total variation that the test of all draws finds; None: there was no
+        """The smallest total variation that both tests of all draws find; None: there was no
         choice."""
-        return next(
-            (test.detectable_total_variation for test in self.tests if test.drawn == "all"), None
-        )
+        known = [test.detectable_total_variation for test in self.tests if test.drawn == "all"]
+        found = [one for one in known if one is not None]
+        return max(found) if found and len(found) == len(known) else None
 
 
 class AskedServer(Record):
@@ -107,7 +110,7 @@ class ServerCertifyResult(Result):
     seed: int
     determinism: ServerTexts  # of the server without drafts
     greedy: ServerTexts
-    sampled: Beginnings
+    sampled: ShortTexts
     elapsed_s: float = Field(ge=0)
 
     @property

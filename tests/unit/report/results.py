@@ -33,12 +33,12 @@ from outrider.lab.certify.certify_result import (
 )
 from outrider.lab.certify.server_result import (
     AskedServer,
-    Beginnings,
-    BeginningsTest,
     DrawnWith,
     ServerCertifyResult,
     ServerTextDifference,
     ServerTexts,
+    ShortTexts,
+    TwoSampleTest,
 )
 from outrider.lab.estimate.estimate import costs_of, estimate
 from outrider.lab.estimate.estimate_result import EstimateResult, ModelSize
@@ -350,9 +350,10 @@ def failed_certificate() -> CertifyResult:
     )
 
 
-def beginnings_test(drawn: DrawnWith, **changes: Any) -> BeginningsTest:
+def beginnings_test(drawn: DrawnWith, **changes: Any) -> TwoSampleTest:
     facts: dict[str, Any] = {
         "drawn": drawn,
+        "view": "beginning",
         "num_draws": 400,
         "num_uncertain": 400,
         "num_cells": 9,
@@ -362,7 +363,7 @@ def beginnings_test(drawn: DrawnWith, **changes: Any) -> BeginningsTest:
         "impossible": 0,
         "detectable_total_variation": 0.2,
     }
-    return BeginningsTest(**(facts | changes))
+    return TwoSampleTest(**(facts | changes))
 
 
 def server_certificate(**changes: Any) -> ServerCertifyResult:
@@ -398,13 +399,13 @@ def server_certificate(**changes: Any) -> ServerCertifyResult:
         "seed": 7,
         "determinism": ServerTexts(status="passed", why="all repeated", runs=runs[:1]),
         "greedy": ServerTexts(status="passed", why="the same", runs=runs[1:]),
-        "sampled": Beginnings(
+        "sampled": ShortTexts(
             status="passed",
-            why="they begin alike",
+            why="they are alike",
             temperature=1.0,
             num_tokens=8,
             num_prompts=4,
-            tests=[beginnings_test("all"), beginnings_test("with seeds", num_draws=200)],
+            tests=[beginnings_test("all"), beginnings_test("with seeds", view="end")],
         ),
         "notes": ["a note"],
         "elapsed_s": 61.0,

@@ -44,6 +44,19 @@ def test_parts_that_are_too_small_share_cells() -> None:
     assert nearly.tolist() == [[100], [100]], "too few to tell"
 
 
+def test_texts_that_only_end_differently() -> None:
+    """A first token is drawn without drafts: a fault comes later."""
+    firsts = [chr(97 + number % 26) for number in range(120)]
+    plain = [f"{first} so it is" for first in firsts]
+    other = [
+        f"{first} so it be" if number % 2 else f"{first} so it is"
+        for number, first in enumerate(firsts)
+    ]
+    strata = [Stratum(plain, other)]
+    assert homogeneity(strata).p_value > 0.9
+    assert homogeneity(strata, "end").p_value < 1e-9
+
+
 def test_every_text_is_in_one_large_cell() -> None:
     rng = np.random.default_rng(1)
     letters = list("abcdefgh")
