@@ -24,6 +24,7 @@ from outrider.lab.certify.ranks import MIN_EXPECTED, noncentrality
 from outrider.lab.certify.server_result import SampledView
 
 MIN_SHARE = 1 / 8  # of a prompt's texts in one cell: with more cells a test finds less
+Own = tuple[str, int]  # a text, and the number of its server
 ENDED = ""  # the next "character" of a text that ends
 
 
@@ -55,36 +56,36 @@ def least_of(num_plain: int, num_speculative: int) -> float:
     return MIN_EXPECTED * (num_plain + num_speculative) / fewer if fewer else float("inf")
 
 
-def _cells(texts: list[tuple[str, int]], least: float) -> Iterator[list[tuple[str, int]]]:
+def _cells(texts: list[Own], least: float) -> Iterator[list[Own]]:
     """`texts` in cells of at least `least` of them, or all in one."""
-    waiting = [(texts, 0)]
+    nobody: list[Own] = []
+    waiting = [(texts, 0, nobody)]  # a part, its common characters, and strays that go with it
     while waiting:
-        cell, depth = waiting.pop()
-        parts: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        cell, depth, strays = waiting.pop()
+        parts: dict[str, list[Own]] = defaultdict(list)
         for text, own in cell:
             parts[text[depth : depth + 1] or ENDED].append((text, own))
         if len(parts) == 1 and ENDED not in parts:
-            waiting.append((cell, depth + 1))
+            waiting.append((cell, depth + 1, strays))
             continue
         large = {char: part for char, part in parts.items() if len(part) >= least}
-        rest: list[tuple[str, int]] = []
+        rest = list(strays)
         groups = []
         for _, part in sorted(item for item in parts.items() if item[0] not in large):
             rest += part
             if len(rest) >= least:
                 groups.append(rest)
                 rest = []
-        if rest and groups:
-            groups[-1] += rest
-        elif rest:  # with the smallest, which then ends here
-            smallest = min(large, key=lambda char: (len(large[char]), char), default=None)
-            groups.append(rest + ([] if smallest is None else large.pop(smallest)))
+        if groups or not large:
+            groups = [*groups[:-1], [*(groups[-1] if groups else []), *rest]]
+            rest = []
         yield from groups
-        for char, part in sorted(large.items()):
+        for char, part in sorted(large.items(), key=lambda item: (len(item[1]), item[0])):
             if char == ENDED:
-                yield part
+                yield part + rest
             else:
-                waiting.append((part, depth + 1))
+                waiting.append((part, depth + 1, rest))
+            rest = []
 
 
 def homogeneity(strata: Sequence[Stratum], view: SampledView = "beginning") -> GStatistic:

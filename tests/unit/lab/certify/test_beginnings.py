@@ -44,6 +44,13 @@ def test_parts_that_are_too_small_share_cells() -> None:
     assert nearly.tolist() == [[100], [100]], "too few to tell"
 
 
+def test_few_texts_that_begin_otherwise_do_not_end_a_cell() -> None:
+    """They go with the part that most texts are in, which is split all the same."""
+    usual = ["the cat"] * 45 + ["the dog"] * 45
+    table = Stratum([*usual, *["no"] * 5], [*usual, *["a"] * 5]).table()
+    assert sorted(table.T.tolist()) == [[45, 45], [50, 50]]
+
+
 def test_texts_that_only_end_differently() -> None:
     """A first token is drawn without drafts: a fault comes later."""
     firsts = [chr(97 + number % 26) for number in range(120)]

@@ -329,6 +329,13 @@ def test_single_failures_leave_it_open(fault: str) -> None:
     assert "Failures" in to_markdown(render(result))
 
 
+def test_not_every_failure_is_named() -> None:
+    with plain() as one, drafting(faults=dict.fromkeys(range(5, 100, 2), "500")) as other:
+        result = run(one, other, samples=60, at_once=1)
+    assert len(result.speculative.failures) == 21
+    assert result.speculative.failures[-1].startswith("and ")
+
+
 def test_a_server_that_goes_away_is_soon_asked_no_more() -> None:
     with plain() as one, drafting() as other:
         other.on_request = lambda number: (

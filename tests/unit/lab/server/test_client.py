@@ -184,6 +184,14 @@ def test_tokens_are_counted_by_the_server_or_not_at_all() -> None:
     assert played(text("a", "stop") | {"usage": None}).num_tokens is None
 
 
+def test_drafted_tokens_are_counted_by_timings() -> None:
+    """llama.cpp leaves the count out where it drafted nothing; others give none."""
+    assert played(text("a", "stop") | {"timings": {"draft_n": 5}}).num_drafted == 5
+    assert played(text("a", "stop") | {"timings": {"predicted_n": 5}}).num_drafted == 0
+    assert played(text("a", "stop") | {"timings": {"draft_n": "5"}}).num_drafted is None
+    assert played(text("a", "stop")).num_drafted is None
+
+
 def test_halves_of_characters_are_joined_or_replaced() -> None:
     """Servers that cut a text between two escapes; a lone half would make the result unwritable."""
     parts = json.loads('["\\ud83d", "\\ude00", " \\ud83d!"]')
@@ -355,6 +363,13 @@ def test_what_a_server_can_do_wrong(fault: str, words: str, error: type[Exceptio
     assert words in str(failure)
     assert "\n" not in str(failure)
     assert isinstance(after, MeasuredAnswer)
+
+
+def test_of_a_long_message_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.lab.server.client.MAX_MESSAGE", 10)
+    with Fake(faults={0: "html"}) as fake:
+        (failure,) = ask(fake.url)
+    assert str(failure).endswith("HTTP 502: <html><h1>")
 
 
 @pytest.mark.parametrize("fault", ["rude", "heartbeat"])
