@@ -285,6 +285,9 @@ async def explained(side: Side, asks: Sequence[Ask]) -> list[Stream | None]:
     """Answers with log-probabilities. A server that refuses them has failed at nothing."""
     answers: list[Stream | None] = []
     for ask in asks:
+        if side.is_given_up:  # each would be waited for as long again
+            answers.append(None)
+            continue
         try:
             body = {**ask.body, "model": side.model, **side.fields}
             answers.append(await side.client.stream(ask.path, body))

@@ -53,6 +53,11 @@ class Side:
     num_miscounted: int = 0  # answers with a count of tokens that cannot be
     _failed_in_a_row: int = 0
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is asked nothing more."""
+        return self._failed_in_a_row >= PATIENCE
+
     async def ask(self, section: str, asks: Sequence[Ask], at_once: int) -> list[Stream | None]:
         """The answers in order, None for those that failed; `at_once` are in flight. What the
         server drafted meanwhile is added to the section's."""
@@ -61,7 +66,7 @@ class Side:
         before = await self._read()
 
         async def work() -> None:
-            while waiting and self._failed_in_a_row < PATIENCE:
+            while waiting and not self.is_given_up:
                 number, ask = waiting.popleft()
                 answers[number] = await self._answer(ask)
 

@@ -3,7 +3,9 @@ and servers that behave badly get no certificate."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -345,6 +347,25 @@ def test_a_server_that_goes_away_is_soon_asked_no_more() -> None:
         assert len(other.seen) < 31 + 10 + 4
     assert result.verdict == "inconclusive"
     assert "of 560 texts are missing" in result.sampled.why
+
+
+def test_a_plain_server_that_went_away_is_not_asked_for_logprobs() -> None:
+    with plain() as one, drafting(text=speaker(change=swapped)) as other:
+        one.on_request = lambda number: (
+            one.faults.update({number: "close"}) if number > 2 * PROMPTS else None
+        )
+        result = run(one, other, samples=40)
+        assert not any("logprobs" in body for body in one.seen)
+    assert (result.verdict, result.determinism.status) == ("inconclusive", "inconclusive")
+    assert result.greedy.differences[0].cause == "unknown"
+
+
+def test_ctrl_c_ends_it() -> None:
+    with plain() as one, drafting() as other:
+        other.on_request = lambda number: number or os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            run(one, other)
+        assert len(other.seen) < 5
 
 
 def test_nothing_is_answered() -> None:
