@@ -319,7 +319,18 @@ def test_an_answer(request_: WorkloadRequest) -> None:
 
 def test_connections_are_used_again() -> None:
     """A stream that is left at its end mark would cost every request a new connection."""
-    ports = []
+    assert len(connections()) == 1
+
+
+def test_idle_connections_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may be closing them, and the next request would be lost."""
+    monkeypatch.setattr("outrider.lab.server.client.IDLE_S", 0.0)
+    assert len(connections()) == 4
+
+
+def connections() -> list[Any]:
+    """The connections of four requests, one after the other."""
+    ports: list[Any] = []
     with Fake() as fake:
         server = fake.server
         assert server is not None
@@ -332,7 +343,7 @@ def test_connections_are_used_again() -> None:
         server.process_request = counted  # type: ignore[method-assign]
         answers = ask(fake.url, times=4)
     assert all(isinstance(answer, MeasuredAnswer) for answer in answers)
-    assert len(ports) == 1
+    return ports
 
 
 @pytest.mark.parametrize(
