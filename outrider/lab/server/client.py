@@ -23,8 +23,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.wellformed import parsed_json
 
 CONNECT_S = 10.0
-# an idle connection is used again; llama.cpp's server closes them after 5 s, also just then
-IDLE_S = 2.0
 ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
 # statuses of 4xx that say nothing against the request itself
 NOT_THE_REQUEST = (401, 403, 408, 429)
@@ -146,9 +144,7 @@ class Client:
         self._timeout_s = timeout_s
         self.http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(
-                max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S
-            ),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             headers={"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {},
             trust_env=False,
         )

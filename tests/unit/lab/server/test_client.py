@@ -319,18 +319,7 @@ def test_an_answer(request_: WorkloadRequest) -> None:
 
 def test_connections_are_used_again() -> None:
     """A stream that is left at its end mark would cost every request a new connection."""
-    assert len(connections()) == 1
-
-
-def test_idle_connections_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may be closing them, and the next request would be lost."""
-    monkeypatch.setattr("outrider.lab.server.client.IDLE_S", 0.0)
-    assert len(connections()) == 4
-
-
-def connections() -> list[Any]:
-    """The connections of four requests, one after the other."""
-    ports: list[Any] = []
+    ports = []
     with Fake() as fake:
         server = fake.server
         assert server is not None
@@ -343,7 +332,7 @@ def connections() -> list[Any]:
         server.process_request = counted  # type: ignore[method-assign]
         answers = ask(fake.url, times=4)
     assert all(isinstance(answer, MeasuredAnswer) for answer in answers)
-    return ports
+    assert len(ports) == 1
 
 
 @pytest.mark.parametrize(
