@@ -113,7 +113,8 @@ async def _certify(
 ) -> ServerCertifyResult:
     began = time.perf_counter()
     clients = {
-        name: Client(endpoint, timeout_s=plan.timeout_s) for name, endpoint in endpoints.items()
+        name: Client(endpoint, timeout_s=plan.timeout_s, reuse=False)
+        for name, endpoint in endpoints.items()
     }
     try:
         plain, speculative = await open_sides(endpoints, clients, progress, plan.settle_s)

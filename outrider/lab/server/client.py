@@ -137,14 +137,20 @@ class RequestOptions:
 
 class Client:
     """One server's connections. Proxies of the environment are not asked: they would be measured
-    too."""
+    too.
 
-    def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float) -> None:
+    `reuse`: a connection takes several requests. Where time does not matter each has its own:
+    llama.cpp's server at times closes one just when the next request comes, which is then lost.
+    """
+
+    def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float, reuse: bool = True) -> None:
         self.endpoint = endpoint
         self._timeout_s = timeout_s
         self.http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx2.Limits(
+                max_connections=None, max_keepalive_connections=None if reuse else 0
+            ),
             headers={"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {},
             trust_env=False,
         )

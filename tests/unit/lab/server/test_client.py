@@ -281,9 +281,11 @@ def ask(
     *,
     key: str | None = None,
     timeout_s: float = 5.0,
+    reuse: bool = True,
 ) -> list[MeasuredAnswer | BaseException]:
     async def run() -> list[MeasuredAnswer | BaseException]:
-        client = Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s)
+        endpoint = ServerEndpoint.parse(url, api_key=key)
+        client = Client(endpoint, timeout_s=timeout_s, reuse=reuse)
         outcomes: list[MeasuredAnswer | BaseException] = []
         for _ in range(times):
             path, body = RequestOptions().body(request, MODEL)
@@ -317,8 +319,10 @@ def test_an_answer(request_: WorkloadRequest) -> None:
     assert answer.tpot_s == pytest.approx((answer.seconds - answer.ttft_s) / 12)
 
 
-def test_connections_are_used_again() -> None:
-    """A stream that is left at its end mark would cost every request a new connection."""
+@pytest.mark.parametrize("reuse", [True, False])
+def test_connections_are_used_again(reuse: bool) -> None:
+    """A stream that is left at its end mark would cost every request a new connection; a server
+    that closes them at any time would lose requests."""
     ports = []
     with Fake() as fake:
         server = fake.server
@@ -330,9 +334,9 @@ def test_connections_are_used_again() -> None:
             original(request, address)
 
         server.process_request = counted  # type: ignore[method-assign]
-        answers = ask(fake.url, times=4)
+        answers = ask(fake.url, times=4, reuse=reuse)
     assert all(isinstance(answer, MeasuredAnswer) for answer in answers)
-    assert len(ports) == 1
+    assert len(ports) == (1 if reuse else 4)
 
 
 @pytest.mark.parametrize(
