@@ -13,27 +13,26 @@ from outrider.report.text import to_json
 if TYPE_CHECKING:
     from outrider.drafters.companions import Candidate
 
-IN_CHECKPOINT = "in the checkpoint"
-
 
 def list_drafters(model: str, json: bool) -> int:
     """Print the table, or one JSON object. Nothing is downloaded. Raises what a model's name or
     config raises."""
-    from outrider.drafters.companions import MTP, Target, candidates
-    from outrider.models.heads.mtp_files import ships_mtp
+    from outrider.build import DEMO, embedded_heads
+    from outrider.drafters.companions import MODEL, Target, candidates
 
     notes: list[str] = []
     session.quieten_libraries()
     target = Target(model, fetches=False)
-    rows = [_row(candidate) for candidate in candidates(target, notes)]
-    if ships_mtp(model):
-        head = {"drafter": IN_CHECKPOINT, "kind": MTP, "licence": None, "source": None}
-        rows.insert(0, {"target": model, **head, "is_here": True, "fits": True, "misfit": None})
+    if not (target.is_here or target.ids or model == DEMO):
+        _ = target.config  # raises what is wrong with the name
+    own = [MODEL] if model == DEMO else []
+    rows = [_embedded(model, kind) for kind in (*own, *embedded_heads(model, "cpu"))]
+    rows += [] if model == DEMO else [_row(each) for each in candidates(target, notes)]
     if json:
         sys.stdout.write(to_json({"drafters_for": model, "drafters": rows, "notes": notes}) + "\n")
         return 0
     _print(model, rows)
-    if rows and not target.is_here:
+    if rows and not (target.is_here or model == DEMO):
         notes.append(f"'{model}' is not on this machine, so what fits it cannot be known")
     for row in rows:
         if row["misfit"]:
@@ -41,6 +40,19 @@ def list_drafters(model: str, json: bool) -> int:
     for note in notes:
         session.say(f"note: {note}")
     return 0
+
+
+def _embedded(model: str, kind: str) -> dict[str, Any]:
+    return {
+        "target": model,
+        "drafter": "comes with it",
+        "kind": kind,
+        "licence": None,
+        "source": None,
+        "is_here": True,
+        "fits": True,
+        "misfit": None,
+    }
 
 
 def _row(candidate: Candidate) -> dict[str, Any]:

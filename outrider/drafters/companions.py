@@ -125,7 +125,12 @@ class Target:
         """`fetches`: config and tokenizer of one on the hub come here."""
         self.name = name
         self._trusts = trust_remote_code
-        self.source = resolve(name, revision, fetches=fetches)
+        try:
+            self.source = resolve(name, revision, fetches=fetches)
+        except OutriderError:
+            if fetches or Path(name).exists():
+                raise
+            self.source = ModelSource(name, revision)  # a GGUF file that is on the hub alone
 
     @property
     def is_here(self) -> bool:
@@ -155,7 +160,11 @@ class Target:
         named = [
             address["id"] if (address := HUB_ADDRESS.fullmatch(name)) else name for name in found
         ]
-        return list(dict.fromkeys(name for name in named if hub.REPOSITORY.fullmatch(name)))
+        return [
+            name
+            for name in dict.fromkeys(named)
+            if hub.REPOSITORY.fullmatch(name) and name[0].isalnum()
+        ]
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -211,7 +220,7 @@ def choose_companion(
 def candidates(target: Target, notes: list[str]) -> Iterator[Candidate]:
     """The companions of a target in the order in which they are to be taken, those that the hub
     alone knows last. `notes` gets a line where the hub cannot be asked."""
-    listed = [entry for entry in published() if _bare(entry.target) in target.names]
+    listed = _listed(target)
     seen = set()
     for entry in listed:
         seen.add(entry.drafter)
@@ -224,18 +233,23 @@ def candidates(target: Target, notes: list[str]) -> Iterator[Candidate]:
 
 def offer(name: str) -> str | None:
     """One line about the companion of a target that nobody asked for: None where the table knows
-    none. Neither weights nor the hub are asked."""
+    none, or none that fits. No weight is read, and the hub is not asked."""
     try:
         target = Target(name, fetches=False)
     except OutriderError:
         return None
-    listed = [entry for entry in published() if _bare(entry.target) in target.names]
-    here = next((entry for entry in listed if _folder(entry.drafter) is not None), None)
+    listed = [_candidate(entry, target) for entry in _listed(target)]
+    here = next((one.companion.drafter for one in listed if one.fits), None)
     if here is not None:
-        return f"{here.drafter} is on this machine and was made for this model: --draft auto drafts with it"
-    if listed:
-        return f"{listed[0].drafter} was made for this model: --draft {listed[0].drafter} downloads it and drafts with it"
-    return None
+        return f"{here} is on this machine and was made for this model: --draft auto drafts with it"
+    absent = next((one.companion.drafter for one in listed if one.folder is None), None)
+    if absent is None:
+        return None
+    return f"{absent} was made for this model: --draft {absent} downloads it and drafts with it"
+
+
+def _listed(target: Target) -> list[Companion]:
+    return [entry for entry in published() if _bare(entry.target) in target.names]
 
 
 def _candidate(companion: Companion, target: Target) -> Candidate:
