@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from outrider.drafters import DRAFTERS
-from outrider.errors import CapabilityError, CheckpointError, OutriderError
+from outrider.errors import CapabilityError, CheckpointError, OutriderError, first_line
 from outrider.lazy import huggingface_hub
 from outrider.models.heads.kinds import head_kind
 from outrider.models.heads.mtp_files import ships_mtp
@@ -236,9 +236,9 @@ def offer(name: str) -> str | None:
     none, or none that fits. No weight is read, and the hub is not asked."""
     try:
         target = Target(name, fetches=False)
-    except OutriderError:
+        listed = [_candidate(entry, target) for entry in _listed(target)]
+    except OutriderError:  # whoever loaded the target has said so
         return None
-    listed = [_candidate(entry, target) for entry in _listed(target)]
     here = next((one.companion.drafter for one in listed if one.fits), None)
     if here is not None:
         return f"{here} is on this machine and was made for this model: --draft auto drafts with it"
@@ -256,6 +256,8 @@ def _candidate(companion: Companion, target: Target) -> Candidate:
     folder = _folder(companion.drafter)
     if folder is None:
         return Candidate(companion)
+    if target.is_here:
+        _ = target.config  # raises what is wrong with the target itself
     kind = ""
     try:
         source = resolve(str(folder), fetches=False)
@@ -265,6 +267,9 @@ def _candidate(companion: Companion, target: Target) -> Candidate:
         fit = _fit(kind, source, target) if target.is_here else None
     except OutriderError as error:
         return Candidate(companion, folder, kind, misfit=str(error))
+    except Exception as error:  # noqa: BLE001  whatever a stranger's files hold
+        why = f"its files cannot be read ({type(error).__name__}: {first_line(error)})"
+        return Candidate(companion, folder, kind, misfit=why)
     return Candidate(companion, folder, kind, fit=fit)
 
 

@@ -27,10 +27,10 @@ ARCHITECTURES = re.compile(r"eagle|medusa|dflash|dspark|speculator|assistant", r
 
 
 def fetched_head(name: str) -> str:
-    """The folder of the trained head that a hub id means, where its files are from now on; the name
-    as it is where it means anything else, or nothing that can be had.
+    """The folder of the trained head that a hub id means, fetched where it is not here.
 
-    Raises CheckpointError where its weights cannot be fetched.
+    The name itself where it means anything else, or nothing that can be had. Raises CheckpointError
+    where the weights of a head cannot be fetched.
     """
     if hub.REPOSITORY.fullmatch(name) is None or Path(name).exists():
         return name

@@ -114,7 +114,10 @@ def test_what_is_typed_otherwise(cli: Cli, cache: Path, arguments: list[str], me
     ("arguments", "message"),
     [
         (["service", "draft", "--draft", "auto"], "a draft service serves targets"),
-        (["estimate", "--bench", "x.json", "demo", "--draft", "auto"], "estimate"),
+        (
+            ["estimate", "--alpha", "0.8", "--c", "0.1", "--target", "demo", "--draft", "auto"],
+            "--draft auto looks for what runs here, and estimate runs nothing",
+        ),
     ],
 )
 def test_auto_is_refused_where_there_is_no_target(

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_left_aside_by_name(
     assert "64" in narrow
 
 
-@pytest.mark.parametrize("damage", ["cut", "config", "other kind", "no weights"])
+@pytest.mark.parametrize("damage", ["cut", "config", "values", "other kind", "no weights"])
 def test_damaged_files_are_named(
     damage: str, cache: Path, target: Path, listed: Callable[..., None]
 ) -> None:
@@ -206,6 +206,10 @@ def test_damaged_files_are_named(
         weights.write_bytes(weights.read_bytes()[:1000])
     elif damage == "config":
         (folder / "config.json").write_text("[]")
+    elif damage == "values":
+        odd = {"model_type": "gemma4_assistant", "text_config": "x"}
+        (folder / "config.json").write_text(json.dumps(odd))
+        expected += "its files cannot be read (AttributeError: "
     elif damage == "other kind":
         put_model(cache, "head")
         expected += "it was published as eagle3, and its files are draft-model"
