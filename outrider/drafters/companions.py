@@ -241,11 +241,11 @@ def offer(name: str) -> str | None:
         return None
     here = next((one.companion.drafter for one in listed if one.fits), None)
     if here is not None:
-        return f"{here} is on this machine and was made for this model: --draft auto drafts with it"
+        return f"{here} is here and drafts for this model: --draft auto"
     absent = next((one.companion.drafter for one in listed if one.folder is None), None)
     if absent is None:
         return None
-    return f"{absent} was made for this model: --draft {absent} downloads it and drafts with it"
+    return f"{absent} drafts for this model: --draft {absent} (a download)"
 
 
 def _listed(target: Target) -> list[Companion]:

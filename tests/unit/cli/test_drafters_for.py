@@ -177,5 +177,5 @@ def test_a_person_is_offered_a_drafter_in_one_line(
     llm: Any = SimpleNamespace(config={"drafter": drafter})
     session._offer(TARGET, options, llm)
     said = capsys.readouterr().err
-    assert ("x/head is on this machine" in said) == is_offered
+    assert ("x/head is here" in said) == is_offered
     assert said.count("note:") == is_offered

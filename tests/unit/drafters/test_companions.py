@@ -289,13 +289,9 @@ def test_one_line_offers_what_nobody_asked_for(
     cache: Path, target: Path, listed: Callable[..., None]
 ) -> None:
     listed(absent="block", head="eagle3")
-    assert offer(TARGET) == (
-        "x/absent was made for this model: --draft x/absent downloads it and drafts with it"
-    )
+    assert offer(TARGET) == "x/absent drafts for this model: --draft x/absent (a download)"
     put_eagle3(cache, "head")
-    assert offer(TARGET) == (
-        "x/head is on this machine and was made for this model: --draft auto drafts with it"
-    )
+    assert offer(TARGET) == "x/head is here and drafts for this model: --draft auto"
     put_eagle3(cache, "head", hidden_size=128)
     put_eagle3(cache, "absent", hidden_size=128)
     assert offer(TARGET) is None, "none that is here fits"
