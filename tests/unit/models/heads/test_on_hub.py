@@ -58,6 +58,14 @@ def test_a_config_tells_where_a_tokenizer_is_beside(fields: dict[str, object], c
     assert fetched_head("x/head") == str(folder)
 
 
+def test_a_folder_without_a_tokenizer_is_no_model(cache: Path) -> None:
+    """As EAGLE's own authors publish theirs, whose config could be a model's."""
+    head = random_eagle("eagle", TARGET.config)
+    folder = put(cache, "x/head", lambda folder: save_eagle(head, folder))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert fetched_head("x/head") == str(folder)
+
+
 def test_a_download_that_fails_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that hold weights are asked for, of one format, and nothing else."""
     head = random_eagle("eagle3", TARGET.config, draft_vocab=40)
