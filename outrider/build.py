@@ -19,7 +19,7 @@ import torch
 from outrider import collector
 from outrider.cpus import usable_cpus
 from outrider.decode import Decoder
-from outrider.demo import demo_head, demo_heads, demo_paths
+from outrider.demo import demo_head, demo_heads, demo_paths, demo_template
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.drafters.companions import AUTO, KINDS, MODEL, Choice, Target, choose_companion
@@ -89,6 +89,11 @@ class Built:
         return BadWordFinder(
             self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.label
         )
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether the target is the embedded one, by whatever name or from whatever folder."""
+        return getattr(self.target.tokenizer, "chat_template", None) == demo_template()
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""

@@ -166,8 +166,9 @@ def bench(
     check_lab("bench")
     from outrider.lab.bench.run import run_bench
 
-    output.check()
-    if _is_server(target):
+    is_server = _is_server(target)
+    output.check(folder=not is_server)
+    if is_server:
         unused = [*given(options, machine), *(["--resume"] if resume else [])]
         unused += [] if prompts.chat_template else ["--reading chat_template"]
         refuse_unused(unused, "when a server is measured: what it runs is set there")
@@ -178,7 +179,13 @@ def bench(
     workload = prompts.load(target)
     asked = replace(machine.options(target), lossy=options.lossy, prefill=options.prefill)
     run = partial(
-        run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template
+        run_bench,
+        asked,
+        plan,
+        workload,
+        on_bad=prompts.on_bad,
+        chat_template=prompts.chat_template,
+        keep_runs=bool(output.folders),
     )
     return measure("bench", output, run, resume=resume)
 

@@ -167,4 +167,5 @@ def _prepared(
         max_tokens=max_tokens,
         on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,
+        answer=runner.answer,
     ).prompts
