@@ -275,6 +275,14 @@ def test_with_a_window_a_head_drafts_beyond_the_texts_it_knows(tmp_path: Path, t
     assert cache.window_capacity < cache.capacity
 
 
+def test_auto_is_what_the_head_knows(tmp_path: Path) -> None:
+    target = loaded_target()
+    folder = saved_head(tmp_path, "eagle3", max_position_embeddings=20)
+    drafter = drafter_of(target, folder, "eagle3", window="auto")
+    assert drafter.notes == [f"window=auto: '{folder}' sees the last 20 tokens while it drafts"]
+    assert drafter.lm.shape.sliding_window == drafter.lm.kv.window == 20
+
+
 def test_a_window_smaller_than_the_draft_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="window=3 is smaller than a draft of 4 tokens: at least 5"
