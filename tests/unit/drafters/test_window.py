@@ -181,12 +181,13 @@ def test_a_window_as_long_as_the_text_changes_nothing(runtime: str, tree: str) -
     assert all(drafts == found[0] for drafts in found)
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @torch.inference_mode()
-def test_a_window_forgets() -> None:
+def test_a_window_forgets(runtime: str) -> None:
     """Catches attention that reaches further back: layers together see as many windows as there are
     of them. What comes before changes no draft and no law; with the whole text it does."""
-    big = target("native")
-    draft = loaded(draft_module(max_position_embeddings=4096), "native")
+    big = target(runtime)
+    draft = loaded(draft_module(max_position_embeddings=4096), runtime)
     same = text_of(2 * WINDOW, 9)
     logits = []
     for window in (WINDOW, 0):
