@@ -69,7 +69,7 @@ def main(
         engines = {each: engine(big, target, draft, each, k) for each in named}
         texts = demo_texts(sizes, prompts) if target == DEMO else articles(big, sizes, prompts)
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
-        runs = measure(engines, texts, params)
+        runs = measure(engines, texts, params, k)
     write_result(name, {"settings": {"k": k, "target": target, "draft": draft}, "runs": runs}, 1)
     console().print(table_of(runs, sizes, named))
 
@@ -107,11 +107,11 @@ def demo_texts(sizes: list[int], count: int) -> Iterator[tuple[int, list[int]]]:
     while len(answered) < max(sizes):
         asked = [f"Question: {each.question}\nAnswer:" for each in islice(stream, BATCH)]
         for output in llm.generate(asked, params, use_tqdm=False):
-            text = [*output.prompt_token_ids, *output.token_ids]
-            answered += [*text, end] if text[-1] != end else text
+            answered += [*output.prompt_token_ids, *output.token_ids]
+            answered += [end] if answered[-1] != end else []
     for _ in range(count):
-        asked = f"Question: {next(stream).question}\nAnswer:"
-        problem = [start, *llm.tokenizer(asked, add_special_tokens=False)["input_ids"]]
+        question = f"Question: {next(stream).question}\nAnswer:"
+        problem = [start, *llm.tokenizer(question, add_special_tokens=False)["input_ids"]]
         for size in sizes:
             yield size, [*answered[-(size - len(problem)) :], *problem]
 
@@ -120,8 +120,8 @@ def articles(model: str, sizes: list[int], count: int) -> Iterator[tuple[int, li
     """(length, token ids) of requests to summarise newspaper articles."""
     llm = LLM(model, drafter="none", threads=1)
     for number in range(count):
-        text = "\n\n".join(questions("summarization", 80, number))
-        words = llm.tokenizer(text, add_special_tokens=False)["input_ids"]
+        joined = "\n\n".join(questions("summarization", 80, number))
+        words = llm.tokenizer(joined, add_special_tokens=False)["input_ids"]
         for size in sizes:
             cut = llm.tokenizer.decode(words[: size - 64])
             message = {"role": "user", "content": f"{cut}\n\nSummarise the articles above."}
@@ -129,12 +129,15 @@ def articles(model: str, sizes: list[int], count: int) -> Iterator[tuple[int, li
 
 
 def measure(
-    engines: dict[str, LLM], texts: Iterator[tuple[int, list[int]]], params: SamplingParams
+    engines: dict[str, LLM],
+    texts: Iterator[tuple[int, list[int]]],
+    params: SamplingParams,
+    k: int,
 ) -> list[dict[str, Any]]:
     """One entry a prompt and setting: tokens, target passes, and the seconds of the fastest draft."""
     calls: list[float] = []
     for llm in engines.values():
-        watch(llm, calls)
+        watch(llm, calls, k)
     runs: list[dict[str, Any]] = []
     expected: list[int] = []
     for number, (length, tokens) in enumerate(texts):
@@ -158,18 +161,19 @@ def measure(
     return runs
 
 
-def watch(llm: LLM, calls: list[float]) -> None:
-    """Note the seconds of every draft from now on."""
-    drafter = llm._decoder.drafter
+def watch(llm: LLM, calls: list[float], k: int) -> None:
+    """Note the seconds of every draft of `k` tokens from now on."""
+    drafter: Any = llm._decoder.drafter
     propose = drafter.propose
 
-    def watching(*given: Any) -> Any:
+    def watching(rows: Any, gamma: list[int]) -> Any:
         start = time.perf_counter()
-        draft = propose(*given)
-        calls.append(time.perf_counter() - start)
+        draft = propose(rows, gamma)
+        if max(gamma) == k:
+            calls.append(time.perf_counter() - start)
         return draft
 
-    drafter.propose = watching  # type: ignore[method-assign]
+    drafter.propose = watching
 
 
 def table_of(runs: list[dict[str, Any]], sizes: list[int], named: list[str]) -> Table:
