@@ -51,9 +51,13 @@ def window_of(
 
 def trained_length(known: int | None, values: Mapping[str, Any]) -> int | None:
     """Tokens of the texts that a model was trained on, by its config: those before its rotary
-    positions were stretched, else all that it knows."""
+    positions were stretched, else all that it knows. Llama 3 was trained on as it is stretched."""
     ropes = [values, *_mappings(values), *_mappings(values.get("rope_parameters"))]
-    originals = [rope.get("original_max_position_embeddings") for rope in ropes]
+    originals = [
+        rope.get("original_max_position_embeddings")
+        for rope in ropes
+        if "llama3" not in (rope.get("rope_type"), rope.get("type"))
+    ]
     lengths = [known, *originals]
     return min((n for n in lengths if isinstance(n, int) and n > 0), default=None)
 

@@ -251,6 +251,11 @@ def test_auto_is_the_length_that_the_draft_was_trained_for() -> None:
         (4096, {"rope_parameters": {"rope_type": "default"}}, 4096),
         (4096, {"original_max_position_embeddings": 1024}, 1024),
         (4096, {"rope_scaling": {"original_max_position_embeddings": 512}}, 512),
+        (
+            4096,
+            {"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 512}},
+            4096,
+        ),
         (4096, {"rope_parameters": {"full": {"original_max_position_embeddings": 256}}}, 256),
         (4096, {"original_max_position_embeddings": "many"}, 4096),
         (4096, {"original_max_position_embeddings": -1}, 4096),
