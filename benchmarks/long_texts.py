@@ -70,7 +70,9 @@ def main(
         texts = demo_texts(sizes, prompts) if target == DEMO else articles(big, sizes, prompts)
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         runs = measure(engines, texts, params, k)
-    write_result(name, {"settings": {"k": k, "target": target, "draft": draft}, "runs": runs}, 1)
+    settings = {"k": k, "target": target, "draft": draft}
+    rows = [list(run.values()) for run in runs]
+    write_result(name, {"settings": settings, "columns": list(runs[0]), "rows": rows}, 1)
     console().print(table_of(runs, sizes, named))
 
 
@@ -154,7 +156,9 @@ def measure(
                     "tokens": answer.stats.emitted,
                     "passes": answer.stats.steps,
                     "drafted": answer.stats.drafted,
-                    "draft_s": min(calls[1:], default=0.0),  # the first one reads the prompt
+                    "draft_s": round(
+                        min(calls[1:], default=0.0), 6
+                    ),  # the first one reads the prompt
                     "same_text": answer.token_ids == expected,
                 }
             )
