@@ -223,6 +223,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.contents: list[str] = []  # of these, without reasoning
         self.ttft_s: float | None = None
         # arrival of the last event that belongs to the text; the usage that follows is not
         self.seconds = 0.0
@@ -271,6 +272,7 @@ class Stream:
         reason = choice.get("finish_reason")
         if text:
             self.texts.append(text)
+            self.contents += [part for part in (parts[0], parts[2]) if isinstance(part, str)]
             self.ttft_s = now if self.ttft_s is None else self.ttft_s
         if isinstance(reason, str):
             self.finish_reason = reason
@@ -289,7 +291,9 @@ class Stream:
             ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
             num_chunks=len(self.texts),
             num_tokens=self.num_tokens,
-            text=mended("".join(self.texts)),
+            text=(text := mended("".join(self.texts))),
+            content=None if (content := mended("".join(self.contents))) == text else content,
+            turn=request.turn,
         )
 
 

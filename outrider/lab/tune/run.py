@@ -153,6 +153,7 @@ def gather_prompts(
         on_bad=on_bad,
         chat_template=chat_template,
         per_task=request.prompts,
+        answer=runner.answer,
     )
     prompts = [replace(prompt, number=number) for number, prompt in enumerate(prepared.prompts)]
     if min(_count(prompts).values()) < 2 * MIN_PROBED:

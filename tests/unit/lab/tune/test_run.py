@@ -147,7 +147,7 @@ def test_a_prompt_that_is_skipped_leaves_its_place_to_the_next_one() -> None:
     workload = Workload(
         "tests", tuple(WorkloadRequest(str(n), text, task="code") for n, text in enumerate(texts))
     )
-    runner: Any = SimpleNamespace(tokenizer=byte_tokenizer(), context=64)
+    runner: Any = SimpleNamespace(tokenizer=byte_tokenizer(), context=64, answer=None)
     asked = TuneRequest(SamplingParams(max_tokens=16), prompts=4)
     prompts, notes = gather_prompts(workload, runner, asked, on_bad="skip", chat_template=False)
     assert [prompt.request.id for prompt in prompts] == ["0", "2", "3", "4"]
