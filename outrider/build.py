@@ -274,8 +274,6 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if len(models) < 2 else loader.load(models[1], loop_vocab)
     context = loader.context(target)
-    if draft is not None:
-        loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
     resolved = loader.resolved(target, context)
     loaded = Models(target, draft, resolved, memory, context, loader.notes)
     if prefill is not None:
@@ -318,6 +316,8 @@ def assemble(models: Models, parts: Parts) -> Built:
     )
     decoder.prefill = models.prefill
     notes = [*models.notes, *parts.notes, *drafter.notes]
+    if draft is not None and drafter.longest_text is not None:
+        notes += shorter_draft(drafter.longest_text, models.context, draft.label)
     if not decoder.verifier.lossless:
         notes.append(
             f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model "
