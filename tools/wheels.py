@@ -159,9 +159,11 @@ def _package(what: str, dist: Path, settings: dict[str, str]) -> list[Path]:
     fresh = dist / f"unfinished-{what}"
     shutil.rmtree(fresh, ignore_errors=True)
     command = [sys.executable, "-m", "hatchling", "build", "-t", what, "-d", str(fresh)]
-    subprocess.run(
-        command, check=True, cwd=ROOT, env=os.environ | settings, stdout=subprocess.DEVNULL
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True
     )
+    if done.returncode:
+        raise WheelError(f"hatchling could not make the {what}:\n{done.stderr[-2000:]}")
     made = [path.replace(dist / path.name) for path in sorted(fresh.iterdir())]
     fresh.rmdir()
     return made

@@ -19,7 +19,15 @@ from outrider.instructions import INSTRUCTIONS, of_this_architecture
 HERE = Path(__file__).parent
 PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
 SOURCES = tuple(sorted((HERE / "native").glob("*.*")))
-FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas")
+FLAGS = (
+    "-O3",
+    "-ffp-contract=off",  # products and sums are joined where the sources say so: by all compilers
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-Wno-unknown-pragmas",
+)
 LINKED = {  # by system; libraries by name, since a CXX that says gcc would leave them out
     "linux": ("-Wl,-Bsymbolic", "-lstdc++", "-lm"),
     "darwin": ("-lc++",),

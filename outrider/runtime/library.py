@@ -40,11 +40,12 @@ def find(cache: Path) -> Path:
     if (why := why_unsafe(path)) is not None:
         raise CapabilityError(f"no library is loaded from the cache, since {why}")
     if not _is_whole(path):
-        if compiler() is not None:
-            log.warning(
-                "compiling the native runtime, once for this machine: some ten seconds, minutes "
-                "on a busy one"
-            )
+        if compiler() is None:
+            raise CapabilityError(_no_library())
+        log.warning(
+            "compiling the native runtime, once for this machine: some ten seconds, minutes "
+            "on a busy one"
+        )
         try:
             make_folder(cache)
             with filelock.FileLock(cache / f"{name}.lock"):
@@ -85,8 +86,21 @@ def why_missing() -> str | None:
     if (PREBUILT / file_name(kind)).exists():
         return why_unloadable(PREBUILT / file_name(kind))
     if (why := why_unsafe(cache_folder() / file_name(kind))) is not None:
-        return f"not in this installation, and {why}"
-    return None if compiler() is not None else f"not in this installation, and {why_no_compiler()}"
+        return f"{_not_installed()}, and {why}"
+    return None if compiler() is not None else _no_library()
+
+
+def _no_library() -> str:
+    """Why there is neither a library nor a way to make one."""
+    return f"{_not_installed()}, and {why_no_compiler()}"
+
+
+def _not_installed() -> str:
+    """That the package has no library for this system, and which it has instead."""
+    others = ", ".join(sorted(path.name for path in PREBUILT.glob("runtime-*")))
+    return "not in this installation" + (
+        f", which has those of another processor, system or version ({others})" if others else ""
+    )
 
 
 def why_unloadable(path: Path) -> str | None:
