@@ -31,7 +31,8 @@ BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
 INSIDE = "outrider/runtime/lib/"
 ZIG = (sys.executable, "-m", "ziglang")
-COMPILED = tuple(flag for flag in building.FLAGS if flag != "-shared")
+COMPILED = (*(flag for flag in building.FLAGS if flag != "-shared"), "-g0")
+LINKED = ("-O3", "-shared", "-s")  # -O3: zig compiles its C++ library now, in the same mode
 ENTRIES = (
     "outrider_runtime_run",
     "outrider_runtime_compiler",
@@ -95,7 +96,7 @@ def build_libraries(tag: str, say: Callable[[str], None] = print) -> Path:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda source, kind=kind: _object(tag, kind, source), sources))
         library = folder / building.file_name(kind, target.system)
-        _zig(target, "-shared", "-s", *target.linked, *map(str, objects), "-o", str(library))
+        _zig(target, *LINKED, *target.linked, *map(str, objects), "-o", str(library))
         for leftover in set(folder.glob(f"{library.stem}.*")) - {library}:
             leftover.unlink()  # import library and symbols of Windows
         say(f"{tag}: {library.name}, {time.monotonic() - started:.0f} s")
