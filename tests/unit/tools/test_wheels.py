@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from outrider.instructions import ARCHITECTURES, of_this_cpu
+from outrider.instructions import ARCHITECTURES, INSTRUCTIONS, of_this_cpu
 from outrider.runtime import building
 from tools import wheels
 from tools.wheels import TARGETS, WheelError
 
+SOURCE = wheels.ROOT / "tests/unit/runtime/one_pass.cpp"
+TOOLS = "build/wheels/venv/.installed"  # of the Makefile
 LINUX = "manylinux_2_17_x86_64"
 PROCESSORS = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "arm64", "amd64": "AMD64"}
 
@@ -137,8 +140,7 @@ def test_a_library_of_another_system_is_refused(library_path: Path, tmp_path: Pa
 @pytest.mark.nightly
 def test_all_wheels_are_built(tmp_path: Path) -> None:
     """The whole of `make wheels`; what was compiled before is used again."""
-    stamp = "build/wheels/venv/.installed"
-    if subprocess.run(["make", stamp], cwd=wheels.ROOT, capture_output=True).returncode:
+    if subprocess.run(["make", TOOLS], cwd=wheels.ROOT, capture_output=True).returncode:
         pytest.skip("the tools that build wheels cannot be installed here")
     done = subprocess.run(["make", "wheels"], cwd=wheels.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -146,3 +148,47 @@ def test_all_wheels_are_built(tmp_path: Path) -> None:
         (wheel,) = wheels.DIST.glob(f"outrider-*-py3-none-{tag}.whl")
         assert wheels.libraries_of(wheel) == sorted(names(tag))
     assert len(list(wheels.DIST.glob("outrider-*.tar.gz"))) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("tag", "kind", "emulator"),
+    [
+        ("manylinux_2_17_aarch64", "neon", "qemu-aarch64-static -L /usr/aarch64-linux-gnu"),
+        ("win_amd64", "avx2", "wine"),
+    ],
+)
+def test_a_library_of_another_system_gives_the_same_bits(
+    tag: str, kind: str, emulator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small passes on one thread and on three, a layer, noise. Debian: qemu-user-static and
+    libc6-arm64-cross, or wine."""
+    if shutil.which(emulator.split()[0]) is None:
+        pytest.skip(f"needs {emulator.split()[0]}")
+    if not (wheels.ROOT / TOOLS).exists() or building.compiler() is None:
+        pytest.skip("needs `make wheels`, and a C++ compiler")
+    monkeypatch.setattr(
+        wheels, "ZIG", (str((wheels.ROOT / TOOLS).with_name("bin") / "python"), "-m", "ziglang")
+    )
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    include = f"-I{building.HERE / 'native'}"
+
+    def lines(program: Path, library: Path, run_by: list[str]) -> list[str]:
+        command = [*run_by, str(program), str(library)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
+            "\n"
+        )
+
+    own = tmp_path / "own"
+    building.build(tmp_path / "own.so", "avx2")
+    command = [str(building.compiler()), *wheels.COMPILED, *INSTRUCTIONS["avx2"], include]
+    subprocess.run([*command, str(SOURCE), "-o", str(own), "-ldl"], check=True)
+    target = TARGETS[tag]
+    other = tmp_path / ("other.exe" if target.system == "win32" else "other")
+    flags = [flag for flag in wheels.COMPILED if target.system != "win32" or flag != "-fPIC"]
+    wheels._zig(target, *flags, *target.instructions[kind], include, str(SOURCE), "-o", str(other))
+    library = wheels.build_libraries(tag) / building.file_name(kind, target.system)
+    found = lines(other, library, emulator.split())
+    assert len(found) > 4
+    assert found == lines(own, tmp_path / "own.so", [])
