@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 from outrider.instructions import INSTRUCTIONS
@@ -222,7 +223,7 @@ def check_library(path: Path, tag: str) -> str:
     return f"{path.name}: {'; '.join(facts)}"
 
 
-def _macos(library: object, path: Path) -> str:
+def _macos(library: Any, path: Path) -> str:
     """The oldest macOS that loads a library. Raises WheelError for one that is newer than the tag,
     or not signed: Apple's processors run nothing unsigned."""
     oldest = library.build_version.minos

@@ -139,8 +139,8 @@ def load(path: Path) -> ctypes.CDLL:
     # damaged, for another system, or in a file system that nothing is run from; another's library
     except (OSError, AttributeError) as error:
         raise CapabilityError(
-            f"the native library cannot be loaded: {error}. Install outrider again; with a C++ "
-            "compiler, pip's --no-binary outrider compiles it for this system"
+            f"the native library cannot be loaded: {error}. Install outrider again, or from its "
+            "sources with a C++ compiler, which makes one for this system"
         ) from error
     return library
 

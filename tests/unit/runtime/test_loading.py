@@ -140,7 +140,7 @@ def test_a_library_in_the_package_that_cannot_be_loaded(
     runtime = doctor.examine()["runtime"]
     assert (runtime["name"], runtime["library"]) == ("eager", None)
     assert said in runtime["why_not_native"]
-    assert "--no-binary outrider compiles it" in runtime["why_not_native"]
+    assert "Install outrider again, or from its sources" in runtime["why_not_native"]
     assert "\n" not in runtime["why_not_native"]
 
 
