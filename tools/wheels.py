@@ -97,7 +97,8 @@ def build_libraries(tag: str, say: Callable[[str], None] = print) -> Path:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda source, kind=kind: _object(tag, kind, source), sources))
         library = folder / building.file_name(kind, target.system)
-        _zig(target, *LINKED, *target.linked, *map(str, objects), "-o", str(library))
+        named = (f"-Wl,-install_name,@rpath/{library.name}",) if target.system == "darwin" else ()
+        _zig(target, *LINKED, *target.linked, *named, *map(str, objects), "-o", str(library))
         for leftover in set(folder.glob(f"{library.stem}.*")) - {library}:
             leftover.unlink()  # import library and symbols of Windows
         say(f"{tag}: {library.name}, {time.monotonic() - started:.0f} s")
@@ -200,6 +201,7 @@ def check_library(path: Path, tag: str) -> str:
     that is not its tag's, or a function is missing."""
     import lief
 
+    lief.logging.disable()
     target = TARGETS[tag]
     library = lief.parse(str(path))
     if isinstance(library, lief.MachO.FatBinary):
@@ -209,12 +211,18 @@ def check_library(path: Path, tag: str) -> str:
     header = library.header
     machine = getattr(header, "machine_type", None) or getattr(header, "machine", None)
     machine = (machine or header.cpu_type).name
-    needs = [str(name) for name in library.libraries]
+    needs = [
+        str(getattr(one, "name", one))  # Mach-O's are commands, one of which is the library's own
+        for one in library.libraries
+        if getattr(one, "command", None) != lief.MachO.LoadCommand.TYPE.ID_DYLIB
+    ]
     functions = {function.name.removeprefix("_") for function in library.exported_functions}
     if machine != target.machine:
         raise WheelError(f"{path.name} is for {machine}, not for {target.machine}")
     if others := [name for name in needs if not name.lower().startswith(target.needs)]:
         raise WheelError(f"{path.name} loads {others[0]}, which a system may lack")
+    if bytes(ROOT) in path.read_bytes():
+        raise WheelError(f"{path.name} has a path of this machine in it")
     if missing := [name for name in ENTRIES if name not in functions]:
         raise WheelError(f"{path.name} does not export {missing[0]}")
     facts = [f"{library.format.name} {machine}", f"loads {', '.join(needs)}"]
