@@ -102,7 +102,7 @@ $(TOOLS): $(STAMP)
 proto: $(TOOLS) ## the modules that are generated from remote.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. outrider/remote/protocol/remote.proto
 
-wheels: $(WHEELS_TOOLS) ## wheels for Linux, macOS and Windows, and the source package, in dist/: ten minutes the first time
+wheels: $(WHEELS_TOOLS) ## wheels for Linux, macOS and Windows, and the source package, in dist/: up to half an hour the first time
 	@$(WHEELS_VENV)/bin/python -m tools.wheels $(ARGS)
 
 $(WHEELS_TOOLS): Makefile

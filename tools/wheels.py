@@ -6,7 +6,7 @@ dist/, and checks them.
 Zig's C++ compiler makes the native runtime for other systems, `hatch_build.py` a wheel around it.
 g++ makes the one for Linux on x86-64: zig's has the same bits, but its AVX2 takes up to a third longer
 for a pass (2026-11-30, both in one process in turn). So that one needs the glibc that auditwheel finds.
-What is compiled is kept in build/wheels, by what went into it; the first time takes some ten minutes.
+What is compiled is kept in build/wheels, by what went into it; the first time takes up to half an hour.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def build_libraries(tag: str, say: Callable[[str], None] = print) -> Path:
             objects = list(pool.map(lambda source, kind=kind: _object(tag, kind, source), sources))
         named = (f"-Wl,-install_name,@rpath/{library.name}",) if target.system == "darwin" else ()
         _zig(target, *LINKED, *target.linked, *named, *map(str, objects), "-o", str(library))
-        for leftover in set(folder.glob(f"{library.stem}.*")) - {library}:
+        for leftover in [path for path in folder.iterdir() if path.suffix != library.suffix]:
             leftover.unlink()  # import library and symbols of Windows
         say(f"{tag}: {library.name}, {time.monotonic() - started:.0f} s")
     return folder
