@@ -16,6 +16,7 @@ EXTRAS = {
     "lab": ("scipy",),
     "services": ("grpc", "grpc_health"),
     "train": ("accelerate",),
+    "parquet": ("pyarrow",),
 }
 
 

@@ -73,4 +73,4 @@ def names(page: Any) -> list[str]:
 
 def reload(page: Any) -> None:
     page.reload()
-    page.wait_for_selector("#about:has-text('drafters')")
+    page.wait_for_selector("#about:has-text('drafter')")

@@ -78,6 +78,13 @@ SPEEDUPS = {"tortoise": 1 / 1.3}
 SPEEDUP = 2.1
 SPREAD = (1.0, 0.95, 1.05)  # of the runs of a comparison
 FILE = "/models/second.gguf"
+CARDS: list[dict[str, Any]] = [
+    {"id": "tale-teller", "drafters": ["draft", "ngram"], "max_model_len": 1024, "kind": "chat"},
+    {"id": FILE},  # of a server that tells nothing else
+    {"id": "called-so", "kind": "demo"},
+    {"id": "little", "kind": "small-chat"},
+    {"id": "base", "kind": "text"},
+]
 
 
 @dataclass
@@ -125,16 +132,7 @@ def scripted_app(state: Scripted) -> FastAPI:
         if state.loading:
             state.loading -= 1
             return refusal(503, "the models are still loading")
-        entry = {
-            "id": "tale-teller",
-            "object": "model",
-            "drafters": ["draft", "ngram"],
-            "max_model_len": 1024,
-        }
-        return turned_away(request) or {
-            "object": "list",
-            "data": [entry, {"id": FILE, "object": "model"}],
-        }
+        return turned_away(request) or {"object": "list", "data": CARDS}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:

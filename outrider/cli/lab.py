@@ -2,6 +2,7 @@
 
 --out FILE.json  the result             --out FILE.html  the report, one page that needs no network
 --out FILE.md    the report, as text    --json           the result on standard output, and nothing else there
+--out FOLDER     of `bench`: the files that NVIDIA's specdec_bench writes
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rich.text import Text
 
 from outrider.cli.options import Json
 from outrider.cli.session import quieten_libraries
-from outrider.cli.typed import check_file
+from outrider.cli.typed import check_file, check_folder
 from outrider.cli.verbs import listed, option
 from outrider.errors import ConfigError
 from outrider.lab.journal import claimed
@@ -76,25 +77,40 @@ class OutputOptions:
         """The files of --out whose names end in one of these suffixes."""
         return [path for path in self.out or [] if path.suffix in suffixes]
 
-    def check(self, *suffixes: str) -> None:
-        """Before hours of work: files that could not be written, or with another suffix. Raises
-        ConfigError."""
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of --out."""
+        return [path for path in self.out or [] if not path.suffix or path.is_dir()]
+
+    def check(self, *suffixes: str, folder: bool = False) -> None:
+        """Before hours of work: files that could not be written, or with another suffix; `folder`:
+        a folder is allowed, too. Raises ConfigError."""
         allowed = suffixes or (".json", *REPORTS)
         for path in self.out or []:
+            if folder and path in self.folders:
+                check_folder(path)
+                continue
             check_file(path)
             if path.suffix not in allowed:
+                more = ", or a folder" if folder else ""
                 raise ConfigError(
-                    f"--out writes {', '.join(allowed[:-1])} or {allowed[-1]}, by the name's end; "
-                    f"got '{path}'"
+                    f"--out writes {', '.join(allowed[:-1])} or {allowed[-1]}, by the name's end"
+                    f"{more}; got '{path}'"
                 )
 
 
 def deliver(result: Result, output: OutputOptions) -> None:
     """Write and print everything that was asked for."""
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.report.render import render
+    from outrider.report.specdec import write_folder
 
     for path in output.files(".json"):
         result.write(path)
+    if output.folders:
+        assert isinstance(result, BenchResult)  # only `bench` takes a folder: `OutputOptions.check`
+        for folder in output.folders:
+            write_folder(result, folder)
     if output.json:
         sys.stdout.write(result.model_dump_json() + "\n")
     show(render(result), output)

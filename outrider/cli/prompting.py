@@ -11,7 +11,7 @@ from outrider.cli.verbs import option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.lab.workload.types import Workload
+    from outrider.lab.workload.types import Turns, Workload
     from outrider.sampling.params import SamplingParams
 
 PROMPTS = "Prompts"
@@ -46,6 +46,9 @@ class PromptOptions:
 
     def load(self, target: str, limit: int | None = None) -> Workload:
         """All of them, or at most `limit`. Raises ConfigError."""
+        return self._load(target, limit, "auto")
+
+    def _load(self, target: str, limit: int | None, turns: Turns) -> Workload:
         from outrider.lab.workload.load import load_workload
 
         if self.prompts is not None and self.prompts.isdigit():
@@ -53,7 +56,7 @@ class PromptOptions:
                 f"--prompts takes a file or a name; a number of prompts is --limit {self.prompts}"
             )
         name = self.prompts or ("demo" if target == "demo" else self.otherwise)
-        return load_workload(name, limit=limit, on_bad=self.on_bad, data=self.data)
+        return load_workload(name, limit=limit, on_bad=self.on_bad, data=self.data, turns=turns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,14 @@ class ConversationOptions(PromptOptions):
         PROMPTS,
         "Wrap conversations in the model's chat template, or send them as plain text.",
     )
+    turns: Literal["auto", "first", "all"] = option(
+        "auto",
+        PROMPTS,
+        "Of conversations: their first questions; all; auto: all but of recorded ones.",
+    )
+
+    def load(self, target: str, limit: int | None = None) -> Workload:
+        return self._load(target, limit, self.turns)
 
 
 @dataclass(frozen=True, kw_only=True)

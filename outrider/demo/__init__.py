@@ -5,6 +5,7 @@ them. `tools/demo_models` makes the problems and has the recipe that the pair wa
 `models/README.md` is the model card. Importing this loads neither torch nor transformers.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,14 @@ def demo_paths() -> DemoPaths:
     """
     models = Path(__file__).parent / "models"
     return DemoPaths(with_weights(models / "target"), models / "draft")
+
+
+@cache
+def demo_template() -> str:
+    """The chat template of the embedded pair: a model that has it is the demo, by whatever name or
+    from whatever folder."""
+    file = Path(__file__).parent / "models" / "target" / "chat_template.jinja"
+    return file.read_text(encoding="utf-8")
 
 
 def demo_heads() -> dict[str, Path]:
@@ -59,4 +68,4 @@ DEMO_PROMPTS: tuple[str, ...] = (
     ),
 )  # held-out split; answers 19, 29, 18, 4, 4, 13
 
-__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_heads", "demo_paths"]
+__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_heads", "demo_paths", "demo_template"]

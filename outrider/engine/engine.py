@@ -89,6 +89,16 @@ class Engine:
         return self._batch.built.target.lm.shape.vocab_size
 
     @property
+    def num_parameters(self) -> int:
+        """Weights of the target."""
+        return self._batch.built.target.lm.shape.num_parameters
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether the target is the embedded one."""
+        return self._batch.built.is_demo
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._batch.built.target.eos_token_ids
 

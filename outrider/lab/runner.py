@@ -23,6 +23,7 @@ from outrider.engine.step_costs import Sweep
 from outrider.engine.warmup import step_seconds
 from outrider.errors import ConfigError
 from outrider.lab.disturbance import Disturbance
+from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.llm import LLM
 from outrider.outputs import Completion
 from outrider.parts import Parts
@@ -221,6 +222,7 @@ class Runner:
     ) -> None:
         self._lossy = options.lossy
         self._target = options.target
+        self._status = status
         needs = Needs.of_all([self._parts(configuration) for configuration in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(
@@ -242,6 +244,7 @@ class Runner:
                 "lossy was asked for, but the verifiers of all configurations are lossless"
             )
         self.models: Models = load_models(options, needs, status)
+        self._plain: Contender | None = None  # opened for the first conversation
 
     @property
     def tokenizer(self) -> Any:
@@ -265,6 +268,16 @@ class Runner:
             configuration,
             assemble(models, replace(self._parts(configuration), any_length=any_length)),
         )
+
+    def answer(self, prompt: PreparedPrompt) -> str:
+        """The target's own greedy answer, without drafts: what the next question of a conversation
+        follows."""
+        if self._plain is None:
+            self._status("answering conversations, for their later turns")
+            self._plain = self.open(Configuration())
+        params = SamplingParams(max_tokens=prompt.max_tokens)
+        [trace] = self._plain.run([prompt.tokens], params)
+        return trace.completion.text
 
     def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:
         """Draft nodes -> seconds of a step of this many rows, timed now by a server's sweep, and kept

@@ -12,6 +12,7 @@ from outrider.lab.bench.bench_result import (
     ConfigurationInfo,
     Measured,
     Percentiles,
+    TurnMeasured,
 )
 from outrider.lab.result import Interval
 from outrider.report.document import NOTHING, Bar, Block, Cells, Chart, Heading, table
@@ -192,6 +193,23 @@ def _phase(name: str) -> Callable[[Row], str]:
     return share
 
 
+def _length(row: Row, name: str) -> str:
+    lengths = row.measured.acceptance_lengths
+    return NOTHING if lengths is None else number(getattr(lengths, name))
+
+
+def _histogram_of(row: Row) -> str:
+    """The share of the steps that emitted 1, 2, 3 ... tokens."""
+    steps = row.measured.tokens_per_step
+    if not steps:
+        return NOTHING
+    total = sum(steps.values())
+    shares = [
+        f"{count}: {100 * num_steps / total:.0f} %" for count, num_steps in sorted(steps.items())
+    ]
+    return ", ".join(shares[:POSITIONS]) + (" ..." if len(shares) > POSITIONS else "")
+
+
 SPEED: Cells[Row] = {
     "setting": lambda row: row.label,
     "speedup": lambda row: interval(row.speedup, "x"),
@@ -211,6 +229,13 @@ DRAFTS: Cells[Row] = {
     "accepted by part": _parts,
     "added memory": _memory,
 }
+LENGTHS: Cells[Row] = {
+    "setting": lambda row: row.label,
+    "mean of requests": lambda row: _length(row, "mean_of_requests"),
+    "weighted by tokens": lambda row: _length(row, "by_tokens"),
+    "pooled": lambda row: _length(row, "pooled"),
+    "steps by tokens": _histogram_of,
+}
 LATENCY: Cells[Row] = {
     "setting": lambda row: row.label,
     "TTFT": lambda row: _milliseconds(row.measured.ttft_s, "p50"),
@@ -221,6 +246,31 @@ LATENCY: Cells[Row] = {
 }
 
 
+@dataclass(frozen=True)
+class TurnRow:
+    """One turn of the conversations, in one setting."""
+
+    row: Row
+    turn: TurnMeasured
+
+
+TURNS: Cells[TurnRow] = {
+    "setting": lambda row: row.row.label,
+    "turn": lambda row: str(row.turn.turn),
+    "prompts": lambda row: str(row.turn.num_runs),
+    "prompt tokens": lambda row: number(row.turn.mean_prompt_tokens, 0),
+    "speedup": lambda row: interval(row.turn.speedup, "x"),
+    "tokens/s": lambda row: number(row.turn.tokens_per_s, 1),
+    "tokens per pass": lambda row: number(row.turn.tau),
+}
+
+
+def _turns_of(rows: Sequence[Row]) -> Iterator[TurnRow]:
+    for row in rows:
+        for turn in row.measured.by_turn:
+            yield TurnRow(row, turn)
+
+
 def tables(result: BenchResult) -> Iterator[Block]:
     """Speed, drafts, and where time goes."""
     groups = {condition(cell): rows_of(result, cell) for cell in result.cells}
@@ -229,11 +279,23 @@ def tables(result: BenchResult) -> Iterator[Block]:
     drafting = {name: rows for name, rows in drafting.items() if rows}
     if drafting:
         yield table(drafting, DRAFTS, "Drafts", _is_best)
+    lengths = {name: list(filter(_has_lengths, rows)) for name, rows in drafting.items()}
+    lengths = {name: rows for name, rows in lengths.items() if rows}
+    if lengths:
+        yield table(lengths, LENGTHS, "Acceptance length, as others quote it", _is_best)
+    turns = {name: list(_turns_of(rows)) for name, rows in groups.items()}
+    turns = {name: rows for name, rows in turns.items() if rows}
+    if turns:
+        yield table(turns, TURNS, "By turn of a conversation")
     yield table(groups, LATENCY, "Latency in ms, and where time goes", _is_best)
 
 
 def _is_best(row: Row) -> bool:
     return row.is_best
+
+
+def _has_lengths(row: Row) -> bool:
+    return row.measured.acceptance_lengths is not None
 
 
 def _drafts(row: Row) -> bool:

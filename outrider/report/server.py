@@ -3,9 +3,16 @@ their counters say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
-from outrider.lab.bench.bench_result import Percentiles, ServerMeasurement, SpeculationCounts
+from outrider.lab.bench.bench_result import (
+    MeasuredAnswer,
+    Percentiles,
+    ServerMeasurement,
+    SpeculationCounts,
+)
 from outrider.report.document import (
     NOTHING,
     Block,
@@ -28,6 +35,9 @@ def blocks(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:
     """All there is to say of servers; the caller's document has the title."""
     yield from _comparisons(servers)
     yield table(servers, SPEED, f"Speed, {servers[0].concurrency} requests at once")
+    turns = [turn for server in servers for turn in _turns_of(server)]
+    if turns:
+        yield table(turns, TURNS, "By turn of a conversation")
     yield from _speculation(servers)
     yield from _troubles(servers)
 
@@ -49,6 +59,38 @@ SPEED: Cells[ServerMeasurement] = {
     "model": lambda server: " on ".join(filter(None, [server.model, server.engine])),
     "URL": lambda server: server.url,
 }
+
+
+@dataclass(frozen=True)
+class TurnOfServer:
+    """One turn of all conversations at one server."""
+
+    label: str
+    turn: int
+    answers: Sequence[MeasuredAnswer]
+
+
+TURNS: Cells[TurnOfServer] = {
+    "server": lambda row: row.label,
+    "turn": lambda row: str(row.turn),
+    "answered": lambda row: str(len(row.answers)),
+    "TTFT (ms)": lambda row: _three(Percentiles.of(one.ttft_s for one in row.answers)),
+    "TPOT (ms)": lambda row: _three(Percentiles.of(one.tpot_s for one in row.answers)),
+    "prompt tokens cached": lambda row: _mean(one.num_cached for one in row.answers),
+}
+
+
+def _mean(counts: Iterable[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return number(fmean(known), 0) if known else NOTHING
+
+
+def _turns_of(server: ServerMeasurement) -> Iterator[TurnOfServer]:
+    """Nothing where there are first turns only."""
+    turns = sorted({answer.turn for answer in server.answers})
+    for turn in turns if len(turns) > 1 else ():
+        answers = [answer for answer in server.answers if answer.turn == turn]
+        yield TurnOfServer(server.label, turn, answers)
 
 
 def _comparisons(servers: Sequence[ServerMeasurement]) -> Iterator[Block]:

@@ -146,6 +146,7 @@ def _card(state: ServerState, name: str) -> ModelCard:
         drafters=engine.drafters,
         num_draft_tokens=engine.config.get("num_draft_tokens"),
         lossless=engine.lossless,
+        kind=served.kind,
     )
 
 

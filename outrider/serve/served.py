@@ -17,9 +17,12 @@ from outrider.serve.headers import IgnoredLog
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.selftest import SelfTest
 from outrider.serve.rules import Rule
+from outrider.serve.schema.answers import ModelKind
 from outrider.serve.serves import Serves
 from outrider.serve.settings import ServerSettings
 from outrider.text import Detokenizer
+
+SMALL = 500_000_000  # parameters, below which a chat model is good for short, plain tasks only
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ class Served:
     @property
     def name(self) -> str:
         return self.engine.name
+
+    @property
+    def kind(self) -> ModelKind:
+        """The kind of things it can be asked for, by which the playground chooses its examples."""
+        if not self.texts.chat_template:
+            return "text"
+        if self.engine.is_demo:
+            return "demo"
+        return "small-chat" if self.engine.num_parameters < SMALL else "chat"
 
     @property
     def num_spec_tokens(self) -> int | None:

@@ -6,7 +6,7 @@ formulas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -75,6 +75,55 @@ class DepthAcceptance(Record):
         return list(accumulate((share or 0.0 for share in self.conditional), mul))
 
 
+class AcceptanceLengths(Record):
+    """Tokens per step in the three ways in which they are quoted, the target's own token included.
+
+    With c_i tokens in v_i steps of run i: mean of c_i / v_i; the same weighted by c_i; Σ c / Σ v.
+    """
+
+    mean_of_requests: float  # SPEED-Bench's
+    by_tokens: float
+    pooled: float  # τ; AIPerf's, accepted / drafts + 1
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int]]) -> AcceptanceLengths:
+        """From (tokens, steps) of each run."""
+        tokens = sum(count for count, _ in runs)
+        steps = sum(num_steps for _, num_steps in runs)
+        weighted = sum(count * count / num_steps for count, num_steps in runs)
+        return cls(
+            mean_of_requests=sum(count / num_steps for count, num_steps in runs) / len(runs),
+            by_tokens=weighted / tokens,
+            pooled=tokens / steps,
+        )
+
+
+class TurnMeasured(Record):
+    """One turn of the conversations of a cell."""
+
+    turn: int  # from 1
+    num_runs: int
+    num_tokens: int
+    num_steps: int
+    mean_prompt_tokens: float
+    tokens_per_s: Interval | None
+    speedup: Interval | None = None  # None: plain, or nothing to compare
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target pass."""
+        return self.num_tokens / self.num_steps
+
+
+class RunRecord(Record):
+    """One run of the first round as it went, for files of other benchmarks."""
+
+    prompt: int  # its number in the cell
+    text: str
+    tokens: list[int]  # of each step
+    times_s: list[float]  # the end of each step, from when the run began
+
+
 class Parting(Record):
     """The first difference between a text and the plain one."""
 
@@ -140,6 +189,11 @@ class Measured(Record):
     # by phase; the sum is the wall time of all runs
     time_s: dict[str, float] = Field(default_factory=dict)
     acceptance: DepthAcceptance | None = None  # None: nothing was drafted
+    acceptance_lengths: AcceptanceLengths | None = None  # None: an older version measured
+    # tokens that a step emitted -> steps
+    tokens_per_step: dict[int, int] = Field(default_factory=dict)
+    by_turn: list[TurnMeasured] = Field(default_factory=list)  # empty: no conversations
+    runs: list[RunRecord] = Field(default_factory=list)  # empty unless asked for
     # tokens per second / those of a plain pass that reads its bytes at full bandwidth
     roof: float | None = None
     # draft nodes of the widest row -> median seconds, all rows running
@@ -206,6 +260,8 @@ class Cell(Record):
     # tokens that every prompt was filled up or cut to; None: prompts as they are
     context: int | None
     prompt_ids: list[str]
+    # turn of its conversation and question of each prompt; empty unless runs were asked for
+    questions: list[tuple[int, str]] = Field(default_factory=list)
     mean_prompt_tokens: float
     max_new_tokens: int
     rounds: int  # begun
@@ -310,7 +366,15 @@ class MeasuredAnswer(Record):
     # events of the stream that carry text: under speculation often several tokens each
     num_chunks: int
     num_tokens: int | None  # as the server counts them; None where it does not say
+    num_cached: int | None = None  # tokens of the prompt that it had read before; likewise
     text: str  # reasoning and content as they came
+    content: str | None = None  # without the reasoning; None: there was none
+    turn: int = 1  # of its conversation
+
+    @property
+    def reply(self) -> str:
+        """The text that the next turn of a conversation has before it."""
+        return self.text if self.content is None else self.content
 
     @property
     def tpot_s(self) -> float | None:

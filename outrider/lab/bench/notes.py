@@ -50,6 +50,8 @@ class RunNote(Record):
     decode_tokens: int
     wall_s: float  # of the whole group, prompts included
     gaps_s: list[float]  # from step to step
+    emitted: list[int]  # tokens of each step
+    text: str
     # draft nodes of the step's widest row, for each gap; None: a row of the group was missing
     widths: list[int | None]
     time_s: dict[str, float]  # this row's share of wall_s: prompt, draft, target, verify, other
@@ -100,6 +102,8 @@ def notes_of(
                 decode_tokens=trace.decode_tokens(),
                 wall_s=wall_s,
                 gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
+                emitted=[step.taken for step in trace.steps],
+                text=trace.completion.text,
                 widths=[widths.get(at_s) for at_s in ends[1:]],
                 time_s=times,
                 num_drafts=num_drafts,

@@ -16,7 +16,7 @@ import numpy as np
 from outrider.configuration import PLAIN, Configuration
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
-from outrider.lab.workload.prompts import PreparedPrompt, prepare
+from outrider.lab.workload.prompts import Answer, PreparedPrompt, prepare
 from outrider.lab.workload.types import OnBad, Workload
 from outrider.sampling.params import SamplingParams, usable_temperature
 
@@ -149,8 +149,9 @@ def gather(
     *,
     on_bad: OnBad = "refuse",
     chat_template: bool = True,
+    answer: Answer | None = None,
 ) -> Material:
-    """The first `plan.prompts` requests of every task, as token ids.
+    """The first `plan.prompts` requests of every task, as token ids; `answer` as for `prepare`.
 
     Raises ConfigError where one of them does not fit into `context` together with its answer (with
     `on_bad="skip"`: where none does; later ones then take its place), and for context lengths that
@@ -171,6 +172,7 @@ def gather(
         on_bad=on_bad,
         chat_template=chat_template,
         per_task=plan.prompts,
+        answer=answer,
     )
     by_task: dict[str, list[PreparedPrompt]] = {}
     for prompt in prepared.prompts:

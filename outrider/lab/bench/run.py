@@ -24,6 +24,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
 from outrider.lab.workload.types import OnBad, Workload, identity
+from outrider.models.loading import hub
 
 ENOUGH_PROMPTS = 8  # below it an interval is rough
 
@@ -37,9 +38,11 @@ def run_bench(
     resume: bool = False,
     on_bad: OnBad = "refuse",
     chat_template: bool = True,
+    keep_runs: bool = False,
     progress: Progress = QUIET,
 ) -> BenchResult:
-    """`options`: of models and machine; what they say about drafting plays no part. After Ctrl-C
+    """`options`: of models and machine; what they say about drafting plays no part. `keep_runs`:
+    the result has the texts of the first round, step by step. After Ctrl-C
     the result is what was known by then (`interrupted`): the journal stays, a resumed run continues.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
@@ -54,18 +57,23 @@ def run_bench(
             runner.context,
             on_bad=on_bad,
             chat_template=chat_template,
+            answer=runner.answer,
         )
         keys, notes = runnable_cells(plan, material)
         field, failures = Contenders.open(runner, plan.all_configurations)
         progress.say("measuring the memory's bandwidth")
-        target = describe_target(runner.models, options.target, options.draft)
+        draft = None if options.draft is None else hub.called(options.draft)
+        target = describe_target(runner.models, options.target, draft)
         rounds = Rounds(field, plan, material, keys, journal)
         try:
             states = rounds.run()
         except KeyboardInterrupt:
             if not (states := rounds.stopped()):
                 raise
-    cells = [_cell(state, rounds, plan, target, runner.tokenizer) for state in states]
+    cells = [
+        _cell(state, rounds, plan, target, runner.tokenizer, keep_runs=keep_runs)
+        for state in states
+    ]
     return BenchResult(
         workload=WorkloadInfo.of(workload),
         settings={**plan.as_dict(), "chat_template": chat_template},
@@ -84,11 +92,19 @@ def run_bench(
     )
 
 
-def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
+def _cell(
+    state: CellState,
+    rounds: Rounds,
+    plan: Plan,
+    target: TargetInfo,
+    tokenizer: Any,
+    *,
+    keep_runs: bool,
+) -> Cell:
     key = state.cell_key
     labels = [configuration.label for configuration in rounds.configurations]
     results: list[Measured] = []
-    ids = [prompt.request.id for prompt in state.prompts]
+    requests = [prompt.request for prompt in state.prompts]
     for number, configuration in enumerate(rounds.configurations):
         if not (notes := state.of(number)):
             continue
@@ -100,8 +116,9 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
                 target=target,
                 rows=key.batch_size,
                 max_other_cpu=plan.max_other_cpu,
-                ids=ids,
+                prompts=requests,
                 tokenizer=tokenizer,
+                keep_runs=keep_runs,
                 same_text=key.temperature == 0 or configuration.verifier == COUPLED,
             )
         )
@@ -111,8 +128,9 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         temperature=key.temperature,
         batch_size=key.batch_size,
         context=key.context,
-        prompt_ids=ids,
-        mean_prompt_tokens=sum(len(prompt.tokens) for prompt in state.prompts) / len(ids),
+        prompt_ids=[request.id for request in requests],
+        questions=[(request.turn, request.question) for request in requests] if keep_runs else [],
+        mean_prompt_tokens=sum(len(prompt.tokens) for prompt in state.prompts) / len(requests),
         max_new_tokens=plan.sampling.required_max_tokens,
         rounds=state.rounds,
         ended_by=state.ended_by,

@@ -8,15 +8,17 @@ too, and the interval reaches as far as the wider of the two.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from statistics import fmean, median
 from typing import Any, TypeVar
 
 from scipy.stats import binomtest
 
 from outrider.lab.bench.bench_result import (
+    AcceptanceLengths,
     Accuracy,
     DepthAcceptance,
     Divergence,
@@ -24,12 +26,15 @@ from outrider.lab.bench.bench_result import (
     Measured,
     OtherProcesses,
     Percentiles,
+    RunRecord,
     TargetInfo,
+    TurnMeasured,
 )
 from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.stats import sum_parts
 from outrider.text import decode
 
@@ -44,12 +49,14 @@ def measured(
     rows: int,
     max_other_cpu: float,
     same_text: bool,
-    ids: Sequence[str],
+    prompts: Sequence[WorkloadRequest],
     tokenizer: Any,
+    keep_runs: bool = False,
 ) -> Measured:
     """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None
-    where it is its own. `same_text`: texts must be the plain ones. `ids`: of requests, by number of
-    the prompt."""
+    where it is its own. `same_text`: texts must be the plain ones. `prompts`: by their number.
+    `keep_runs`: with the texts of the first round."""
+    ids = [request.id for request in prompts]
     rate = _tokens_per_s(notes)
     roof = roof_tokens_per_s(
         target, rows, fmean(note.prompt_tokens + note.tokens / 2 for note in notes)
@@ -75,6 +82,10 @@ def measured(
         chunk_s=Percentiles.of(gap for note in notes for gap in note.gaps_s),
         time_s={phase: sum(note.time_s[phase] for note in notes) for phase in notes[0].time_s},
         acceptance=acceptance(notes),
+        acceptance_lengths=AcceptanceLengths.of([(note.tokens, note.steps) for note in notes]),
+        tokens_per_step=tokens_per_step(notes),
+        by_turn=by_turn(notes, [request.turn for request in prompts]),
+        runs=[_run_of(note) for note in notes if note.round == 0] if keep_runs else [],
         roof=rate.value / roof if rate is not None and roof else None,
         accuracy=accuracy(notes, plain),
     )
@@ -84,6 +95,44 @@ def measured(
         result.step_s = {**step_seconds(notes), **step_seconds(plain)}
         result.identity = identity(notes, ids, tokenizer) if same_text else None
     return result
+
+
+def tokens_per_step(notes: Sequence[RunNote]) -> dict[int, int]:
+    """How many steps emitted how many tokens."""
+    steps = Counter(count for note in notes for count in note.emitted)
+    return dict(sorted(steps.items()))
+
+
+def by_turn(notes: Sequence[RunNote], turns: Sequence[int]) -> list[TurnMeasured]:
+    """The runs by turn of their conversation, `turns` by number of the prompt; nothing where all
+    are first ones."""
+    if max(turns) == 1:
+        return []
+    of_turn: dict[int, list[RunNote]] = {}
+    for note in notes:
+        of_turn.setdefault(turns[note.prompt], []).append(note)
+    return [
+        TurnMeasured(
+            turn=turn,
+            num_runs=len(runs),
+            num_tokens=sum(note.tokens for note in runs),
+            num_steps=sum(note.steps for note in runs),
+            mean_prompt_tokens=fmean(note.prompt_tokens for note in runs),
+            tokens_per_s=_tokens_per_s(runs),
+            speedup=speedup(samples(runs)),
+        )
+        for turn, runs in sorted(of_turn.items())
+    ]
+
+
+def _run_of(note: RunNote) -> RunRecord:
+    ends = accumulate(note.gaps_s, initial=note.ttft_s)
+    return RunRecord(
+        prompt=note.prompt,
+        text=note.text,
+        tokens=note.emitted,
+        times_s=[round(end, 6) for end in ends],
+    )
 
 
 def identity(notes: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:

@@ -223,6 +223,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.contents: list[str] = []  # of these, without reasoning
         self.ttft_s: float | None = None
         # arrival of the last event that belongs to the text; the usage that follows is not
         self.seconds = 0.0
@@ -230,6 +231,7 @@ class Stream:
         self.ended = False  # the end mark has come
         # as the server counts them: `usage`, or llama.cpp's `timings`
         self.num_tokens: int | None = None
+        self.num_cached: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -271,15 +273,21 @@ class Stream:
         reason = choice.get("finish_reason")
         if text:
             self.texts.append(text)
+            self.contents += [part for part in (parts[0], parts[2]) if isinstance(part, str)]
             self.ttft_s = now if self.ttft_s is None else self.ttft_s
         if isinstance(reason, str):
             self.finish_reason = reason
         if text or reason:
             self.seconds = now
-        for place, name in (("usage", "completion_tokens"), ("timings", "predicted_n")):
-            count = (chunk.get(place) or {}).get(name)
+        usage = chunk.get("usage") or {}
+        timings = chunk.get("timings") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        for count in (timings.get("predicted_n"), usage.get("completion_tokens")):
             if type(count) is int:
                 self.num_tokens = count
+        for count in (timings.get("cache_n"), details.get("cached_tokens")):
+            if type(count) is int:
+                self.num_cached = count
 
     def answer(self, request: WorkloadRequest) -> MeasuredAnswer:
         return MeasuredAnswer(
@@ -289,7 +297,10 @@ class Stream:
             ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
             num_chunks=len(self.texts),
             num_tokens=self.num_tokens,
-            text=mended("".join(self.texts)),
+            num_cached=self.num_cached,
+            text=(text := mended("".join(self.texts))),
+            content=None if (content := mended("".join(self.contents))) == text else content,
+            turn=request.turn,
         )
 
 

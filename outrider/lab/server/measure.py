@@ -3,10 +3,10 @@ client sees.
 
 One closed loop: this many requests in flight, a new one as soon as one ends. Two servers take turns
 on the same prompts, and only one of them works at any time, so that two on one machine do not
-disturb each other. With one request in flight a turn is a prompt, with more it is TURN times as
-many. Who begins changes from turn to turn. Requests that fail are kept as failures; a server that
-fails PATIENCE of them in a row ends the run. A run that a server or Ctrl-C ended keeps what was
-answered.
+disturb each other. Later turns of a conversation follow the server's own answers. With one request
+in flight a turn is a prompt, with more it is TURN times as many. Who begins changes from turn to
+turn. Requests that fail are kept as failures; a server that fails PATIENCE of them in a row ends
+the run. A run that a server or Ctrl-C ended keeps what was answered.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ async def _measure(
         _Server(label, Client(endpoint, timeout_s=options.timeout_s), options, progress)
         for label, endpoint in endpoints.items()
     ]
-    progress.stage(", ".join(endpoints), len(requests) * len(servers))
+    num_turns = sum(len(request.turn_ids) for request in requests)
+    progress.stage(", ".join(endpoints), num_turns * len(servers))
     try:
         for server in servers:
             await server.warm_up(requests)
@@ -180,16 +181,26 @@ class _Server:
 
     async def _work_off(self, waiting: deque[WorkloadRequest]) -> None:
         while waiting and not self.is_given_up:
-            request = waiting.popleft()
+            await self._converse(waiting.popleft())
+
+    async def _converse(self, first: WorkloadRequest) -> None:
+        """A request, and the later turns of its conversation, each after the answer before it."""
+        request = first
+        for name in first.turn_ids:
             try:
                 path, body = self.options.body(request, self.model)
-                self.answers[request.id] = await self.client.ask(request, path, body)
-                self.num_failed_in_a_row = 0
+                answer = await self.client.ask(request, path, body)
             except OutriderError as error:
                 self.errors.append(type(error)(f"request {request.id}: {error}"))
                 self.progress.say(f"{self.label}, {self.errors[-1]}")
                 self.num_failed_in_a_row += 1
+                self.progress.advance(1 + len(request.later))
+                return
+            self.answers[name] = answer
+            self.num_failed_in_a_row = 0
             self.progress.advance()
+            if request.later:
+                request = request.next_turn(answer.reply)
 
     async def read_counters(self) -> None:
         """Counters once more, where there were any."""
@@ -211,7 +222,8 @@ class _Server:
     ) -> ServerMeasurement:
         """Everything known, the answers in the order of the requests. `plain`: the server to
         compare with."""
-        answers = [self.answers[request.id] for request in requests if request.id in self.answers]
+        names = [name for request in requests for name in request.turn_ids]
+        answers = [self.answers[name] for name in names if name in self.answers]
         is_counted = all(answer.num_tokens is not None for answer in answers)
         tokens = sum(answer.num_tokens or 0 for answer in answers)
         if not is_counted:
@@ -226,7 +238,7 @@ class _Server:
             engine=(self.before.engine if self.before is not None else None) or "",
             model=self.model,
             concurrency=self.options.concurrency,
-            num_requests=len(requests),
+            num_requests=len(names),
             answers=answers,
             failures=[str(error) for error in self.errors],
             tokens_per_s=tokens / self.busy_s if answers and is_counted else None,

@@ -27,6 +27,10 @@ ROLES = {
 }
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "rag")
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+PREPARE = (
+    "python prepare_data.py --dataset speed --config all (NVIDIA Model-Optimizer, specdec_bench)"
+)
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
 
 
@@ -34,7 +38,7 @@ class UnusableError(Exception):
     """An entry that is no request; the message says why."""
 
 
-def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
+def read_entry(value: Any, turns: Turns = "auto") -> list[WorkloadRequest]:
     """The requests of one entry, mostly one, "" as the id of those that have none. Raises
     UnusableError with the reason."""
     if not isinstance(value, dict):
@@ -55,6 +59,7 @@ def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
             request.reference,
             request.answer,
             *messages,
+            *request.later,
         ):
             if text is not None and not is_text(text):
                 raise UnusableError(
@@ -100,6 +105,8 @@ def _after_mark(solution: Any) -> str | None:
 
 def _own(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
     """A prompt, or a conversation whose last turn may be the recorded answer."""
+    if "prompt_id" in entry and isinstance(entry.get("prompt"), list):  # of mt_bench_prompts
+        return [conversation_of(entry["prompt"], entry, turns, field="prompt")]
     if "prompt" in entry and "messages" in entry:
         raise UnusableError("both 'prompt' and 'messages': which of them is asked?")
     messages = None
@@ -241,7 +248,7 @@ def _sharegpt(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
         at: message["content"] for at, message in after.items() if message["role"] == "assistant"
     }
     # answers before the first question have nothing to do with it: long chats are split into parts
-    if turns == "first":
+    if turns != "all":
         first = asked[0]
         before = [message for message in messages[:first] if message["role"] == "system"]
         return [
@@ -259,6 +266,7 @@ def _sharegpt(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
             messages=tuple(messages[: at + 1]),
             task=task,
             answer=answer,
+            turn=number,
         )
         for number, (at, answer) in enumerate(answers.items(), 1)
     ]
@@ -297,22 +305,48 @@ def _math(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
 
 
 def _spec_bench(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
-    """The first of `turns`; later ones would need the model's own answers. Word problems have a
-    right answer."""
-    asked = entry["turns"]
-    if not isinstance(asked, list) or not asked:
-        raise UnusableError("'turns' must be a list of questions")
-    first = _asked({"turns": asked[0]}, "turns")
-    name = _text(entry, "question_id", "id") or ""
+    """The questions in `turns`. Word problems are one question with a right answer."""
     category = str(entry.get("category"))
     if category == "math_reasoning":
+        first, *_ = _questions(entry["turns"], "turns")
         solutions = entry.get("reference")
         reference = _after_mark(
             solutions[0] if isinstance(solutions, list) and solutions else solutions
         )
+        name = _name(entry)
         return [WorkloadRequest(name, _question(first), task="reasoning", reference=reference)]
     task = category if category in SPEC_BENCH_TASKS else "chat"
-    return [WorkloadRequest(name, messages=({"role": "user", "content": first},), task=task)]
+    return [conversation_of(entry["turns"], entry, turns, task=task)]
+
+
+def conversation_of(
+    value: Any, entry: Entry, turns: Turns, *, task: str = "chat", field: str = "turns"
+) -> WorkloadRequest:
+    """A conversation that begins with the first of several questions; the others are asked later,
+    unless `turns` wants the first alone. `field` is where they were. Raises UnusableError."""
+    name = _name(entry)
+    first, *later = _questions(value, field)
+    if any(question.startswith(PLACEHOLDER) for question in (first, *later)):
+        raise UnusableError(
+            f"the text of question {name} is a placeholder: SPEED-Bench has to be completed from its "
+            f"sources once, with {PREPARE}"
+        )
+    return WorkloadRequest(
+        name,
+        messages=({"role": "user", "content": first},),
+        task=task,
+        later=() if turns == "first" else tuple(later),
+    )
+
+
+def _name(entry: Entry) -> str:
+    return _text(entry, "question_id", "prompt_id", "id") or ""
+
+
+def _questions(value: Any, field: str) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise UnusableError(f"'{field}' must be a list of questions")
+    return [_asked({field: question}, field) for question in value]
 
 
 FORMS: dict[str, Callable[[Entry, Turns], list[WorkloadRequest]]] = {

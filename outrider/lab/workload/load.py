@@ -1,7 +1,7 @@
 """`load_workload`: a name, a file, or several of them with + between, as one workload of requests
 (docs/workloads.md).
 
-A file is JSON lines, or one JSON list; gzip is unpacked.
+A file is JSON lines, one JSON list, or Parquet; gzip is unpacked.
 """
 
 from __future__ import annotations
@@ -9,21 +9,28 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, counted, did_you_mean
+from outrider.extras import check_installed
 from outrider.lab.workload.builtin import BUILTIN, EMBEDDED, find, is_builtin, is_wanted, part_of
 from outrider.lab.workload.formats import UnusableError, read_entry
+from outrider.lab.workload.published import PUBLISHED, Chosen, choose, is_published
 from outrider.lab.workload.types import BadLine, OnBad, Turns, Workload, WorkloadRequest, listing
 from outrider.wellformed import parsed_json
 
 FORMS = 'a request is a line like {"prompt": "..."}, or another form of docs/workloads.md'
 REMEDY = "correct them, or leave them out (on_bad='skip', --reading on_bad=skip)"
 GZIP = b"\x1f\x8b"
+PARQUET = b"PAR1"
+PARQUET_ROWS = 64  # read at once
+NAMES = (*BUILTIN, *PUBLISHED)
+Reader = Callable[[Any], list[WorkloadRequest]]
 
 
 def load_workload(
@@ -32,14 +39,13 @@ def load_workload(
     limit: int | None = None,
     on_bad: OnBad = "refuse",
     data: Path | None = None,
-    turns: Turns = "first",
+    turns: Turns = "auto",
 ) -> Workload:
     """The prompts that a workload names. `data` is the folder of built-in benchmarks
     (`builtin.py`).
 
-    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises
-    ConfigError: unknown names, unreadable or empty files, nothing usable, and with
-    `on_bad="refuse"` any bad line that was met.
+    `turns`: see `types.Turns`. Raises ConfigError: unknown names, unreadable or empty files,
+    nothing usable, and with `on_bad="refuse"` any bad line that was met.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"the limit of a workload must be at least 1, got {limit}")
@@ -96,7 +102,13 @@ def _names(spec: str) -> list[str]:
 def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
     """The first `limit` requests of a part: all that a mix can need of it."""
     part = _Part(name, name, [])
-    if is_builtin(name):
+    if is_published(name):
+        benchmark = choose(name)
+        part.origin = (
+            f"{name.partition(':')[0]}: {', '.join(file.name for file in benchmark.files)}"
+        )
+        requests = _by_task(_read_published(benchmark, turns, part.bad), limit)
+    elif is_builtin(name):
         chosen = part_of(name)
         path, part.origin = find(name, chosen, data)
         paths = (
@@ -104,13 +116,19 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         )
         requests = _in_turn(
             [
-                _read(file, name, turns, part.bad, chosen if path is not None else None)
+                _read(
+                    file,
+                    name,
+                    _form(chosen.turns or turns),
+                    part.bad,
+                    chosen if path is not None else None,
+                )
                 for file in paths
             ]
         )
     else:
         path = _existing(name)
-        requests = _read(path, path.name, turns, part.bad)
+        requests = _read(path, path.name, _form(turns), part.bad)
     part.requests += islice(requests, limit)
     if part.bad and (on_bad == "refuse" or not part.requests):
         head = f"{name} has no usable line, but {counted(len(part.bad), 'bad line')}:"
@@ -129,10 +147,10 @@ def _existing(name: str) -> Path:
         if any(mark in name for mark in "/\\.") or not name.isprintable():
             raise ConfigError(
                 f"the workload file {name!r} does not exist. Names of workloads: "
-                f"{', '.join(sorted(BUILTIN))}"
+                f"{', '.join(sorted(NAMES))}"
             )
         raise ConfigError(
-            f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}"
+            f"unknown workload '{name}', and no file of this name.{did_you_mean(name, NAMES)}"
         )
     if path.is_dir():
         raise ConfigError(
@@ -146,8 +164,32 @@ def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # unlike Path.expanduser, it lets ~nobody pass
 
 
+def _form(turns: Turns) -> Reader:
+    """Reads entries of any known form."""
+    return lambda value: read_entry(value, turns)
+
+
+def _read_published(
+    benchmark: Chosen, turns: Turns, bad: list[BadLine]
+) -> Iterator[WorkloadRequest]:
+    for file in benchmark.files:
+        reader = partial(benchmark.requests, file=file, turns=turns)
+        yield from _read(file, file.name, reader, bad)
+
+
+def _by_task(requests: Iterable[WorkloadRequest], limit: int | None) -> Iterator[WorkloadRequest]:
+    """One of each task in turn, in the order in which tasks come first: a subset has all
+    categories. No more than `limit` of a task are held."""
+    of_task: dict[str, list[WorkloadRequest]] = {}
+    for request in requests:
+        same = of_task.setdefault(request.task, [])
+        if limit is None or len(same) < limit:
+            same.append(request)
+    return _in_turn(list(of_task.values()))
+
+
 def _read(
-    path: Path, name: str, turns: Turns, bad: list[BadLine], wanted: Any = None
+    path: Path, name: str, reader: Reader, bad: list[BadLine], wanted: Any = None
 ) -> Iterator[WorkloadRequest]:
     """The requests of a file, one entry after another; lines that are none go to `bad`.
 
@@ -161,7 +203,7 @@ def _read(
                 value = parsed_json(content) if isinstance(content, str) else content
                 if wanted is not None and isinstance(value, dict) and not is_wanted(value, wanted):
                     continue
-                requests = read_entry(value, turns)
+                requests = reader(value)
             except UnusableError as error:
                 bad.append(BadLine(number, str(error)))
                 continue
@@ -189,7 +231,11 @@ def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
     """(number, mark before it in an id, content) of every line that is not blank, or of every entry
     of a JSON list."""
     with path.open("rb") as raw:
-        is_packed = raw.peek(2).startswith(GZIP)
+        head = raw.peek(4)
+    if head.startswith(PARQUET):
+        yield from ((number, "#", row) for number, row in enumerate(_rows(path), 1))
+        return
+    is_packed = head.startswith(GZIP)
     with (gzip.open if is_packed else open)(
         path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n"
     ) as file:
@@ -205,6 +251,21 @@ def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, ":", line
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, a few at a time. Raises MissingExtraError, ValueError for a file
+    that is damaged."""
+    check_installed(f"{path.name}, a Parquet file,", "parquet")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except ArrowException as error:
+        raise ValueError(f"it is damaged: {error}") from error
 
 
 def _in_turn(parts: Sequence[Iterable[WorkloadRequest]]) -> Iterator[WorkloadRequest]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +29,33 @@ class PreparedPrompt:
     number: int = 0  # within its task
 
 
+Answer = Callable[[PreparedPrompt], str]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The prompts that `prepare` made of a workload."""
 
     prompts: tuple[PreparedPrompt, ...]
     skipped: tuple[str, ...] = ()  # "id: reason" of requests that cannot run on this model
+    num_unasked: int = 0  # conversations whose later questions are not asked
 
     @property
     def notes(self) -> list[str]:
-        left_out = counted(len(self.skipped), "prompt")
-        return [f"{left_out} left out, the first: {self.skipped[0]}"] if self.skipped else []
+        notes = []
+        if self.skipped:
+            left_out = counted(len(self.skipped), "prompt")
+            notes.append(f"{left_out} left out, the first: {self.skipped[0]}")
+        if self.num_unasked:
+            count = counted(self.num_unasked, "conversation")
+            notes.append(f"only the first question of {count} is asked")
+        later = [prompt for prompt in self.prompts if prompt.request.turn > 1]
+        if later:
+            notes.append(
+                f"{counted(len(later), 'later turn')} of conversations, each after the target's own "
+                "greedy answers to the questions before it"
+            )
+        return notes
 
 
 def to_tokens(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
@@ -86,33 +103,51 @@ def prepare(
     on_bad: OnBad = "refuse",
     chat_template: bool = True,
     per_task: float = math.inf,
+    answer: Answer | None = None,
 ) -> Prepared:
     """Tokens of every request, or of the first `per_task` of each task; later ones take the place
     of those that are skipped.
 
-    Answers get `max_tokens`, or fewer where the log asked for fewer. Raises ConfigError naming the
-    first requests that do not fit with `on_bad="refuse"`, or when none fits.
+    Answers get `max_tokens`, or fewer where the log asked for fewer. `answer` answers a question of
+    a conversation, so that the next one can be asked; without it, and without a chat template, only
+    first questions are asked. Each turn is a prompt; `per_task` counts conversations. Raises
+    ConfigError naming the first requests that do not fit with `on_bad="refuse"`, or when none fits.
     """
     prompts = list[PreparedPrompt]()
     unfit = list[str]()
-    taken = Counter[str]()
-    for request in workload.requests:
-        if taken[request.task] >= per_task:
+    begun = Counter[str]()  # conversations
+    numbers = Counter[str]()  # prompts
+    num_unasked = 0
+    for first in workload.requests:
+        if begun[first.task] >= per_task:
             continue
-        room = min(max_tokens, request.max_tokens or max_tokens)
-        try:
-            tokens = to_tokens(request, tokenizer, chat_template=chat_template)
-            reason = fit(tokens, context, room)
-        except RequestError as error:
-            reason = str(error)
-        if reason is None:
-            prompts.append(PreparedPrompt(request, tokens, room, taken[request.task]))
-        else:
-            unfit.append(f"{request.id}: {reason}")
-        taken[request.task] += reason is None or on_bad == "refuse"
+        turn: WorkloadRequest | None = first
+        while turn is not None:
+            request = turn
+            turn = None
+            room = min(max_tokens, request.max_tokens or max_tokens)
+            try:
+                tokens = to_tokens(request, tokenizer, chat_template=chat_template)
+                reason = fit(tokens, context, room)
+            except RequestError as error:
+                reason = str(error)
+            if request is first:
+                begun[first.task] += reason is None or on_bad == "refuse"
+            if reason is not None:
+                unfit.append(f"{request.id}: {reason}")
+                continue
+            prompt = PreparedPrompt(request, tokens, room, numbers[request.task])
+            prompts.append(prompt)
+            numbers[request.task] += 1
+            if not request.later:
+                continue
+            if answer is not None and chat_template:
+                turn = request.next_turn(answer(prompt))
+            else:
+                num_unasked += 1
     if unfit and (on_bad == "refuse" or not prompts):
         raise ConfigError(_message(workload, unfit, on_bad))
-    return Prepared(tuple(prompts), tuple(unfit))
+    return Prepared(tuple(prompts), tuple(unfit), num_unasked)
 
 
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:

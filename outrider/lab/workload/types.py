@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 OnBad = Literal["skip", "refuse"]
-# of a recorded conversation: its first question, or each with the turns before it
-Turns = Literal["first", "all"]
+# of a conversation: its first question; all, each with the turns before it; auto: the first of a
+# recorded one, all of one whose questions were written without answers
+Turns = Literal["auto", "first", "all"]
 SHOWN = 5  # in a message
 NUMBER = re.compile(r"(?<![\w).])-?\$?-?\d(?:\d|,(?=\d))*(?:\.\d+)?")
 
@@ -33,6 +34,42 @@ class WorkloadRequest:
     reference: str | None = None  # the right final answer, where one is known
     answer: str | None = None  # a model's answer to it, where the workload is a log
     max_tokens: int | None = None  # asked for in the log
+    # questions that follow, each asked after the model's own answer to the one before
+    later: tuple[str, ...] = ()
+    turn: int = 1  # of its conversation
+
+    @property
+    def question(self) -> str:
+        """The text that is asked, of a conversation the last message."""
+        return self.messages[-1]["content"] if self.messages else self.prompt or ""
+
+    @property
+    def turn_ids(self) -> list[str]:
+        """The ids of this request and of the turns that follow."""
+        turns = range(self.turn + 1, self.turn + 1 + len(self.later))
+        return [self.id, *(self._id_of(turn) for turn in turns)]
+
+    def _id_of(self, turn: int) -> str:
+        first = self.id if self.turn == 1 else self.id.removesuffix(f"/{self.turn}")
+        return f"{first}/{turn}"
+
+    def next_turn(self, answer: str) -> WorkloadRequest:
+        """The next question of the conversation, the model's `answer` to this one before it."""
+        question, *later = self.later
+        said = (
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": question},
+        )
+        turn = self.turn + 1
+        return replace(
+            self,
+            id=self._id_of(turn),
+            messages=(*(self.messages or ()), *said),
+            later=tuple(later),
+            turn=turn,
+            reference=None,
+            answer=None,
+        )
 
     def is_right(self, text: str) -> bool | None:
         """Whether a text ends with the right number; None where the right answer is no number, or
@@ -117,6 +154,7 @@ def identity(
 def _digest(workload: Workload) -> str:
     """Name and prompts, for knowing a workload again."""
     asked = "\n".join(
-        f"{request.id} {request.prompt} {request.messages}" for request in workload.requests
+        f"{request.id} {request.prompt} {request.messages} {request.later or ''}"
+        for request in workload.requests
     )
     return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

@@ -9,6 +9,7 @@ import { wishes } from "./settings.js";
 import { newAnswer, newConversation } from "./storage.js";
 import { requestBody, stream } from "./stream.js";
 import { Reply } from "./tally.js";
+import { bringBack, earlierThan } from "./versions.js";
 
 const NAME_LENGTH = 48;
 const NEAR_END = 60; // pixels
@@ -16,7 +17,7 @@ const NEAR_END = 60; // pixels
 const box = at("scroller");
 let conversation = newConversation();
 let rows = []; // { message, view } of what is on the screen
-let running = null; // { control, question, answer, messages } of the turn that runs
+let running = null; // { control, question, answer, messages, earlier, asked, view } of the turn that runs
 let whenChanged = () => {}; // (conversation): its messages are other ones
 
 export const openConversation = () => conversation;
@@ -27,6 +28,7 @@ export function open(wanted) {
   stop();
   if (wanted !== conversation) at("turns").replaceChildren(...(rows = []));
   conversation = wanted;
+  at("system").value = wanted.system;
   hideNotice();
   show();
   toEnd();
@@ -41,6 +43,8 @@ function show() {
   const added = messages.slice(same).map((message) => ({ message, view: viewOf(message) }));
   at("turns").append(...added.map(({ view }) => view.element));
   rows.push(...added);
+  at("earlier").hidden = !conversation.earlier.length || isRunning();
+  at("earlier-text").textContent = conversation.earlier.length > 1 ? `${conversation.earlier.length} earlier versions are kept.` : "The version before is kept.";
   at("empty").hidden = rows.length > 0 || isRunning();
   if (!at("empty").hidden) invite((text) => { at("message").value = text; send(); });
 }
@@ -80,14 +84,15 @@ async function turn(messages, begun = null) {
   const asked = conversation;
   const before = asked.messages;
   const control = new AbortController();
-  running = { control, question: messages.at(-1), messages, answer: null, asked, view: null };
+  const earlier = earlierThan(begun ? [...messages, begun] : messages, asked);
+  running = { control, question: messages.at(-1), messages, earlier, answer: null, asked, view: null };
   hideNotice();
   busy(true);
   let trouble = null;
   let wish = null;
   let answer = null;
   try {
-    wish = await wishes();
+    wish = { ...await wishes(), system: asked.system };
     answer = begun ? { ...begun, lengths: [...begun.lengths], ended: null } : newAnswer(wish.isJson);
     if (begun) for (const name of ["trouble", "verdict"]) delete answer[name];
     running.answer = answer;
@@ -100,7 +105,7 @@ async function turn(messages, begun = null) {
   const { view } = running;
   running = null;
   const came = answer !== null && (trouble === null || answer.content.length > (begun?.content.length ?? 0));
-  if (came) finish(asked, messages, answer, view, trouble); else undo(asked, before, view, trouble);
+  if (came) finish(asked, { messages, earlier }, answer, view, trouble); else undo(asked, before, view, trouble);
   busy(false);
   show();
   return came;
@@ -130,12 +135,13 @@ async function fetchAnswer(answer, wish, begun, signal) {
   }
 }
 
-function finish(asked, messages, answer, view, trouble) {
+function finish(asked, { messages, earlier }, answer, view, trouble) {
   const stopped = trouble?.name === "AbortError";
   if (trouble) answer.ended = stopped ? "abort" : "error";
   if (trouble && !stopped) answer.trouble = wordsOf(trouble);
   view.show();
   asked.messages = [...messages, answer];
+  asked.earlier = earlier;
   asked.name ||= nameFor(messages);
   asked.changed = Date.now();
   if (asked === conversation) {
@@ -179,8 +185,8 @@ export const unanswered = () => at("message").value || (running && !running.answ
 /** The answer that is growing, in a conversation to keep; null where none is. */
 export function unfinished() {
   if (!running?.answer?.content) return null;
-  const { asked, messages, answer } = running;
-  return { ...asked, name: asked.name || nameFor(messages), changed: Date.now(), messages: [...messages, { ...answer, ended: "abort" }] };
+  const { asked, messages, earlier, answer } = running;
+  return { ...asked, name: asked.name || nameFor(messages), changed: Date.now(), messages: [...messages, { ...answer, ended: "abort" }], earlier };
 }
 
 // ---- what the buttons of messages do
@@ -209,7 +215,7 @@ function edit(index) {
   field.value = message.content;
   field.setAttribute("aria-label", isQuestion ? "Edit your message" : "Edit the answer");
   const dropped = conversation.messages.length - index - 1;
-  const words = dropped > 1 ? `Send, and drop the ${dropped} messages after it` : "Send";
+  const words = dropped > 1 ? `Send, and put the ${dropped} messages after it aside` : "Send";
   const save = make("button", "main", isQuestion ? words : "Save");
   const cancel = make("button", "", "Cancel");
   cancel.type = "button";
@@ -242,10 +248,24 @@ function edit(index) {
 
 function keepEdited(index, content) {
   const { isJson } = conversation.messages[index];
-  conversation.messages = conversation.messages.with(index, { ...newAnswer(isJson), content, ended: "edited" });
+  const messages = conversation.messages.with(index, { ...newAnswer(isJson), content, ended: "edited" });
+  conversation.earlier = earlierThan(messages, conversation);
+  conversation.messages = messages;
   show();
   whenChanged(conversation);
 }
+
+at("bring-back").addEventListener("click", () => {
+  bringBack(conversation);
+  show();
+  whenChanged(conversation);
+  tell("The version before is back.");
+});
+
+at("system").addEventListener("change", () => {
+  conversation.system = at("system").value.trim();
+  if (conversation.messages.length) whenChanged(conversation);
+});
 
 // ---- the end of the page, which is followed until the reader scrolls up
 

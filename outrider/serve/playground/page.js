@@ -88,6 +88,7 @@ window.addEventListener("storage", (event) => { // another tab
 
 window.addEventListener("pagehide", () => {
   keepInTab("draft", unanswered());
+  keepInTab("system", at("system").value);
   const conversation = unfinished();
   stop();
   if (conversation) keep(conversation);
@@ -118,7 +119,7 @@ startFiles(importFile);
 startSettings((error) => notice(error.message));
 const kept = loadConversations();
 conversations = kept.conversations;
-open(conversations.find((conversation) => conversation.id === ofTab("open")) ?? newConversation());
+open(conversations.find((conversation) => conversation.id === ofTab("open")) ?? { ...newConversation(), system: ofTab("system") });
 list();
 setFiles([]);
 at("message").value = ofTab("draft");

@@ -7,7 +7,8 @@ this server.
     answer.js    how a message looks              markdown.js    an answer as formatted text
     compare.js   with drafts and without          card.js        what is known of a token
     settings.js  the settings and the models      sidebar.js     the list of conversations
-    storage.js   what the browser keeps           files.js       text files beside a message
+    storage.js   what the browser keeps           versions.js    earlier versions of a conversation
+    files.js     text files beside a message      empty.js       the page before the first message
     dom.js       elements, notices, panels
 
 The content security policy allows the scripts of this very page (a nonce), its style and

@@ -39,20 +39,26 @@ function nameOf(id) {
   return id.startsWith("/") && models.filter((one) => last(one.id) === last(id)).length === 1 ? last(id) : id;
 }
 
-/** The model that answers: { id, name }; null while none is known. */
+const card = () => models.find((one) => one.id === at("model").value) ?? {};
+
+/** The model that answers: { name, kind }, its kind in the server's words; null while none is known. */
 export function model() {
-  const id = at("model").value;
-  return id ? { id, name: clean(nameOf(id)) } : null;
+  const { id, kind } = card();
+  return id ? { name: clean(nameOf(id)), kind } : null;
 }
 
 function showModel() {
-  const card = models.find((one) => one.id === at("model").value) ?? {};
-  const drafters = (card.drafters ?? []).map((one) => (typeof one === "string" ? one : one.name));
+  const { id = "", kind, drafters: has = [], max_model_len: context } = card();
+  const drafters = has.map((one) => (typeof one === "string" ? one : one.name));
   fill(at("drafter"), [["", "the server's choice"], ...drafters.map((name) => [name, name])], kept.drafter);
   const facts = [drafters.length ? `drafters: ${drafters.join(", ")}` : "no drafter"];
-  if (card.max_model_len) facts.push(`${card.max_model_len} tokens of context`);
+  if (context) facts.push(`${context} tokens of context`);
+  if (kind === "text") facts.push("continues texts");
   at("about").textContent = clean(facts.join(" · "));
-  at("model").title = clean(card.id ?? "");
+  at("model").title = clean(id);
+  at("format").disabled = kind === "text";
+  at("format").value = kind === "text" ? "text" : kept.format ?? "chat";
+  showFields();
   document.dispatchEvent(new Event("models"));
 }
 
@@ -85,7 +91,7 @@ export async function wishes() {
   const length = at("length").value;
   return {
     model: at("model").value, drafter: at("drafter").value, format: at("format").value, compare: at("compare").checked,
-    system: at("system").value.trim(), sampling, isJson: Boolean(schema), key: at("key").value,
+    sampling, isJson: Boolean(schema), key: at("key").value,
     length: length === AUTO ? AUTO : Number(length),
     // all runs of a comparison need the same seed; a single answer may leave it to the server
     seed: seed ? Number(seed) : at("compare").checked ? Math.floor(Math.random() * 2 ** 31) : null,
@@ -110,7 +116,7 @@ function values() {
   for (const field of form.elements) {
     if (field.type === "radio") { if (field.checked) found[field.name] = field.value; }
     else if (field.type === "checkbox") found[field.id] = field.checked;
-    else if (field.id && field.id !== "key" && "value" in field && field.tagName !== "BUTTON") found[field.id] = field.value;
+    else if (field.id && field.id !== "key" && !field.disabled && "value" in field && field.tagName !== "BUTTON") found[field.id] = field.value;
   }
   return found;
 }
@@ -128,10 +134,19 @@ function restore() {
 
 function showFields() {
   at("temperature-shown").textContent = Number(at("temperature").value) === 0 ? "0, greedy" : at("temperature").value;
+  const continuesTexts = at("format").value === "text";
+  at("system").disabled = continuesTexts;
+  at("message").placeholder = continuesTexts ? "The beginning of a text" : "Message";
   const mode = form.elements.mode.value;
   if (document.body.dataset.mode === mode) return;
   document.body.dataset.mode = mode;
   document.dispatchEvent(new Event("mode"));
+}
+
+/** Let the model write the likeliest text. */
+export function greedy() {
+  at("temperature").value = "0";
+  at("temperature").dispatchEvent(new Event("change", { bubbles: true }));
 }
 
 /** Put the kept settings into the fields and keep what is changed. `failed(error)`: where that cannot be. */
@@ -156,6 +171,7 @@ export function startSettings(failed) {
   form.addEventListener("reset", () => setTimeout(() => { // when the fields are as they were at first
     at("key").value = ofTab("key");
     keep();
+    showModel();
     if (isWide()) at("defaults").focus();
   }));
   at("key").value = ofTab("key");

@@ -1,12 +1,13 @@
 // What the browser keeps: conversations, each under a key of its own, and the settings. The same form is exported and imported.
 //
-//   conversation: { id, name, changed, messages }      changed: milliseconds since 1970
+//   conversation: { id, name, system, changed, messages, earlier }      changed: milliseconds since 1970; earlier: versions.js
 //   message: { role: "user", content, files?: [{ name, text }] }, or
 //            { role: "assistant", content, fates, lengths, numbers, ended, isJson, trouble?, verdict? }
 //
 // `fates` has a letter for each token (tally.js), `lengths` its number of characters; both empty after an edit.
 
 import { Trouble } from "./stream.js";
+import { MOST_VERSIONS, packed } from "./versions.js";
 
 const CONVERSATION = "outrider.conversation.";
 const UNREADABLE = "outrider.unreadable.";
@@ -26,7 +27,7 @@ function store() {
 }
 
 export function newConversation() {
-  return { id: newId(), name: "", changed: Date.now(), messages: [] };
+  return { id: newId(), name: "", system: "", changed: Date.now(), messages: [], earlier: [] };
 }
 
 function newId() {
@@ -57,7 +58,7 @@ export function loadConversations() {
 
 /** Throws Trouble where the browser takes no more. */
 export function saveConversation(conversation) {
-  put(CONVERSATION + conversation.id, JSON.stringify(conversation));
+  put(CONVERSATION + conversation.id, JSON.stringify(packed(conversation)));
 }
 
 export function deleteConversation(id) { store()?.removeItem(CONVERSATION + id); }
@@ -108,7 +109,7 @@ export function keepInTab(name, text) {
 // ---- files
 
 export function exported(conversations) {
-  return JSON.stringify({ outrider_conversations: VERSION, conversations }, null, 1);
+  return JSON.stringify({ outrider_conversations: VERSION, conversations: conversations.map(packed) }, null, 1);
 }
 
 /** The conversations of an exported file. Throws Trouble that names the file and what is wrong with it. */
@@ -142,12 +143,25 @@ export function withFreeId(conversation, conversations) {
 /** A conversation with nothing but what it may have. Throws Trouble where a part is missing or of another kind. */
 function checked(value) {
   if (!isObject(value)) throw new Trouble("a conversation is no object");
-  const { id, name, changed, messages } = value;
+  const { id, name, system = "", changed, messages, earlier = [] } = value;
   if (!isText(id) || !/^[0-9a-f]{1,64}$/.test(id)) throw new Trouble("a conversation has no valid id");
   if (!isText(name)) throw new Trouble(`conversation ${id} has no name`);
   if (!Number.isFinite(changed)) throw new Trouble(`conversation ${id} has no date`);
+  if (!isText(system)) throw new Trouble(`the system prompt of "${name}" is no text`);
   if (!Array.isArray(messages)) throw new Trouble(`conversation ${id} has no messages`);
-  return { id, name, changed, messages: messages.map((message, index) => checkedMessage(message, `message ${index + 1} of "${name}"`)) };
+  if (!Array.isArray(earlier) || earlier.length > MOST_VERSIONS) throw new Trouble(`the earlier versions of "${name}" are no list of at most ${MOST_VERSIONS}`);
+  const now = checkedMessages(messages, `of "${name}"`);
+  return { id, name, system, changed, messages: now, earlier: earlier.map((version) => checkedVersion(version, now, `of an earlier version of "${name}"`)) };
+}
+
+const checkedMessages = (messages, where) => messages.map((message, index) => checkedMessage(message, `message ${index + 1} ${where}`));
+
+function checkedVersion(value, now, where) {
+  const { shared, messages } = isObject(value) ? value : {};
+  if (!Number.isInteger(shared) || shared < 0 || shared > now.length || !Array.isArray(messages) || !(shared + messages.length)) {
+    throw new Trouble(`the messages ${where} are no list that begins as the conversation does`);
+  }
+  return [...now.slice(0, shared), ...checkedMessages(messages, where)];
 }
 
 function checkedMessage(value, where) {

@@ -80,7 +80,8 @@ def test_every_setting_is_reached_by_keyboard(page: Any) -> None:
     assert page.get_attribute("#settings-toggle", "aria-expanded") == "true"
     reached = set(tab(page, 22))
     fields = page.eval_on_selector_all(
-        "#fields :is(input, select, textarea, button)", "fields => fields.map(field => field.id)"
+        "#system, #fields :is(input, select, textarea, button)",
+        "fields => fields.map(field => field.id)",
     )
     assert len(fields) >= 17
     assert set(fields) <= reached | {page.evaluate(FOCUSED)}

@@ -45,12 +45,47 @@ def test_conversations_and_settings_survive_a_reload(page: Any, server: Scripted
     assert body["top_k"] == 5
     page.click("#settings-toggle")
     page.click("#defaults")
-    expect(page.locator("#system")).to_have_value("")
+    expect(page.locator("#top-k")).to_have_value("")
     page.wait_for_selector("[data-mode=reading]")
     reload(page)
-    assert page.input_value("#system") == ""
+    assert page.input_value("#top-k") == ""
     assert page.input_value("#length") == "auto"
     assert page.locator("body").get_attribute("data-mode") == "reading"
+
+
+def test_a_system_prompt_belongs_to_its_conversation(
+    page: Any, open_page: Any, server: Scripted, tmp_path: Path
+) -> None:
+    """One for all conversations, which changes what the others were about."""
+    page.click("#settings-toggle")
+    page.fill("#system", "Be brief.")
+    ask(page, "one")
+    page.click("#new")
+    assert page.input_value("#system") == ""
+    page.fill("#system", "Be kind.")
+    reload(page)
+    assert page.input_value("#system") == "Be kind."  # before its first message, too
+    ask(page, "two")
+    assert texts(server.bodies[-1]) == ["Be kind.", "two"]
+    page.click("#list .name:has-text('one')")
+    assert page.input_value("#system") == "Be brief."
+    page.click("#settings-toggle")
+    page.fill("#system", "Be loud.")
+    page.click("#settings .close")
+    page.click("#new")
+    reload(page)
+    page.click("#list .name:has-text('one')")
+    ask(page, "more")
+    assert texts(server.bodies[-1])[0] == "Be loud."
+
+    with page.expect_download() as download:
+        page.click("#export")
+    download.value.save_as(tmp_path / "all.json")
+    other = open_page(viewport={"width": 1280, "height": 850})
+    other.set_input_files("#import-file", tmp_path / "all.json")
+    other.click("#list .name:has-text('two')")
+    ask(other, "again")
+    assert texts(server.bodies[-1])[0] == "Be kind."
 
 
 def test_a_reload_in_the_middle_keeps_what_there_was(page: Any) -> None:
@@ -126,8 +161,11 @@ def test_export_and_import_bring_back_the_same(page: Any, open_page: Any, tmp_pa
     assert [entry["name"] for entry in json.loads(file.read_text())["conversations"]] == ["one"]
 
 
-def exported(message: dict[str, Any]) -> str:
-    conversation = {"id": "ab", "name": "n", "changed": 1, "messages": [message]}
+QUESTION = {"role": "user", "content": "one"}
+
+
+def exported(message: dict[str, Any], **more: Any) -> str:
+    conversation = {"id": "ab", "name": "n", "changed": 1, "messages": [message], **more}
     return json.dumps({"outrider_conversations": 1, "conversations": [conversation]})
 
 
@@ -142,6 +180,16 @@ def exported(message: dict[str, Any]) -> str:
         (
             exported({"role": "assistant", "content": "xy", "fates": "a", "lengths": [1]}),
             'the tokens of message 1 of "n" do not add up to its text',
+        ),
+        (exported(QUESTION, system=3), 'the system prompt of "n" is no text'),
+        (exported(QUESTION, earlier=[[]] * 9), 'earlier versions of "n" are no list of at most 8'),
+        (
+            exported(QUESTION, earlier=[{"shared": 2, "messages": []}]),
+            'an earlier version of "n" are no list that begins as the conversation does',
+        ),
+        (
+            exported(QUESTION, earlier=[{"shared": 1, "messages": [{"role": "tool"}]}]),
+            'message 1 of an earlier version of "n" has no text',
         ),
         ("\x00\x01", "notes.json is no text file (UTF-8)."),
     ],

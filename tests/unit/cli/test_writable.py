@@ -83,8 +83,22 @@ def test_every_verb_looks_first(
     monkeypatch.chdir(tmp_path)
     done = cli(*VERBS[verb], option, str(tmp_path))
     assert (done.code, done.out) == (2, "")
-    assert done.err == f"error: {tmp_path} is a folder; name a file in it\n"
+    if (verb, option) == ("bench", "--out"):  # it takes a folder, and goes on to the model
+        assert "is a folder" not in done.err
+    else:
+        assert done.err == f"error: {tmp_path} is a folder; name a file in it\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_for_bench_that_cannot_be_made(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    done = cli("bench", "nowhere", "--out", str(file / "folder"))
+    assert done.code == 2
+    assert done.err == f"error: {file} is a file; a folder is needed there. Give another --out\n"
+    done = cli("bench", "http://127.0.0.1:1", "--out", str(tmp_path))
+    assert done.code == 2
+    assert "is a folder; name a file in it" in done.err, "a server does not show its steps"
 
 
 @pytest.mark.parametrize(

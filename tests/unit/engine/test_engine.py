@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider import LLM
+from outrider.build import Options
+from outrider.demo import demo_paths
 from outrider.drafters.model.reading import Turns
 from outrider.engine import request as request_module
+from outrider.engine.engine import make_engine
 from outrider.engine.prefill import Prefiller
 from outrider.engine.request import ActiveRequest, Speculation
 from outrider.errors import (
@@ -521,3 +526,17 @@ def test_a_storm_of_requests_leaves_nothing_behind(engine_of: MakeEngine, models
         else:
             assert answer.finish.reason == "abort"
     assert sum(answer.finish.reason == "length" for _, answer in sent) > 200
+
+
+def test_the_demo_is_known_under_any_name(tmp_path: Path, models: Models) -> None:
+    """A copy in another folder whose playground offers it what it cannot answer."""
+    shutil.copytree(demo_paths().draft, tmp_path / "copy")  # the small one of the pair
+    for target, is_demo, size in (
+        ("demo", True, 14_160_000),
+        (tmp_path / "copy", True, 1_120_000),
+        (models.target, False, None),
+    ):
+        engine = make_engine(Options(str(target), drafter="ngram"), name="called so")
+        assert engine.is_demo is is_demo
+        if size is not None:
+            assert engine.num_parameters == pytest.approx(size, rel=0.01)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outrider.lab.bench.bench_result import (
+    AcceptanceLengths,
     Accuracy,
     BenchResult,
     Cell,
@@ -105,6 +106,8 @@ def measured(number: int, found: Interval | None = None, **changes: Any) -> Meas
         values["acceptance"] = DepthAcceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
         values["step_s"] = {0: 0.013, 1: 0.015, 5: 0.02}
         values["identity"] = Identity(num_compared=9, num_identical=9)
+        values["acceptance_lengths"] = AcceptanceLengths.of([(10, 4), (10, 3), (70, 23)])
+        values["tokens_per_step"] = {1: 5, 2: 5, 3: 10, 5: 10}
     return Measured(**{**values, **changes})
 
 

@@ -58,6 +58,8 @@ class FakeEngine:
     late: bool = False  # requests run into their time limit after one step
 
     vocab_size: int = 257
+    num_parameters: int = 7_000_000_000
+    is_demo: bool = False
     eos_token_ids: frozenset[int] = frozenset({EOS})
     lossless: bool = True
     notes: list[str] = field(default_factory=list)

@@ -28,6 +28,27 @@ def test_models_are_listed_with_what_they_can() -> None:
     assert one["drafters"] == ["draft-model", "ngram"]
 
 
+def test_models_say_what_kind_they_are() -> None:
+    """The demo under another name, or a model without a chat template, that is taken for a chat
+    model of any size."""
+    base = FakeEngine(name="base", num_parameters=1)
+    base.tokenizer.chat_template = None
+    engines = [
+        FakeEngine(name="large", num_parameters=500_000_000),
+        FakeEngine(name="small", num_parameters=499_999_999),
+        FakeEngine(name="called so", num_parameters=1, is_demo=True),
+        base,
+    ]
+    with serving(*engines) as client:
+        cards = client.get("/v1/models").json()["data"]
+    assert {card["id"]: card["kind"] for card in cards} == {
+        "large": "chat",
+        "small": "small-chat",
+        "called so": "demo",
+        "base": "text",
+    }
+
+
 def test_tokenize_and_detokenize_are_inverse() -> None:
     with serving(FakeEngine()) as client:
         found = client.post("/tokenize", json={"prompt": "Grüße", "return_token_strs": True}).json()

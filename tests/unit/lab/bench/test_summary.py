@@ -10,6 +10,7 @@ import pytest
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.summary import accuracy, identity, measured
 from outrider.lab.runner import Trace
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.report.text import by_part
 from outrider.stats import PartStats
 from tests.unit.lab.bench.fakes import trace_of
@@ -41,7 +42,7 @@ ABOUT = {
     "rows": 1,
     "max_other_cpu": 0.1,
     "same_text": True,
-    "ids": ["a", "b", "c"],
+    "prompts": [WorkloadRequest(name, "x") for name in "abc"],
     "tokenizer": TOKENIZER,
 }
 
@@ -97,6 +98,35 @@ def test_numbers_of_a_configuration() -> None:
         3,
         None,
     )
+
+
+def test_three_acceptance_lengths() -> None:
+    """They are the same only where all requests are alike."""
+    short = note(trace_of([1, 1], [0.5, 0.01]), 1, 0, plain=PLAIN)
+    found = measured([short, OWNS[1]], PLAINS, **ABOUT)
+    lengths = found.acceptance_lengths
+    assert lengths is not None
+    assert lengths.mean_of_requests == pytest.approx((1 + 3) / 2)
+    assert lengths.by_tokens == pytest.approx((2 * 1 + 9 * 3) / 11)
+    assert lengths.pooled == pytest.approx(11 / 5) == found.tau
+    assert found.tokens_per_step == {1: 2, 3: 3}
+
+
+def test_turns_of_conversations_apart() -> None:
+    prompts = [WorkloadRequest("a", "x"), WorkloadRequest("a/2", "x", turn=2)]
+    found = measured(OWNS[:2], PLAINS, **{**ABOUT, "prompts": prompts})
+    assert [turn.turn for turn in found.by_turn] == [1, 2]
+    assert [turn.num_tokens for turn in found.by_turn] == [9, 9]
+    assert found.by_turn[1].tau == 3
+    assert found.by_turn[1].speedup is not None
+    assert not measured(OWNS, PLAINS, **ABOUT).by_turn, "none where all are first turns"
+
+
+def test_runs_are_kept_when_asked_for() -> None:
+    (run, *_) = measured(OWNS, PLAINS, **ABOUT, keep_runs=True).runs
+    assert run.tokens == [3, 3, 3]
+    assert run.times_s == pytest.approx([0.6, 0.612, 0.624])
+    assert not measured(OWNS, PLAINS, **ABOUT).runs
 
 
 def test_parts_of_drafts_are_summed_and_shown() -> None:

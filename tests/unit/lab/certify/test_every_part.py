@@ -54,6 +54,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("composite", {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={AT}/medusa"}),
     ("draft-model", {"tree": "best-first"}),
     ("draft-model", {"tree": "parallel:2"}),
+    ("draft-model", {"window": 8}),
     ("draft-model", {"stop": "entropy", "stop_below": 0.5, "entropy_weight": 0.05}),
     ("draft-model", {"stop": "product", "stop_below": 0.1}),
     (
@@ -135,11 +136,9 @@ def run(
 def check(result: CertifyResult) -> None:
     """Lossless, and not because nothing was drafted."""
     assert result.verdict == "lossless", result.reasons
-    assert result.sampled_distribution.origins["accepted"]
-    assert (
-        result.sampled_distribution.origins["correction"]
-        + result.sampled_distribution.origins["bonus"]
-    )
+    origins = result.sampled_distribution.origins
+    assert origins["accepted"]
+    assert origins.get("correction") or origins.get("bonus")
 
 
 @pytest.mark.slow

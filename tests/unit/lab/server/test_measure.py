@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,3 +228,41 @@ def test_ctrl_c_leaves_what_was_answered() -> None:
     assert result.interrupted
     assert [answer.id for answer in result.servers[0].answers] == ["r0", "r1"]
     assert "this is what was known" in to_markdown(render(result))
+
+
+def test_a_conversation_goes_on_after_the_server_s_own_answer() -> None:
+    question = ({"role": "user", "content": "one"},)
+    talk = WorkloadRequest("t", messages=question, later=("two",))
+    with Fake(text=lambda body: f"to {body['messages'][-1]['content']}") as fake:
+        result = bench_servers(
+            {"server": ServerEndpoint.parse(fake.url)},
+            Workload("w", (talk, WorkloadRequest("u", messages=question))),
+            RequestOptions(settle_s=0.0, timeout_s=5.0),
+            prompts=100,
+        )
+        asked = [body["messages"] for body in fake.seen[-3:]]
+    (server,) = result.servers
+    assert [answer.id for answer in server.answers] == ["t", "t/2", "u"]
+    assert [answer.turn for answer in server.answers] == [1, 2, 1]
+    assert server.num_requests == 3
+    assert asked[1] == [
+        *question,
+        {"role": "assistant", "content": "to one"},
+        {"role": "user", "content": "two"},
+    ]
+    assert "By turn of a conversation" in to_markdown(render(result))
+
+
+def test_a_conversation_that_fails_is_not_continued() -> None:
+    talk = WorkloadRequest("t", messages=({"role": "user", "content": "one"},), later=("two",))
+    with Fake(faults={2: "500"}) as fake:
+        result = bench_servers(
+            {"server": ServerEndpoint.parse(fake.url)},
+            Workload("w", (talk, replace(talk, id="s"))),
+            RequestOptions(settle_s=0.0, timeout_s=5.0),
+            prompts=100,
+        )
+    (server,) = result.servers
+    assert [answer.id for answer in server.answers] == ["s", "s/2"]
+    assert (server.num_requests, len(server.failures)) == (4, 1)
+    assert not server.is_complete

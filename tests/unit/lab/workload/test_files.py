@@ -107,9 +107,7 @@ def test_empty_files(tmp_path: Path, content: bytes) -> None:
         read(tmp_path, content)
 
 
-@pytest.mark.parametrize(
-    "content", ["Tell me a joke.\n\nAnd another.", b"PAR1\x15xxx", "[INST] hello [/INST]"]
-)
+@pytest.mark.parametrize("content", ["Tell me a joke.\n\nAnd another.", "[INST] hello [/INST]"])
 def test_what_is_neither_lines_nor_a_list_says_what_a_request_is(
     tmp_path: Path, content: bytes | str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -301,7 +302,10 @@ def test_humaneval_is_not_graded() -> None:
 
 def test_spec_bench() -> None:
     asked = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
-    assert one(asked) == WorkloadRequest("81", None, ({"role": "user", "content": "one"},), "chat")
+    first = WorkloadRequest("81", None, ({"role": "user", "content": "one"},), "chat")
+    assert one(asked) == replace(first, later=("two",))
+    assert read_entry(asked, "first") == [first]
+    assert one({"prompt_id": 81, "category": "writing", "prompt": ["one", "two"]}) == one(asked)
     reasoning = {
         "question_id": 401,
         "category": "math_reasoning",
@@ -339,7 +343,7 @@ JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(
     value=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON,
-    turns=st.sampled_from(["first", "all"]),
+    turns=st.sampled_from(["auto", "first", "all"]),
 )
 def test_any_json_is_a_request_or_a_reason(value: Any, turns: Any) -> None:
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.prompts import fit, prepare, to_tokens
+from outrider.lab.workload.prompts import PreparedPrompt, fit, prepare, to_tokens
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.llm import LLM
 from outrider.prompts import ReadPrompt
@@ -135,3 +138,71 @@ def test_no_tokens_is_an_error() -> None:
 def test_every_embedded_prompt_fits_the_demo(words: PreTrainedTokenizerBase) -> None:
     prepared = prepare(load_workload("embedded+demo"), words, context=1024, max_tokens=256)
     assert len(prepared.prompts) == 8 * 12 + 64
+
+
+TALK = WorkloadRequest(
+    "t", messages=({"role": "user", "content": "one"},), task="chat", later=("two", "three")
+)
+
+
+def talking() -> PreTrainedTokenizerBase:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"
+    return tokenizer
+
+
+def test_a_later_turn_follows_the_model_s_own_answers() -> None:
+    asked: list[str] = []
+
+    def answer(prompt: PreparedPrompt) -> str:
+        asked.append(prompt.request.id)
+        return f"A{prompt.request.turn}"
+
+    tokenizer = talking()
+    prepared = prepare(
+        workload(TALK, ASKED), tokenizer, context=100, max_tokens=5, per_task=1, answer=answer
+    )
+    texts = [tokenizer.decode(prompt.tokens) for prompt in prepared.prompts]
+    assert texts[:3] == ["uone.", "uone.aA1.utwo.", "uone.aA1.utwo.aA2.uthree."]
+    assert texts[3:] == ["uHow many?."], "another task"
+    assert [prompt.request.id for prompt in prepared.prompts] == ["t", "t/2", "t/3", "r1"]
+    assert [prompt.request.turn for prompt in prepared.prompts] == [1, 2, 3, 1]
+    assert [prompt.number for prompt in prepared.prompts] == [0, 1, 2, 0]
+    assert asked == ["t", "t/2"], "the last question is not answered for anybody"
+    assert TALK.turn_ids == ["t", "t/2", "t/3"]
+    assert prepared.notes == [
+        "2 later turns of conversations, each after the target's own greedy answers to the "
+        "questions before it"
+    ]
+
+
+def test_a_conversation_ends_where_the_context_does() -> None:
+    options: dict[str, Any] = {"context": 20, "max_tokens": 5, "answer": lambda prompt: "A"}
+    prepared = prepare(workload(TALK), talking(), **options, on_bad="skip")
+    assert [prompt.request.id for prompt in prepared.prompts] == ["t", "t/2"]
+    assert prepared.skipped[0].startswith("t/3: ")
+    with pytest.raises(ConfigError, match=r"t/3: .* prompt tokens"):
+        prepare(workload(TALK), talking(), **options)
+
+
+def test_first_questions_alone_are_said_to_be_that() -> None:
+    prepared = prepare(workload(TALK), talking(), context=100, max_tokens=5)
+    assert len(prepared.prompts) == 1
+    assert prepared.notes == ["only the first question of 1 conversation is asked"]
+    plain = prepare(
+        workload(TALK), PLAIN, context=100, max_tokens=5, chat_template=False, answer=lambda _: "A"
+    )
+    assert (len(plain.prompts), plain.num_unasked) == (1, 1)
+
+
+def test_per_task_counts_conversations() -> None:
+    other = replace(TALK, id="s")
+    prepared = prepare(
+        workload(TALK, other),
+        talking(),
+        context=100,
+        max_tokens=5,
+        per_task=1,
+        answer=lambda _: "A",
+    )
+    assert {prompt.request.id[0] for prompt in prepared.prompts} == {"t"}
