@@ -218,7 +218,7 @@ def check_library(path: Path, tag: str) -> str:
 
     lief.logging.disable()
     target = TARGETS[tag]
-    library = lief.parse(str(path))
+    library: Any = lief.parse(str(path))
     if isinstance(library, lief.MachO.FatBinary):
         library = library.at(0)
     if library is None:
