@@ -17,6 +17,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
 TOOLS := $(VENV)/.outrider-tools-installed
+WHEELS_VENV := build/wheels/venv
+WHEELS_TOOLS := $(WHEELS_VENV)/.installed
+# zig compiles for every system, lief reads libraries of every system; each version of zig compiles anew
+WHEELS_NEED := ziglang==0.17.1 lief==1.0.0 hatchling>=1.25 auditwheel>=6.8 twine>=6
 # Byte code is made for what is imported, when it is; pip would make it for all of torch and transformers. It is kept even
 # where the environment forbids that: else every process would compile them again, which takes longer than most tests.
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,7 +39,7 @@ QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
 	$(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
-.PHONY: help demo quick test test-all vocabularies golden lint type check mutants bench gpu pages docs proto clean
+.PHONY: help demo quick test test-all vocabularies golden lint type check mutants bench gpu pages docs proto wheels clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -97,6 +101,14 @@ $(TOOLS): $(STAMP)
 
 proto: $(TOOLS) ## the modules that are generated from remote.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. outrider/remote/protocol/remote.proto
+
+wheels: $(WHEELS_TOOLS) ## wheels for Linux, macOS and Windows, and the source package, in dist/: up to half an hour the first time
+	@$(WHEELS_VENV)/bin/python -m tools.wheels $(ARGS)
+
+$(WHEELS_TOOLS): Makefile
+	@echo "installing what builds wheels" >&2; $(PYTHON) -m venv $(WHEELS_VENV)
+	@$(WHEELS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(foreach tool,$(WHEELS_NEED),"$(tool)")
+	@touch $@
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

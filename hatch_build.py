@@ -2,9 +2,11 @@
 native runtime is compiled.
 
 An installation may be read-only, and its machine may have no compiler. Without one here, the wheel
-has no native runtime.
+has no native runtime. Where OUTRIDER_WHEEL_LIBRARIES names a folder, its libraries go into the wheel,
+and its name is the wheel's platform: tools/wheels.py builds for other systems.
 """
 
+import os
 import sys
 import sysconfig
 from contextlib import suppress
@@ -14,6 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TARGET = "outrider/demo/models/target"
+LIBRARIES = "outrider/runtime/lib"
 
 
 class UnpackDemo(BuildHookInterface):
@@ -26,7 +29,11 @@ class UnpackDemo(BuildHookInterface):
         ours = Path(self.root) / TARGET
         if (folder := with_weights(ours)) != ours:  # the sources cannot be written
             build_data["force_include"][str(folder / WEIGHTS)] = f"{TARGET}/{WEIGHTS}"
-        if (ours / "../../../runtime/building.py").resolve().exists():
+        if folder := os.environ.get("OUTRIDER_WHEEL_LIBRARIES"):
+            for library in sorted(Path(folder).iterdir()):
+                build_data["force_include"][str(library)] = f"{LIBRARIES}/{library.name}"
+            self._for_platform(Path(folder).name, build_data)
+        elif (ours / "../../../runtime/building.py").resolve().exists():
             self._compile(build_data)
 
     def _compile(self, build_data: dict[str, Any]) -> None:
@@ -41,12 +48,14 @@ class UnpackDemo(BuildHookInterface):
         try:
             build_all(status=self._say)
         except (CapabilityError, OSError) as error:
-            self.app.display_warning(f"without the native runtime: {error}")
+            self._say(f"without the native runtime: {error}")
             return
+        build_data["artifacts"].append(f"/{LIBRARIES}/runtime-*")  # ignored by git
+        self._for_platform(sysconfig.get_platform().replace("-", "_").replace(".", "_"), build_data)
+
+    def _for_platform(self, platform: str, build_data: dict[str, Any]) -> None:
         build_data["pure_python"] = False
-        build_data["tag"] = (
-            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        )
+        build_data["tag"] = f"py3-none-{platform}"
 
     def _say(self, line: str) -> None:
         """To the terminal itself: pip and uv show nothing of what a build prints."""

@@ -36,7 +36,7 @@ RESULTS = BENCHMARKS / "results"
 PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": demo_paths().draft.parent}
 GSM8K_TEST = SHARED / "data" / "gsm8k" / "test.jsonl"
 RESULT_VERSION = 1
-PLAIN_BYTES = 100_000  # a longer result is compressed
+PLAIN_BYTES = 50_000  # a longer result is compressed
 
 
 def console() -> Console:

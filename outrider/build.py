@@ -8,7 +8,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +22,15 @@ from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths, demo_template
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
+from outrider.drafters.companions import AUTO, KINDS, MODEL, Choice, Target, choose_companion
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.grammar import Grammars
 from outrider.loader import ModelLoader, ToLoad
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
+from outrider.models.heads.on_hub import fetched_head
 from outrider.models.loaded import LoadedModel
+from outrider.models.loading import hub
 from outrider.models.loading.context import shorter_draft
 from outrider.models.loading.load import load_config, resolve_device
 from outrider.models.loading.memory import MemoryReport
@@ -120,7 +123,7 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
 def choose(options: Options) -> tuple[Options, Parts]:
     """The parts that options ask for, before any model is read; the options with the head's folder
     where its drafter wants it."""
-    options = with_endpoint(options)
+    options, notes = with_found_draft(with_endpoint(options))
     head = head_in(options.draft)
     options = named_drafter(options, head)
     drafter = options.drafter
@@ -132,7 +135,7 @@ def choose(options: Options) -> tuple[Options, Parts]:
         options.num_draft_tokens,
         lossy=options.lossy,
     )
-    parts = replace(parts, length=parts.length.up_to(options.max_num_seqs))
+    parts = replace(parts, length=parts.length.up_to(options.max_num_seqs), notes=notes)
     required = parts.requirements
     if required.head and required.head_folder is None:
         headed = required.head_part or drafter
@@ -154,6 +157,42 @@ def choose(options: Options) -> tuple[Options, Parts]:
             f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram"
         )
     return options, parts
+
+
+def with_found_draft(options: Options) -> tuple[Options, tuple[str, ...]]:
+    """--draft auto, or a head that is named by its hub id, as the folder that it stands for, and
+    what to say of it. Raises ConfigError where the drafter that was asked for needs what was not
+    found."""
+    if options.draft is None or options.draft == DEMO:
+        return options, ()
+    if options.draft != AUTO:
+        return replace(options, draft=fetched_head(options.draft)), ()
+    kinds: Collection[str] = KINDS
+    if options.drafter != "auto":
+        kind: type[Drafter] = DRAFTERS.load(options.drafter)
+        settings = parse_settings(
+            kind.Settings, options.drafter_options, f"drafter '{options.drafter}'"
+        )
+        required = kind.requirements(settings)
+        if not (required.draft or required.head):
+            return options, ()  # refused as any other draft is
+        kinds = [required.head_part or options.drafter] if required.head else [MODEL]
+    choice = found_companion(options, kinds)
+    if choice.kind is None and options.drafter != "auto":
+        raise ConfigError(
+            f"drafter '{options.drafter}' has nothing to draft with: {'; '.join(choice.notes)}"
+        )
+    return replace(options, draft=choice.draft), choice.notes
+
+
+def found_companion(options: Options, kinds: Collection[str] = KINDS) -> Choice:
+    """The companion of a target that --draft auto takes, of one of these kinds."""
+    if options.target == DEMO:
+        return Choice(kind=MODEL, notes=("--draft auto: what comes with the demo drafts",))
+    target = Target(
+        options.target, revision=options.revision, trust_remote_code=options.trust_remote_code
+    )
+    return choose_companion(target, kinds, device=options.device)
 
 
 def with_endpoint(options: Options) -> Options:
@@ -235,8 +274,6 @@ def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) ->
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if len(models) < 2 else loader.load(models[1], loop_vocab)
     context = loader.context(target)
-    if draft is not None:
-        loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
     resolved = loader.resolved(target, context)
     loaded = Models(target, draft, resolved, memory, context, loader.notes)
     if prefill is not None:
@@ -278,7 +315,9 @@ def assemble(models: Models, parts: Parts) -> Built:
         target.lm, drafter, parts.make_verifier(), parts.make_control(), parts.length.max_nodes
     )
     decoder.prefill = models.prefill
-    notes = [*models.notes, *drafter.notes]
+    notes = [*models.notes, *parts.notes, *drafter.notes]
+    if draft is not None and drafter.longest_text is not None:
+        notes += shorter_draft(drafter.longest_text, models.context, draft.label)
     if not decoder.verifier.lossless:
         notes.append(
             f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model "
@@ -385,7 +424,8 @@ def _models_to_load(options: Options, needs: Needs) -> list[ToLoad]:
             ToLoad(model_source(DEMO, "draft"), options.draft or "demo draft", is_target=False)
         )
     elif options.draft is not None:
-        models.append(ToLoad(resolve(options.draft), options.draft, is_target=False))
+        label = hub.called(options.draft)
+        models.append(ToLoad(resolve(options.draft), label, is_target=False))
     return models
 
 

@@ -51,6 +51,8 @@ def why_unsafe(path: Path) -> str | None:
 
     Safe is what only its owner can change, who must be the user of this process or root.
     """
+    if not hasattr(os, "geteuid"):  # Windows: folders in a user's profile are that user's alone
+        return None
     root = cache_folder()
     inside = (
         [parent for parent in path.parents if parent.is_relative_to(root)]

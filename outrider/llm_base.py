@@ -70,7 +70,8 @@ class BaseLLM(ABC):
         signature above.
 
         target, model           the model: "demo", a local folder, a .gguf file or a hub id; `model` is vLLM's name for the same
-        draft                   a smaller model that drafts, or the folder or GGUF file of a trained head
+        draft                   a smaller model that drafts, or a trained head (folder, GGUF file, hub id); "auto": what was
+                                made for this target and is on this machine
         draft_endpoint          a draft service that drafts: "grpc://HOST:PORT"
         drafter                 who drafts; "auto": what drafts with `draft`, else a head in the checkpoint, else "suffix"
         drafter_options         settings of the drafter (`outrider ls DRAFTER` lists them)

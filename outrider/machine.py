@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -87,11 +86,6 @@ def cuda_devices() -> list[dict[str, Any]]:
     ]
 
 
-def compiler() -> str | None:
-    """The C++ compiler that compilation would use."""
-    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-
-
 def describe_machine() -> dict[str, Any]:
     """The facts about the machine that a result records; no host name, no paths."""
     return {
@@ -164,14 +158,12 @@ def unavailable() -> list[dict[str, str]]:
             "packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch"
         )
     flags = cpu_flags()
-    has_kernels = "avx2" in flags or "asimddp" in flags
-    if flags and "avx512f" not in flags and not (has_kernels and compiler()):
-        why = (
-            "without AVX-512 it needs a C++ compiler, and there is none"
-            if has_kernels
-            else "the CPU has no AVX2"
+    if flags and "avx2" not in flags and "asimddp" not in flags:
+        say(
+            "fast bfloat16 on CPU",
+            "the CPU has neither AVX2 nor ARM's byte products",
+            "checkpoints in it run as float32, of twice the size",
         )
-        say("fast bfloat16 on CPU", why, "checkpoints in it run as float32, of twice the size")
     return features
 
 

@@ -32,6 +32,7 @@ class Parts:
     is_verifier_named: bool = False  # not chosen for the drafter
     # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
     any_length: bool = False
+    notes: tuple[str, ...] = ()  # on how the drafter was found
 
     def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
         """The drafter for this target."""

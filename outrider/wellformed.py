@@ -122,7 +122,7 @@ def regular_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises OSError, and ValueError for a device, a pipe, or more
     bytes than `max_bytes`."""
     # a pipe without a writer would wait for one
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
         return _bounded(file, max_bytes)

@@ -232,6 +232,7 @@ def test_options_that_messages_name_exist() -> None:
         "lab/server",
         "lab/tune/launch_lines.py",
         "lab/workload/formats.py",
+        "report/card.py",
         "lab/workload/published.py",
         "cli/borrowed.py",
         "cli/verbs.py",

@@ -3,10 +3,12 @@ server's URL."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outrider.cli import session
 from outrider.cli.lab import OutputOptions, Resume, answer, measure
 from outrider.cli.options import (
     PREFILL,
@@ -23,6 +25,7 @@ from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
+    from outrider.configuration import Configuration
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.bench.plan import Plan
 
@@ -67,20 +70,13 @@ class BenchOptions:
     )
 
     def plan(
-        self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions
+        self, compared: Sequence[Configuration], prompts: PromptOptions, answers: AnswerOptions
     ) -> Plan:
         """The bench plan that the options ask for. Raises ConfigError."""
-        from outrider.configuration import parse_configurations
-        from outrider.lab.bench.plan import Plan, default_configurations
+        from outrider.lab.bench.plan import Plan
 
-        has_draft = machine.draft is not None or target == "demo"
-        named = (
-            parse_configurations(self.drafters)
-            if self.drafters
-            else default_configurations(has_draft)
-        )
         return Plan(
-            configurations=tuple(named),
+            configurations=tuple(compared),
             temperatures=tuple(numbers("--temperature", answers.temperature, float)),
             batch_sizes=tuple(numbers("--batch-size", self.batch_size, int)),
             context_lengths=tuple(numbers("--context-lengths", self.context_lengths or "", int)),
@@ -123,7 +119,8 @@ def bench(
         refuse_unused(unused, "when a server is measured: what it runs is set there")
         return _bench_server(target, servers, answers, prompts, output)
     refuse_unused(given(servers), "without a server's URL as the target")
-    plan = options.plan(target, machine, prompts, answers)
+    machine, compared = _compared(target, options.drafters, machine)
+    plan = options.plan(compared, prompts, answers)
     workload = prompts.load(target)
     asked = replace(machine.options(target), lossy=options.lossy, prefill=options.prefill)
     run = partial(
@@ -136,6 +133,40 @@ def bench(
         keep_runs=bool(output.folders),
     )
     return measure("bench", output, run, resume=resume)
+
+
+def _compared(
+    target: str, drafters: Sequence[str] | None, machine: MachineOptions
+) -> tuple[MachineOptions, list[Configuration]]:
+    """The configurations to compare; the options with the draft model that --draft auto stands for.
+    A head that it stands for becomes an option of the configurations that draft with it."""
+    from outrider.build import found_companion
+    from outrider.configuration import Configuration, parse_configurations
+    from outrider.drafters.companions import AUTO, KINDS, MODEL
+    from outrider.lab.bench.plan import default_configurations
+
+    named = parse_configurations(drafters) if drafters else None
+    if machine.draft != AUTO:
+        has_draft = machine.draft is not None or target == "demo"
+        return machine, named or default_configurations(has_draft)
+    without = [one.drafter for one in named or () if "head" not in one.drafter_options]
+    kinds = KINDS if named is None else [kind for kind in KINDS if kind in without]
+    choice = found_companion(machine.options(target), kinds)
+    for note in choice.notes:
+        session.say(f"note: {note}")
+    is_head = choice.kind not in (None, MODEL)
+    if named is None:
+        own = [Configuration(str(choice.kind)), Configuration(str(choice.kind), "auto")]
+        named = [*(own if is_head else []), *default_configurations(choice.kind == MODEL)]
+    if not is_head:
+        return replace(machine, draft=choice.draft), named
+    head = {"head": choice.draft or target}
+    return replace(machine, draft=None), [
+        replace(one, drafter_options={**head, **one.drafter_options})
+        if one.drafter == choice.kind
+        else one
+        for one in named
+    ]
 
 
 def _bench_server(

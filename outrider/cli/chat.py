@@ -306,8 +306,10 @@ def _drafting(config: Mapping[str, Any]) -> str:
 
 def _short(name: str) -> str:
     """A model's name without the folders that it lies in."""
+    from outrider.models.loading.hub import called
+
     path = Path(name)
-    return path.absolute().name if path.exists() else name
+    return path.absolute().name if path.exists() and called(name) == name else called(name)
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.cache import cache_folder
 from outrider.cli.options import Json
 from outrider.cli.verbs import with_groups
-from outrider.errors import CheckpointError
+from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import torch
 from outrider.report.text import amount, to_json
 
@@ -29,6 +29,7 @@ def examine() -> dict[str, Any]:
     """Everything the doctor knows, as plain JSON."""
     from outrider import machine
     from outrider.models.loading.memory import available_memory
+    from outrider.runtime import building
 
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
@@ -45,23 +46,30 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_available_bytes": available_memory(torch.device("cpu")),
         "cuda_devices": machine.cuda_devices(),
-        "compiler": machine.compiler(),
+        "compiler": building.compiler(),
         "cache": machine.folder_size(cache_folder()),
         "unavailable": unavailable,
     }
 
 
 def _runtime() -> dict[str, Any]:
-    """Which runtime models get here, with which instructions, and why not a faster one."""
+    """Which runtime models get here, by which library, and why not a faster one."""
     from outrider.instructions import of_this_cpu
     from outrider.runtime import library
 
-    kind = of_this_cpu()
+    path = compiler = None
     why_not = library.why_missing()
+    if why_not is None:
+        try:
+            path, compiler = library.in_use()
+        except CapabilityError as error:
+            why_not = str(error)
     return {
         "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
-        "instructions": None if why_not else kind,
+        "instructions": None if why_not else of_this_cpu(),
         "matrix_tiles": why_not is None and library.has_tiles(),
+        "library": None if path is None else str(path),
+        "library_made_by": compiler,
         "why_not_native": why_not,
     }
 
@@ -73,6 +81,12 @@ def _runtime_in_words(runtime: Mapping[str, Any]) -> str:
     if runtime["name"] == "graphs":
         return "graphs: passes are recorded and replayed as CUDA graphs"
     return f"eager, which is slower: PyTorch's own modules, since the native runtime is missing ({runtime['why_not_native']})"
+
+
+def _library_in_words(runtime: Mapping[str, Any]) -> str:
+    if runtime["library"] is None:
+        return "none"
+    return f"{runtime['library']}, compiled by {runtime['library_made_by']}"
 
 
 def _why_no_pair() -> str | None:
@@ -102,6 +116,7 @@ def _show(findings: Mapping[str, Any]) -> None:
         "cpu": findings["cpu"],
         "instruction sets": findings["cpu_flags"] or "unknown",
         "passes run": _runtime_in_words(findings["runtime"]),
+        "native library": _library_in_words(findings["runtime"]),
         "torch uses": findings["torch_cpu_capability"],
         "cores": f"{cores['usable']} usable of {cores['logical']}",
         "threads": findings["threads"],

@@ -94,6 +94,11 @@ class EstimateOptions:
         """The memory of the models named. Raises CheckpointError, CapabilityError."""
         from outrider.lab.estimate.estimate import model_size
 
+        if self.draft == "auto":
+            raise ConfigError(
+                "--draft auto looks for what runs here, and estimate runs nothing: name a draft "
+                "model ('outrider ls drafters-for MODEL' lists them)"
+            )
         sizes = [] if self.target is None else [model_size("target", self.target)]
         return sizes if self.draft is None else [*sizes, model_size("draft", self.draft)]
 

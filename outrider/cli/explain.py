@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli import session
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import (
     SAMPLING,
@@ -121,6 +122,8 @@ def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:
     from outrider.configuration import Configuration
 
     options, parts = choose(Options(target=target, **model.llm_arguments()))
+    for note in parts.notes:
+        session.say(f"note: {note}")
     configuration = Configuration(
         parts.drafter_name,
         options.num_draft_tokens,

@@ -1,5 +1,6 @@
 """`outrider ls [drafters|verifiers|models|NAME]`: what is registered, third-party entries included;
-of one name also its settings; and the models on this machine, which `outrider list` shows, too."""
+of one name also its settings; and the models on this machine, which `outrider list` shows, too.
+`outrider ls drafters-for MODEL` is in `drafters_for.py`."""
 
 from __future__ import annotations
 
@@ -23,18 +24,35 @@ if TYPE_CHECKING:
 What = Annotated[
     str | None,
     typer.Argument(
-        help="drafters, verifiers, models, or the name of a drafter or verifier, with its settings; "
-        "default: drafters and verifiers.",
+        help="drafters, verifiers, models, drafters-for, or the name of a drafter or verifier, with "
+        "its settings; default: drafters and verifiers.",
         show_default=False,
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Argument(help="Of drafters-for: the model that is drafted for.", show_default=False),
+]
 MODELS = "models"
+DRAFTERS_FOR = "drafters-for"
 FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
 
 @with_groups
-def ls(what: What = None, json: Json = False) -> int:
-    """List drafters and verifiers, the settings of one of them, or models (outrider list)."""
+def ls(what: What = None, model: Model = None, json: Json = False) -> int:
+    """List drafters and verifiers, the settings of one of them, models (outrider list), or the
+    drafters that were published for a model."""
+    if (what == DRAFTERS_FOR) != (model is not None):
+        raise ConfigError(
+            f"ls {DRAFTERS_FOR} takes a model: outrider ls {DRAFTERS_FOR} MODEL"
+            if model is None
+            else f"ls {what} takes nothing after it, got '{model}'. Did you mean outrider ls "
+            f"{DRAFTERS_FOR} {model}?"
+        )
+    if model is not None:
+        from outrider.cli.drafters_for import list_drafters
+
+        return list_drafters(model, json)
     if what == MODELS:
         return _list_models(json)
     from outrider.report.console import print_blocks
@@ -137,6 +155,7 @@ def _with_entry(name: str) -> dict[str, Registry]:
         known = {
             *FACTS,
             MODELS,
+            DRAFTERS_FOR,
             *(entry for registry in registries.values() for entry in registry.entries()),
         }
         raise ConfigError(f"nothing called '{name}' to list.{did_you_mean(name, known)}")

@@ -167,7 +167,8 @@ def _history() -> History:
         make_folder(path.parent)
         refuse_unsafe(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.fchmod(handle, 0o600)
+        if hasattr(os, "fchmod"):  # not on Windows
+            os.fchmod(handle, 0o600)
         os.close(handle)
         history = KeptHistory(path)
     return history

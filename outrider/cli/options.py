@@ -76,7 +76,8 @@ class MachineOptions:
     draft: str | None = option(
         None,
         DRAFTING,
-        "A smaller model that drafts: a local folder, a .gguf file or a hub id.",
+        "A smaller model that drafts: a local folder, a .gguf file or a hub id; auto: one that was "
+        "made for this target, where it is on this machine.",
         common=True,
     )
     dtype: str = option(
@@ -126,8 +127,9 @@ class ModelOptions(MachineOptions):
     draft: str | None = option(
         None,
         DRAFTING,
-        "A smaller model that drafts, or the folder or GGUF file of a trained head (eagle, "
-        "eagle3, mtp, medusa, block).",
+        "A smaller model that drafts, or a trained head (eagle, eagle3, mtp, medusa, block): a "
+        "folder, a GGUF file or a hub id; auto: what was made for this target and is on this "
+        "machine ('outrider ls drafters-for MODEL').",
         common=True,
     )
     draft_endpoint: str | None = option(

@@ -207,6 +207,11 @@ def draft(
         raise ConfigError(
             f"two models were named: {draft_model} and --draft {machine.draft}; give one"
         )
+    if "auto" in (draft_model, machine.draft):
+        raise ConfigError(
+            "a draft service serves targets that it does not read, so auto has nothing to look "
+            "for: name its model ('outrider ls drafters-for MODEL' lists them)"
+        )
     settings = DraftServiceSettings(
         drafter=HostedDrafterOptions(
             model=model,

@@ -23,6 +23,8 @@ from outrider.settings_file import read_settings
 if TYPE_CHECKING:
     from outrider.llm import LLM
 
+AUTO = "auto"  # of --drafter, and of --draft
+
 
 def load_llm(
     target: str, options: ModelOptions, generation_config: str = "none", *, notes: bool = True
@@ -36,9 +38,23 @@ def load_llm(
             target, **options.llm_arguments(), generation_config=generation_config, status=status
         )
     _check_settings(target, options)
-    for note in llm.notes if notes else ():
+    for note in llm.notes if notes or options.draft == AUTO else ():
         say(f"note: {note}")
+    _offer(target, options, llm)
     return llm
+
+
+def _offer(target: str, options: ModelOptions, llm: LLM) -> None:
+    """Tell a person at a terminal of the drafter that was made for this target, where nobody said
+    who drafts and earlier text does."""
+    chosen = (options.draft, options.draft_endpoint, options.settings)
+    is_open = options.drafter == AUTO and all(one is None for one in chosen)
+    if not (sys.stderr.isatty() and is_open and llm.config["drafter"] == "suffix"):
+        return
+    from outrider.drafters.companions import offer
+
+    if (line := offer(target)) is not None:
+        say(f"note: {line}", dim=True)
 
 
 def _check_settings(target: str, options: ModelOptions) -> None:

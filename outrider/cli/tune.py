@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from outrider.cli import session
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import (
     DRAFTING,
@@ -43,7 +44,7 @@ class TunedModels(MachineOptions):
         None,
         DRAFTING,
         "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given "
-        "again.",
+        "again. auto: what was made for this target and is on this machine.",
         metavar="FOLDER_OR_ID",
         show_default="what comes with the demo, else none",
         common=True,
@@ -149,7 +150,7 @@ def tune(
     output.check()
     if settings_out is not None:
         check_file(settings_out)
-    request = options.request(prompts.limit, machine.draft or [])
+    request = options.request(prompts.limit, _drafts(target, machine))
     tuned = partial(
         run_tune,
         machine.options(target),
@@ -172,6 +173,20 @@ def tune(
         return 0
 
     return measure("tune", output, run, resume=resume, finish=finish)
+
+
+def _drafts(target: str, machine: TunedModels) -> list[str]:
+    """The drafts that were named, auto as what it stands for."""
+    from outrider.build import found_companion
+    from outrider.drafters.companions import AUTO
+
+    named = [name for name in machine.draft or () if name != AUTO]
+    if len(named) == len(machine.draft or ()):
+        return named
+    choice = found_companion(machine.options(target))
+    for note in choice.notes:
+        session.say(f"note: {note}")
+    return named if choice.draft is None else [*named, choice.draft]
 
 
 def _serve(target: str, machine: TunedModels, result: TuneResult, settings: Path | None) -> str:

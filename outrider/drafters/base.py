@@ -98,6 +98,11 @@ class Drafter(ABC):
         return []
 
     @property
+    def longest_text(self) -> int | None:
+        """Tokens of the longest text that its draft model drafts in; None: any, or there is none."""
+        return None
+
+    @property
     def counters(self) -> dict[str, float]:
         """Counters besides drafts, for /metrics: name -> a number that only grows; 'NAME/REASON'
         for one of several reasons. From any thread."""

@@ -42,9 +42,11 @@ from transformers.generation import (
 
 from outrider.build import Options, head_in, named_drafter
 from outrider.decode import Decoder
+from outrider.drafters.companions import AUTO
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
 from outrider.models.heads.kinds import how_to_draft
+from outrider.models.heads.on_hub import fetched_head
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, resolve_dtype
@@ -100,7 +102,12 @@ def speculative(
     head where it is one, else "suffix". Raises ConfigError on names and combinations that do not
     exist.
     """
-    folder = str(draft) if isinstance(draft, str | Path) else None
+    folder = fetched_head(str(draft)) if isinstance(draft, str | Path) else None
+    if folder == AUTO:
+        raise ConfigError(
+            "draft='auto' looks for the drafter of a target by its name, and here the target is "
+            "handed over later: name the draft ('outrider ls drafters-for MODEL' lists them)"
+        )
     if drafter == "auto" and folder is None and draft is not None:
         drafter = "draft-model"
     head = head_in(folder)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -68,6 +68,10 @@ class LayerShape:
     window: int | None = None  # positions that a token sees, its own included; None: all
     # it holds the keys of an indexer, to which no layer attends (`models/indexer.py`)
     is_indexer: bool = False
+
+    def within(self, window: int) -> LayerShape:
+        """The shape where a token sees the last `window` positions at most."""
+        return replace(self, window=min(self.window or window, window))
 
     @property
     def stored_value_size(self) -> int:

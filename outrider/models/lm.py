@@ -116,6 +116,8 @@ class LM:
         self.device = device
         self.kv = _cache(shape, dtype, device) if kv is None else kv
         self.limits = PassLimits()
+        # layers without a window of their own, too, see `LMShape.sliding_window` positions
+        self.every_layer_windowed = False
         # the native library, where the model runs on it (`runtime/library.py`)
         self.kernels: ctypes.CDLL | None = None
         self._columns: dict[int, Tensor] = {}
@@ -131,6 +133,7 @@ class LM:
         twin = LM(self.run, self.shape, self.dtype, self.device)
         twin.limits = self.limits
         twin.kernels = self.kernels
+        twin.every_layer_windowed = self.every_layer_windowed
         return twin
 
     def forward(
@@ -252,6 +255,7 @@ class LM:
             parents,
             first_row,
             window=self.shape.sliding_window,
+            every_layer=self.every_layer_windowed,
             last_position=self.shape.context_length - 1,
         )
         if isinstance(self.kv, StateSlots):

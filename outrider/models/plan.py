@@ -29,12 +29,14 @@ def plan_pass(
     first_row: int = 0,
     *,
     window: int | None = None,
+    every_layer: bool = False,
     last_position: int,
 ) -> tuple[PassPlan, Tensor]:
     """The plan and position ids (B, T) of a pass with `width` tokens a row, after what the cache
     holds.
 
-    Rows are first_row .. first_row + num_rows.
+    Rows are first_row .. first_row + num_rows. `window`: positions that layers with windows see
+    back, or all layers where `every_layer` says so.
 
     `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them
     (`KVCache.reserve`).
@@ -72,6 +74,11 @@ def plan_pass(
     indices = ((slots + starts)[:, None] + offsets).flatten()
     chain_keys = num_keys if parents is None else None
     whole = partial(mask, starts, num_keys, None)
+    if every_layer and near is not None:
+        chain_keys = None
+        whole = partial(mask, starts, num_keys, window)
+        if short is not None and all(shape.window is not None for shape in kv.layers):
+            whole, indices = near, short.indices
     stores = _stores(kv, first_row)
     return PassPlan(
         *stores, indices, whole, near, on_host, chain_keys, short=short, starts=lengths

@@ -3,8 +3,9 @@ their counters say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from outrider.lab.bench.bench_result import (
     MeasuredAnswer,
@@ -75,7 +76,13 @@ TURNS: Cells[TurnOfServer] = {
     "answered": lambda row: str(len(row.answers)),
     "TTFT (ms)": lambda row: _three(Percentiles.of(one.ttft_s for one in row.answers)),
     "TPOT (ms)": lambda row: _three(Percentiles.of(one.tpot_s for one in row.answers)),
+    "prompt tokens cached": lambda row: _mean(one.num_cached for one in row.answers),
 }
+
+
+def _mean(counts: Iterable[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return number(fmean(known), 0) if known else NOTHING
 
 
 def _turns_of(server: ServerMeasurement) -> Iterator[TurnOfServer]:

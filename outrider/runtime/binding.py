@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Mapping, Sequence
 from weakref import ref
@@ -105,6 +106,20 @@ class Binding:
             0,
         )
         del self._tensors  # weights that lie in panels are needed here no longer
+
+    def within(self, window: int) -> Binding:
+        """These structures, on the same weights, where no token sees more than the last `window`
+        positions and layers keep no others."""
+        twin = copy.copy(self)
+        twin._ops = type(self._ops)(*self._ops)
+        for op in twin._ops:
+            if op.code in (Code.ATTENTION, Code.STORE):
+                op.is_short = True
+            if op.code == Code.ATTENTION:
+                op.window = min(op.window or window, window)
+        twin.struct = ProgramStruct.from_buffer_copy(self.struct)
+        twin.struct.ops = ctypes.addressof(twin._ops)
+        return twin
 
     @property
     def body_bytes(self) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,32 +19,46 @@ from outrider.instructions import INSTRUCTIONS, of_this_architecture
 HERE = Path(__file__).parent
 PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
 SOURCES = tuple(sorted((HERE / "native").glob("*.*")))
-LIBRARIES = ("-lstdc++", "-lm")  # by name: a CXX that says gcc would leave them out
 FLAGS = (
     "-O3",
+    "-ffp-contract=off",  # products and sums are joined where the sources say so: by all compilers
     "-std=c++20",
     "-shared",
     "-fPIC",
     "-pthread",
     "-Wno-unknown-pragmas",
-    "-Wl,-Bsymbolic",
 )
+LINKED = {  # by system; libraries by name, since a CXX that says gcc would leave them out
+    "linux": ("-Wl,-Bsymbolic", "-lstdc++", "-lm"),
+    "darwin": ("-lc++",),
+}
+SUFFIXES = {"linux": ".so", "darwin": ".dylib", "win32": ".dll"}
 
 
 def compiler() -> str | None:
-    """The C++ compiler to call, None where there is none."""
+    """The C++ compiler to call, None where there is none, and on Windows: GCC puts AVX's registers
+    on its stack where they may not lie."""
+    if sys.platform not in LINKED:
+        return None
     return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def why_no_compiler() -> str:
+    """What is said where `compiler` finds none."""
+    if sys.platform not in LINKED:
+        return "nothing is compiled on this system (install the wheel for it)"
+    return "no C++ compiler found (install g++)"
 
 
 def fingerprint() -> str:
     """Changes with the sources and the flags."""
-    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, LIBRARIES, INSTRUCTIONS))
+    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, LINKED, INSTRUCTIONS))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
-def file_name(kind: str) -> str:
+def file_name(kind: str, system: str = sys.platform) -> str:
     """Name of the library for one of INSTRUCTIONS; other sources give another name."""
-    return f"runtime-{kind}-{fingerprint()}.so"
+    return f"runtime-{kind}-{fingerprint()}{SUFFIXES.get(system, '.so')}"
 
 
 def build(path: Path, kind: str) -> None:
@@ -51,7 +66,7 @@ def build(path: Path, kind: str) -> None:
     complaint."""
     tool = compiler()
     if tool is None:
-        raise CapabilityError("no C++ compiler found (install g++)")
+        raise CapabilityError(why_no_compiler())
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         library = Path(scratch) / path.name
@@ -62,7 +77,7 @@ def build(path: Path, kind: str) -> None:
             *INSTRUCTIONS[kind],
             f"-I{HERE / 'native'}",
             *sources,
-            *LIBRARIES,
+            *LINKED[sys.platform],
             "-o",
             str(library),
         )
@@ -90,5 +105,5 @@ def build_all(status: Callable[[str], None] = lambda line: None) -> None:
         compiling = [pool.submit(build, paths[kind], kind) for kind in missing]
     for task in compiling:
         task.result()
-    for old in set(PREBUILT.glob("runtime-*.so")) - set(paths.values()):
+    for old in set(PREBUILT.glob("runtime-*")) - set(paths.values()):
         old.unlink()

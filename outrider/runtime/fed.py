@@ -4,7 +4,6 @@ chains and trees."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +30,7 @@ from outrider.runtime.growing import GrownTrees, TreeLimits, grow_trees
 from outrider.runtime.lower import program_of
 from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, bind
+from outrider.runtime.windows import within
 
 CARRIED = -2  # the key of what the pair that follows is given
 
@@ -65,7 +65,8 @@ class FedRun:
                 recording = record_part(parts, lm.shape.vocab_size, [(size, dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
-            return bind(program_of(parts, recording), parts, lm.kv.layers, dtype, path)
+            program = within(program_of(parts, recording), lm.window)
+            return bind(program, parts, lm.kv.layers, dtype, path)
 
         self.bound = lowered(config.hidden_size if parts.fuses else config.feature_size, states)
         self._fuse = lowered(config.feature_size, fused).executor if parts.fuses else None
@@ -190,10 +191,7 @@ class _EagleParts(nn.Module):
         self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache
     ) -> Tensor:
         return self.head.states(
-            F.embedding(ids, self.head.embedding),
-            features,
-            positions,
-            partial(cache.attend, window=self.head.window or 0),
+            F.embedding(ids, self.head.embedding), features, positions, cache.attend
         )
 
 

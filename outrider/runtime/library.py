@@ -17,12 +17,13 @@ from outrider.cache import cache_folder, make_folder, why_unsafe
 from outrider.errors import CapabilityError
 from outrider.instructions import of_this_cpu
 from outrider.lazy import filelock
-from outrider.runtime.building import PREBUILT, build, compiler, file_name
+from outrider.runtime.building import PREBUILT, build, compiler, file_name, why_no_compiler
 from outrider.wellformed import regular_bytes
 
 log = logging.getLogger("outrider.runtime")
 NO_INSTRUCTIONS = (
-    "the CPU has neither AVX2 nor AVX-512 with bf16, nor ARM's NEON with byte products, on Linux"
+    "the native library is for CPUs with AVX2 or AVX-512 with bf16 on Linux and Windows, with "
+    "ARM's NEON with byte products on Linux and macOS"
 )
 
 
@@ -39,11 +40,12 @@ def find(cache: Path) -> Path:
     if (why := why_unsafe(path)) is not None:
         raise CapabilityError(f"no library is loaded from the cache, since {why}")
     if not _is_whole(path):
-        if compiler() is not None:
-            log.warning(
-                "compiling the native runtime, once for this machine: some ten seconds, minutes "
-                "on a busy one"
-            )
+        if compiler() is None:
+            raise CapabilityError(_no_library())
+        log.warning(
+            "compiling the native runtime, once for this machine: some ten seconds, minutes "
+            "on a busy one"
+        )
         try:
             make_folder(cache)
             with filelock.FileLock(cache / f"{name}.lock"):
@@ -76,19 +78,46 @@ def _sum(path: Path) -> str:
 
 
 def why_missing() -> str | None:
-    """None where the library is in the package, or can be built; else the reason in a few words."""
+    """None where the library is in the package and can be loaded, or can be built; else the reason
+    in a few words."""
     kind = of_this_cpu()
     if kind is None:
         return NO_INSTRUCTIONS
     if (PREBUILT / file_name(kind)).exists():
-        return None
+        return why_unloadable(PREBUILT / file_name(kind))
     if (why := why_unsafe(cache_folder() / file_name(kind))) is not None:
-        return f"not in this installation, and {why}"
-    return (
-        None
-        if compiler() is not None
-        else "not in this installation, and no C++ compiler found (install g++)"
+        return f"{_not_installed()}, and {why}"
+    return None if compiler() is not None else _no_library()
+
+
+def _no_library() -> str:
+    """Why there is neither a library nor a way to make one."""
+    return f"{_not_installed()}, and {why_no_compiler()}"
+
+
+def _not_installed() -> str:
+    """That the package has no library for this system, and which it has instead."""
+    others = ", ".join(sorted(path.name for path in PREBUILT.glob("runtime-*")))
+    return "not in this installation" + (
+        f", which has those of another processor, system or version ({others})" if others else ""
     )
+
+
+def why_unloadable(path: Path) -> str | None:
+    """The system's reason not to load a library: it is for another processor or a newer system, or
+    damaged. None where it loads."""
+    try:
+        load(path)
+    except CapabilityError as error:
+        return str(error)
+    return None
+
+
+def in_use() -> tuple[Path, str]:
+    """The library that passes run on, and the compiler that made it. Raises CapabilityError with
+    the reason where there is none."""
+    path = find(cache_folder())
+    return path, load(path).outrider_runtime_compiler().decode()
 
 
 def has_tiles() -> bool:
@@ -106,8 +135,18 @@ def load(path: Path) -> ctypes.CDLL:
     """
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-    except OSError as error:  # damaged, or in a file system that nothing is run from
-        raise CapabilityError(f"the native library cannot be loaded: {error}") from error
+        _declare(library)
+    # damaged, for another system, or in a file system that nothing is run from; another's library
+    except (OSError, AttributeError) as error:
+        raise CapabilityError(
+            f"the native library cannot be loaded: {error}. Install outrider again, or from its "
+            "sources with a C++ compiler, which makes one for this system"
+        ) from error
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """The types of its functions. Raises AttributeError where one is missing."""
     pointer = ctypes.c_void_p
     size = ctypes.c_int64
     number = ctypes.c_uint64
@@ -129,6 +168,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_runtime_rows.restype = None
     library.outrider_runtime_has_tiles.argtypes = ()
     library.outrider_runtime_has_tiles.restype = ctypes.c_bool
+    library.outrider_runtime_compiler.argtypes = ()
+    library.outrider_runtime_compiler.restype = ctypes.c_char_p
     library.outrider_runtime_sizes.argtypes = ()
     library.outrider_runtime_sizes.restype = size
     library.outrider_pack_blocks.argtypes = (pointer, size, size, size, pointer)
@@ -141,7 +182,6 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_top_tokens.restype = None
     library.outrider_noise.argtypes = (number, number, pointer, pointer, size, size)
     library.outrider_noise.restype = None
-    return library
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from outrider.runtime.structures import (
     ProgramStruct,
 )
 from outrider.runtime.torch_threads import OnOwnThreads
-from outrider.runtime.windows import keep_windows
+from outrider.runtime.windows import keep_windows, within
 
 Memory = Tensor | np.ndarray  # contiguous
 
@@ -116,6 +117,17 @@ class Executor:
         self._arena = torch.empty(0, dtype=torch.uint8)
         # of keys, values, rotary tables, states and records
         self._lists = tuple(KeptAddresses() for _ in range(5))
+
+    def within(self, window: int) -> Executor:
+        """This program on the same weights, where no token sees more than the last `window`
+        positions, over a cache whose layers keep no others."""
+        twin = copy.copy(self)
+        twin.program = within(self.program, window)
+        twin._binding = self._binding.within(window)
+        twin._whole, twin._short = None, 0
+        twin._arena = torch.empty(0, dtype=torch.uint8)
+        twin._lists = tuple(KeptAddresses() for _ in range(5))
+        return twin
 
     def run(
         self,

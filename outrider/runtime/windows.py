@@ -26,6 +26,17 @@ def kept_layers(
     )
 
 
+def within(program: Program, window: int | None) -> Program:
+    """The program, where no token sees more than the last `window` positions; None: as it is."""
+    if window is None:
+        return program
+    body = [
+        replace(op, window=min(op.window or window, window)) if op.code == Code.ATTENTION else op
+        for op in program.body
+    ]
+    return replace(program, body=body)
+
+
 def keep_windows(lm: LM, program: Program) -> None:
     """Let the cache hold what this program reads of it. It is empty, before and after.
 

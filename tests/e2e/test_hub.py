@@ -1,4 +1,5 @@
-"""`outrider pull` and `outrider list` against a hub of the test's own, as the real one answers."""
+"""`outrider pull`, `outrider list` and `--draft auto` against a hub of the test's own, as the real
+one answers."""
 
 from __future__ import annotations
 
@@ -14,14 +15,19 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from transformers import AutoConfig
+
+from outrider.models.heads.eagle_files import save_eagle
+from tests.heads import random_eagle
 
 pytestmark = pytest.mark.slow
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLAIN = "someone/stories"
 GGUF = "someone/smol-GGUF"
+HEAD = "someone/stories-eagle3"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 PIECE = 1 << 16
 TIMEOUT_S = 120
@@ -46,6 +52,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.files: dict[str, dict[str, Path]] = {}
+        self.tags: dict[str, list[str]] = {}
         self.ranges: list[tuple[str, str | None]] = []  # of each file that was asked for
         self.stall_after: int | None = None
         self.stalled = threading.Event()
@@ -65,12 +72,19 @@ class Answers(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/":
             self._send(b"")
+        elif path == "/api/models":
+            self._list(parse_qs(urlsplit(self.path).query).get("filter", []))
         elif info := re.fullmatch(r"/api/models/(\w+/[\w-]+)(/revision/\w+|/tree/\w+)?", path):
             self._describe(info[1], info[2] or "")
         elif file := re.fullmatch(r"/(\w+/[\w-]+)/resolve/\w+/(.+)", path):
             self._file(file[1], file[2], with_body)
         else:
             self.send_error(404)
+
+    def _list(self, wanted: list[str]) -> None:
+        known = self.server.tags.items()
+        found = [{"id": repo, "tags": tags} for repo, tags in known if set(wanted) <= set(tags)]
+        self._send(json.dumps(found).encode())
 
     def _describe(self, repo: str, what: str) -> None:
         if repo not in self.server.files:
@@ -248,6 +262,40 @@ def test_an_interrupted_checkpoint_is_incomplete(hub: Hub, start: Start) -> None
     assert f"'{PLAIN}'" in missing.errors
     hub.stall_after = None
     assert ended(start("pull", PLAIN)).code == 0
+
+
+def test_a_companion_that_the_hub_knows(
+    hub: Hub, start: Start, stories: Path, tmp_path: Path
+) -> None:
+    """It is named before it is here, fetched where it is asked for by its name, and taken from then
+    on."""
+    head = tmp_path / "head"
+    save_eagle(random_eagle("eagle3", AutoConfig.from_pretrained(stories), draft_vocab=40), head)
+    (head / "model.safetensors").rename(head / "eagle.safetensors")
+    hub.files[HEAD] = {file.name: file for file in head.iterdir()}
+    hub.tags[HEAD] = [f"base_model:{PLAIN}", "speculative-decoding", "license:mit"]
+    hub.tags["someone/chat"] = [f"base_model:{PLAIN}"]
+    assert ended(start("pull", PLAIN)).code == 0
+    listed = json.loads(ended(start("ls", "drafters-for", PLAIN, "--json")).out)["drafters"]
+    assert [(row["drafter"], row["kind"], row["licence"]) for row in listed] == [
+        (HEAD, "eagle3", "mit")
+    ]
+    assert (listed[0]["is_here"], listed[0]["fits"]) == (False, None)
+    generate = ("generate", PLAIN, "Once upon", "--max-tokens", "8", "--json", "--threads", "1")
+    plain = json.loads(ended(start(*generate, "--drafter", "none")).out)
+    without = json.loads(ended(start(*generate, "--draft", "auto")).out)
+    assert without["config"]["drafter"] == "suffix"
+    assert any(f"downloads nothing: --draft {HEAD}" in note for note in without["notes"])
+    assert "eagle.safetensors" not in [name for name, _ in hub.ranges]
+    named = json.loads(ended(start(*generate, "--draft", HEAD)).out)
+    assert named["config"]["drafter"] == "eagle3"
+    fetched = [name for name, _ in hub.ranges]
+    assert fetched.count("eagle.safetensors") == 1
+    taken = json.loads(ended(start(*generate, "--draft", "auto")).out)
+    assert taken["config"]["drafter"] == "eagle3"
+    assert any(f"--draft auto: {HEAD} drafts (eagle3" in note for note in taken["notes"])
+    assert len(hub.ranges) == len(fetched)
+    assert plain["token_ids"] == without["token_ids"] == named["token_ids"] == taken["token_ids"]
 
 
 def test_a_model_that_is_nowhere_is_named(start: Start) -> None:

@@ -15,6 +15,7 @@ from outrider.cache import (
     cache_folder,
     keep_json,
     kept_json,
+    make_folder,
     state_folder,
     why_unsafe,
     write_private,
@@ -22,6 +23,7 @@ from outrider.cache import (
 from outrider.errors import CapabilityError
 from outrider.models.loading.tensor_store import keep_tensors, kept_tensors
 from outrider.runtime import library
+from outrider.wellformed import regular_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +224,16 @@ def test_no_library_is_loaded_from_an_unsafe_folder(
     ):
         library.find(folder)
     assert f"'{folder}' can be changed" in (library.why_missing() or "")
+
+
+def test_a_system_without_users_and_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows' os has neither geteuid nor O_NONBLOCK; folders in a profile are their user's alone."""
+    monkeypatch.delattr(os, "geteuid")
+    monkeypatch.delattr(os, "O_NONBLOCK")
+    make_folder(folder)
+    (folder / "kept").write_bytes(b"content")
+    assert why_unsafe(folder / "kept") is None
+    assert regular_bytes(folder / "kept") == b"content"
 
 
 def test_a_library_that_cannot_be_loaded_is_one_line(folder: Path) -> None:

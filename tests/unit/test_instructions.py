@@ -51,9 +51,26 @@ def test_arm_needs_fp16_and_byte_products(
     assert instructions.of_this_cpu() == expected
 
 
-def test_no_library_is_built_but_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert instructions.of_this_architecture() == ()
+@pytest.mark.parametrize(
+    ("system", "processor", "expected"),
+    [
+        ("darwin", "arm64", ("neon",)),
+        ("darwin", "x86_64", ()),
+        ("win32", "AMD64", ("avx512", "avx2")),
+        ("win32", "ARM64", ()),
+        ("freebsd14", "amd64", ()),
+    ],
+)
+def test_which_systems_have_libraries(
+    system: str, processor: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS and Windows have no getauxval to ask; a system without libraries is asked nothing."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.delattr(ctypes, "CDLL")
+    assert instructions.of_this_architecture() == expected
+    if system != "win32":  # there torch is asked
+        assert instructions.of_this_cpu() == next(iter(expected), None)
 
 
 def test_an_arm_machine_says_what_its_processors_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,11 @@ class AssistantDrafter(LastState):
                 "stop=acceptance is for drafter 'draft-model'; an assistant takes entropy and "
                 "product"
             )
+        if settings.window != 0:
+            raise CapabilityError(
+                f"the assistant in '{source.name}' takes no window: it reads the target's keys and "
+                "values, and has no cache of its own. Leave window out."
+            )
         if target.tables is None:
             raise CapabilityError(
                 f"{target.label}: its tables were not kept, but the assistant needs them"

@@ -9,7 +9,7 @@ one call (`runtime/fed.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedMaskedT
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import context_notes
+from outrider.drafters.window import head_window, trained_length
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derived.derive import is_linear, with_replaced
 from outrider.models.derived.quantise import BITS, GROUP_SIZES
@@ -47,11 +48,6 @@ class EagleSettings(DraftModelSettings):
     head: str = setting("", "folder or GGUF file of the head; the same as --draft")
     bits: int = setting(
         16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)"
-    )
-    window: int = setting(
-        0,
-        "last tokens that the head sees, which then drafts in texts longer than it knows; 0: all",
-        at_least=0,
     )
 
     def __post_init__(self) -> None:
@@ -126,19 +122,12 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
     shape = target.lm.shape
-    head.window = setup.settings.window or None
-    if head.window is not None and head.window <= setup.num_draft_tokens:
-        raise ConfigError(
-            f"drafter '{kind}': window={head.window} is smaller than a draft of "
-            f"{setup.num_draft_tokens} tokens: at least {setup.num_draft_tokens + 1}, or window=0 for "
-            "all of a text"
-        )
-    lm = HeadLM(head, shape.vocab_size, shape.context_length)
-    if head.window is None:
-        known = head.config.max_position_embeddings
+    known = head.config.max_position_embeddings
+    trained = trained_length(known, head.config.rope)
+    window = head_window(setup, kind, trained, setup.head, notes)
+    lm = HeadLM(head, shape.vocab_size, shape.context_length, window)
+    if window is None:
         notes += context_notes(setup.head, known, shape.context_length)
-    else:
-        lm.shape = replace(lm.shape, context_length=shape.context_length)
     bits = setup.settings.bits
     if isinstance(target.lm.run, NativeRun):
         try:

@@ -66,7 +66,6 @@ class FeatureFed(ModelDrafter):
     lm: HeadLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
     requires = Requirements(head=True)
-    loading_notes: Sequence[str] = ()
     _fed: PerRow[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began

@@ -20,6 +20,7 @@ from outrider.drafters.heads.assistant import AssistantDrafter
 from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, context_notes
+from outrider.drafters.window import head_window, trained_length
 from outrider.errors import CapabilityError
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
@@ -83,14 +84,18 @@ class MtpDrafter(FedTree):
                 f"an MTP head of {len(head.layers)} layers drafts chains: leave "
                 f"tree={settings.tree} out"
             )
+        notes: list[str] = []
+        known = head.config.max_position_embeddings
+        window = _window(setup, head, source.name, notes)
         head_lm = (MtpTurnsLM if turns else HeadLM)(
-            head, lm.shape.vocab_size, lm.shape.context_length
+            head, lm.shape.vocab_size, lm.shape.context_length, window
         )
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
-        notes = [f"the MTP head of '{source.name}' drafts ({head.config.layout} layout{layers})"]
-        notes += context_notes(
-            source.name, head.config.max_position_embeddings, lm.shape.context_length
+        notes.insert(
+            0, f"the MTP head of '{source.name}' drafts ({head.config.layout} layout{layers})"
         )
+        if window is None:
+            notes += context_notes(source.name, known, lm.shape.context_length)
         run = _on_runtime(head_lm, head, lm, notes)
         if settings.tree != "chain":
             drafter: FeatureFed = cls(
@@ -103,6 +108,19 @@ class MtpDrafter(FedTree):
             drafter = FedChain(head_lm, FedChains(head_lm, run) if run else None, settings)
         drafter.loading_notes = notes
         return drafter
+
+
+def _window(setup: DraftSetup, head: MtpHead, name: str, notes: list[str]) -> int | None:
+    """The positions that the head's layers see; None: all, or as they see themselves. Raises
+    CapabilityError for a head that cannot have a window."""
+    if setup.settings.window != 0 and any(shape.is_indexer for shape in head.layer_shapes):
+        raise CapabilityError(
+            f"the MTP head of '{name}' takes no window: its indexer chooses the positions that it "
+            "sees. Leave window out."
+        )
+    target = setup.target.card
+    known = head.config.max_position_embeddings or target.context_length or None
+    return head_window(setup, "mtp", trained_length(known, target.values), name, notes)
 
 
 def _on_runtime(head_lm: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> FedRun | None:

@@ -18,6 +18,7 @@ chunks (`prepare`, `reading.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,7 @@ from outrider.drafters.model.reading import Turns, read_together
 from outrider.drafters.parallel import DistributionStop, Guesses, LevelGuesses, draft_chain
 from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.requirements import Requirements
+from outrider.drafters.window import Window, windowed_draft
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.heads.acceptance import AcceptanceHead
@@ -52,6 +54,7 @@ class ModelDrafter(Drafter):
     needs = "a smaller model with the same tokenizer (--draft)"
     requires = Requirements(draft=True)
     reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
+    loading_notes: Sequence[str] = ()
 
     def __init__(
         self,
@@ -88,12 +91,19 @@ class ModelDrafter(Drafter):
     @property
     def notes(self) -> list[str]:
         if self._mask_token is None:
-            return []
-        return [f"the draft model has mask token {self._mask_token}: a draft is one pass (PARD)"]
+            return list(self.loading_notes)
+        return [
+            *self.loading_notes,
+            f"the draft model has mask token {self._mask_token}: a draft is one pass (PARD)",
+        ]
+
+    @property
+    def longest_text(self) -> int | None:
+        return self.lm.shape.context_length if self.reads_texts else None
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
-        lm, loop, mask_token = draft_model_of(setup)
+        lm, loop, mask_token, _ = draft_model_of(setup)
         return cls(lm, loop, mask_token=mask_token)
 
     def start(self, row: Row) -> None:
@@ -270,10 +280,13 @@ def _masked_logits(lm: LM, pending: list[list[int]], num_levels: int, mask_token
     return logits[torch.arange(len(lines), device=lm.device)[:, None], columns]
 
 
-def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None, int | None]:
-    """The model given with --draft, its whole loop and its mask token.
+def draft_model_of(
+    setup: DraftSetup, window: Window = 0
+) -> tuple[LM, Loop | None, int | None, list[str]]:
+    """The model given with --draft, its whole loop, its mask token, and notes on its window.
 
-    Raises ConfigError when there is none, CapabilityError when it speaks another vocabulary."""
+    Raises ConfigError when there is none or the window is too small, CapabilityError when it speaks
+    another vocabulary or cannot have a window."""
     if setup.draft is None:
         raise ConfigError(
             "drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)"
@@ -284,4 +297,7 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None, int | None]:
         check_same_vocabulary(
             target.tokenizer, draft.tokenizer, target.label, draft.label, may_lack=True
         )
-    return draft.lm, loop_of(draft, target.lm.shape.vocab_size), draft.mask_token
+    draft, notes = windowed_draft(
+        draft, window, target.lm.shape.context_length, setup.num_draft_tokens
+    )
+    return draft.lm, loop_of(draft, target.lm.shape.vocab_size), draft.mask_token, notes

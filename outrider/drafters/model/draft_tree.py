@@ -36,6 +36,7 @@ from outrider.drafters.grown import RowTree, TreeLevel, drawn_rows, finished, ro
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.parallel import draft_tree
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
+from outrider.drafters.window import Window, check_window
 from outrider.errors import ConfigError
 from outrider.kv.state_slots import StateSlots
 from outrider.models.lm import LM
@@ -46,7 +47,7 @@ from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
-from outrider.settings import checked
+from outrider.settings import checked, setting
 from outrider.trees.growth import Child, Growth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
@@ -55,9 +56,16 @@ from outrider.types import Draft, TargetOutput, Verdict
 @checked()
 @dataclass(frozen=True)
 class DraftModelSettings(TreeSettings, ConfidenceSettings):
-    """How guesses branch, and when a chain of them stops early."""
+    """How guesses branch, when a chain of them stops early, and how far the draft sees back."""
+
+    window: Window = setting(
+        0,
+        "last tokens that the draft sees, which then drafts in texts longer than it knows: a number, "
+        "auto (as many as it was trained on), or 0 (all)",
+    )
 
     def __post_init__(self) -> None:
+        check_window(self.window)
         TreeSettings.__post_init__(self)
         ConfidenceSettings.__post_init__(self)
         if self.tree != "chain" and self.stop != "none":
@@ -127,13 +135,17 @@ class TreeModelDrafter(ModelDrafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
-        lm, loop, mask_token = draft_model_of(setup)
         settings: DraftModelSettings = setup.settings
+        lm, loop, mask_token, notes = draft_model_of(setup, settings.window)
+        drafter: ModelDrafter
         if settings.tree == "chain":
-            return ModelDrafter(lm, loop, settings, mask_token)
-        if mask_token is not None:
-            return MaskedTrees(lm, TreePlan(settings), mask_token)
-        return cls(lm, TreePlan(settings), TopTokens(lm.kernels), _trees_of(lm))
+            drafter = ModelDrafter(lm, loop, settings, mask_token)
+        elif mask_token is not None:
+            drafter = MaskedTrees(lm, TreePlan(settings), mask_token)
+        else:
+            drafter = cls(lm, TreePlan(settings), TopTokens(lm.kernels), _trees_of(lm))
+        drafter.loading_notes = notes
+        return drafter
 
     def __init__(
         self,

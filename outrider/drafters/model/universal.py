@@ -127,6 +127,10 @@ class UniversalDrafter(Drafter):
     def runs_modules(self) -> bool:
         return not isinstance(self.lm.run, NativeRun)
 
+    @property
+    def longest_text(self) -> int | None:
+        return self.lm.shape.context_length
+
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()
         allowed = row.params.allowed_token_ids

@@ -366,6 +366,7 @@ class MeasuredAnswer(Record):
     # events of the stream that carry text: under speculation often several tokens each
     num_chunks: int
     num_tokens: int | None  # as the server counts them; None where it does not say
+    num_cached: int | None = None  # tokens of the prompt that it had read before; likewise
     text: str  # reasoning and content as they came
     content: str | None = None  # without the reasoning; None: there was none
     turn: int = 1  # of its conversation

@@ -24,6 +24,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
 from outrider.lab.workload.types import OnBad, Workload, identity
+from outrider.models.loading import hub
 
 ENOUGH_PROMPTS = 8  # below it an interval is rough
 
@@ -61,7 +62,8 @@ def run_bench(
         keys, notes = runnable_cells(plan, material)
         field, failures = Contenders.open(runner, plan.all_configurations)
         progress.say("measuring the memory's bandwidth")
-        target = describe_target(runner.models, options.target, options.draft)
+        draft = None if options.draft is None else hub.called(options.draft)
+        target = describe_target(runner.models, options.target, draft)
         rounds = Rounds(field, plan, material, keys, journal)
         try:
             states = rounds.run()

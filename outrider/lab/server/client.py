@@ -254,6 +254,7 @@ class Stream:
         self.ended = False  # the end mark has come
         # as the server counts them: `usage`, or llama.cpp's `timings`
         self.num_tokens: int | None = None
+        self.num_cached: int | None = None
         self.num_drafted: int | None = None  # draft tokens, where llama.cpp's `timings` are given
 
     @property
@@ -306,11 +307,15 @@ class Stream:
             self.finish_reason = reason
         if text or reason:
             self.seconds = now
-        for place, name in (("usage", "completion_tokens"), ("timings", "predicted_n")):
-            count = (chunk.get(place) or {}).get(name)
+        usage = chunk.get("usage") or {}
+        timings = chunk.get("timings") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        for count in (timings.get("predicted_n"), usage.get("completion_tokens")):
             if type(count) is int:
                 self.num_tokens = count
-        timings = chunk.get("timings")
+        for count in (timings.get("cache_n"), details.get("cached_tokens")):
+            if type(count) is int:
+                self.num_cached = count
         if timings:
             drafted = timings.get("draft_n", 0)  # left out where nothing was drafted
             self.num_drafted = drafted if type(drafted) is int else None
@@ -328,6 +333,7 @@ class Stream:
             ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
             num_chunks=len(self.texts),
             num_tokens=self.num_tokens,
+            num_cached=self.num_cached,
             text=(text := self.text),
             content=None if (content := mended("".join(self.contents))) == text else content,
             turn=request.turn,

@@ -19,6 +19,7 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
 from outrider.models.heads.medusa import load_medusa
 from outrider.models.heads.mtp_files import num_mtp_layers
+from outrider.models.heads.on_hub import fetched_head
 from outrider.models.source import resolve
 
 MODEL = "draft-model"
@@ -40,7 +41,7 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     Raises ConfigError for two draft models or a folder whose name no configuration can hold,
     CheckpointError for a head that was not made for this target.
     """
-    named = list(dict.fromkeys(name for name in (options.draft, *more) if name))
+    named = list(dict.fromkeys(fetched_head(name) for name in (options.draft, *more) if name))
     embedded = embedded_heads(options.target, options.device)
     kinds = {name: kind_of(name) for name in named}
     models = [name for name in named if kinds[name] == MODEL]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import DEMO, Options, target_config
-from outrider.errors import ConfigError, counted
+from outrider.drafters.window import windowed_draft
+from outrider.errors import CapabilityError, ConfigError, counted
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
@@ -25,6 +26,7 @@ from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import PreparedPrompt, prepare
 from outrider.lab.workload.types import OnBad, Workload, identity
 from outrider.models.heads.kinds import ACCEPTANCE
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading.load import resolve_device
 
 PROBE_SHARE = 8  # one prompt in this many is for the probes
@@ -53,6 +55,7 @@ def run_tune(
         prompts, notes = gather_prompts(
             workload, runner, request, on_bad=on_bad, chat_template=chat_template
         )
+        families += in_long_texts(families, runner.models.draft, prompts)
         probe, confirm = split(prompts)
         if len(confirm) < request.batch_size:
             raise ConfigError(
@@ -109,6 +112,22 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list
             "and trained heads, retrieval needs --space corpus=FILE, some drafters need trees)"
         )
     return families
+
+
+def in_long_texts(
+    families: Sequence[Family], draft: LoadedModel | None, prompts: Sequence[PreparedPrompt]
+) -> list[Family]:
+    """Chains of the draft model within a window as long as the texts that it was trained on, where
+    some text will be longer."""
+    chains = next((family for family in families if family.label == MODEL), None)
+    if draft is None or chains is None:
+        return []
+    longest = max(len(prompt.tokens) + prompt.max_tokens for prompt in prompts)
+    try:
+        windowed, _ = windowed_draft(draft, "auto", longest, chains.sizes[-1])
+    except (CapabilityError, ConfigError):  # it cannot have one
+        return []
+    return [] if windowed is draft else [Family.of(MODEL, chains.sizes, window="auto")]
 
 
 def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:

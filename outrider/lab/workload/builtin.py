@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.cache import cache_folder
 from outrider.errors import ConfigError, did_you_mean
+from outrider.lab.workload.types import Turns
 
 EMBEDDED = Path(__file__).parent / "embedded"
 KINDS = ("reasoning", "math", "code", "chat", "translation", "summarization", "qa", "rag")
@@ -38,6 +39,7 @@ class Prompts:
     embedded: tuple[str, ...] = ()  # one or several of KINDS, or "demo"
     fields: tuple[str, ...] = ()  # entries in which one of these fields ...
     values: tuple[str, ...] = ()  # ... has one of these values, written as `_word` does; empty: all
+    turns: Turns | None = None  # of its conversations, whatever is asked for
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def _spec_bench(embedded: str, *categories: str) -> Prompts:
 _CODE = Builtin(Prompts(HUMANEVAL, ("code",)), home="https://github.com/openai/human-eval")
 BUILTIN = {
     "demo": Builtin(Prompts(embedded=("demo",))),
+    "agent": Builtin(Prompts(embedded=("agent",), turns="all")),
     "gsm8k": Builtin(
         Prompts(GSM8K, ("reasoning",)),
         {"test": Prompts(GSM8K, ("reasoning",)), "train": Prompts(GSM8K_TRAIN, ("reasoning",))},

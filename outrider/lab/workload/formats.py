@@ -266,6 +266,7 @@ def _sharegpt(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
             messages=tuple(messages[: at + 1]),
             task=task,
             answer=answer,
+            turn=number,
         )
         for number, (at, answer) in enumerate(answers.items(), 1)
     ]

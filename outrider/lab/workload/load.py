@@ -116,7 +116,13 @@ def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         )
         requests = _in_turn(
             [
-                _read(file, name, _form(turns), part.bad, chosen if path is not None else None)
+                _read(
+                    file,
+                    name,
+                    _form(chosen.turns or turns),
+                    part.bad,
+                    chosen if path is not None else None,
+                )
                 for file in paths
             ]
         )

@@ -191,7 +191,7 @@ class EagleHead(nn.Module):
 
     # (Vd,) int64: the target's id of every token the head knows; None: all
     draft_ids: Tensor | None
-    window: int | None = None  # tokens that attention sees back; None: all
+    window: int | None = None  # it sees all of a text
 
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None) -> None:
         super().__init__()
@@ -275,9 +275,7 @@ class EagleHead(nn.Module):
         """The shape of a token's cache entry, for each layer."""
         config = self.config
         return [
-            LayerShape(
-                config.num_key_value_heads, config.head_dim, config.head_dim, window=self.window
-            )
+            LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
         ] * config.num_layers
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
@@ -312,7 +310,7 @@ class EagleHead(nn.Module):
         self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan
     ) -> Tensor:
         """The outputs of `forward`, attending over a cache."""
-        return self(tokens, features, positions, partial(attend, plan, sliding_window=self.window))
+        return self(tokens, features, positions, partial(attend, plan))
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states of pairs whose tokens are embedded already, (B, T, H)."""

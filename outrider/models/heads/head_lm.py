@@ -123,16 +123,26 @@ class HeadLM:
     max_chain: int | None = None  # tokens of the longest chain
     lag = 0  # positions that are fed again, with `lag` more tokens after them
 
-    def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
-        """`context_length`: the target's; the head may know less."""
+    def __init__(
+        self, head: FedHead, vocab_size: int, context_length: int, window: int | None = None
+    ) -> None:
+        """`context_length`: the target's; the head may know less.
+
+        `window`: positions that each layer sees back at most. With it the head drafts in texts longer
+        than it knows, too, and its cache keeps no more."""
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
         self.dtype = head.dtype
         known = head.config.max_position_embeddings
+        layers = head.layer_shapes
+        self.window = window
         self.shape = HeadShape(
             vocab_size, min(known or context_length, context_length), head.window
         )
-        self.kv = KVCache(head.layer_shapes, head.dtype, self.device)
+        if window is not None:
+            layers = [shape.within(window) for shape in layers]
+            self.shape = HeadShape(vocab_size, context_length, min(head.window or window, window))
+        self.kv = KVCache(layers, head.dtype, self.device)
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None
         # (1, H): what pairs without a feature are given, of a head with a mask token
@@ -248,6 +258,7 @@ class HeadLM:
             parents,
             first_row,
             window=self.shape.sliding_window,
+            every_layer=self.window is not None,
             last_position=self.shape.context_length - 1,
         )
         if self.run is not None:

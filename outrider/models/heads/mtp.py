@@ -263,8 +263,10 @@ class MtpTurnsLM(HeadLM):
     Drafts are chains of at most one token a layer.
     """
 
-    def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
-        super().__init__(head, vocab_size, context_length)
+    def __init__(
+        self, head: MtpHead, vocab_size: int, context_length: int, window: int | None = None
+    ) -> None:
+        super().__init__(head, vocab_size, context_length, window)
         self._layers = head
         self._num_turns = len(head.layers)
         self.max_chain = self._num_turns

@@ -149,5 +149,5 @@ def shorter_draft(draft: int, context: int, name: str) -> list[str]:
         return []
     return [
         f"the draft '{name}' holds {draft} tokens, rows may have {context}: beyond {draft} nothing is drafted "
-        f"(--max-model-len {draft}, or a draft with a longer context)"
+        f"(--max-model-len {draft}, a draft with a longer context, or its option window=auto)"
     ]

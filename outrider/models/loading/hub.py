@@ -61,6 +61,19 @@ def cached_snapshot(name: str, revision: str | None) -> Path:
         return folder
 
 
+def repository_of(folder: Path) -> str | None:
+    """The hub id of a snapshot's folder in a cache of the hub's; None for any other folder."""
+    home = folder.absolute().parent.parent
+    if folder.absolute().parent.name != "snapshots" or not home.name.startswith("models--"):
+        return None
+    return home.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def called(name: str) -> str:
+    """What a person calls a model: of a snapshot in the hub's cache its hub id."""
+    return repository_of(Path(name)) or name
+
+
 def template_of_processor(name: str, revision: str | None, is_offline: bool) -> str | None:
     """The chat template of older multimodal checkpoints, which is in a file that only processors
     read."""

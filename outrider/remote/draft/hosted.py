@@ -15,6 +15,7 @@ from outrider.demo import demo_paths
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings, TreeModelDrafter
 from outrider.drafters.programs import loop_of
+from outrider.drafters.window import windowed_draft
 from outrider.errors import CapabilityError, ConfigError
 from outrider.loader import ModelLoader, ToLoad
 from outrider.models.loaded import LoadedModel
@@ -111,12 +112,14 @@ def load_drafter(
         )
     if options.model is not None and draft.tokenizer is not None:
         check_same_vocabulary(tokenizer, draft.tokenizer, name, draft.label, may_lack=True)
-    context = min(card.usable_context, draft.lm.shape.context_length)
+    context = card.usable_context
     if options.max_model_len is not None:
         context = min(context, options.max_model_len)
-    drafter = ModelDrafter(
-        draft.lm, loop_of(draft, vocab_size), options.drafter_settings, draft.mask_token
-    )
+    settings = options.drafter_settings
+    draft, window_notes = windowed_draft(draft, settings.window, context, options.max_draft_tokens)
+    context = min(context, draft.lm.shape.context_length)
+    drafter = ModelDrafter(draft.lm, loop_of(draft, vocab_size), settings, draft.mask_token)
+    drafter.loading_notes = window_notes
     return HostedDrafter(
         host=ModelHost(drafter, vocab_size),
         identity=model_identity(options.model or options.draft or "", tokenizer, vocab_size),

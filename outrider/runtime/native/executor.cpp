@@ -221,6 +221,13 @@ extern "C" {
 void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
 void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
 bool outrider_runtime_has_tiles() { return has_tiles(); }
+const char* outrider_runtime_compiler() {
+#ifdef __clang__
+  return __VERSION__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
 int64_t outrider_runtime_sizes() {
   return sizeof(Growing) * 1000000000000000 + sizeof(Levels) * 1000000000000 + sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
 }

@@ -63,9 +63,17 @@ class Chat(Answering):
         async with aclosing(updates):
             async for number, update in updates:
                 for delta in self._choices[number].deltas(update):
-                    yield {**head, "choices": [delta], **usage(number)}
+                    ends = delta["finish_reason"] is not None
+                    closing = self._closing() if ends else {}
+                    yield {**head, "choices": [delta], **usage(number), **closing}
         if self._body.include_usage:
             yield {**head, "choices": [], **self._dialogue.bill()}
+
+    def _closing(self) -> dict[str, Any]:
+        """Fields of the last chunk with text, where none follows that has the bill."""
+        if self._body.include_usage or not self._exchange.is_finished:
+            return {}
+        return {"timings": self._dialogue.bill()["timings"]}
 
 
 class ChatChoiceWriter:

@@ -153,9 +153,16 @@ class CompletionRequest:
                         **head,
                         "choices": [self._choices[number].render(update)],
                         **usage(number),
+                        **(self._closing() if update.finish is not None else {}),
                     }
         if self._body.include_usage:
             yield {**head, "choices": [], **self._bill()}
+
+    def _closing(self) -> dict[str, Any]:
+        """Fields of the last chunk with text, where none follows that has the bill."""
+        if self._body.include_usage or not self._exchange.is_finished:
+            return {}
+        return {"timings": self._bill()["timings"]}
 
     def _so_far(self, number: int) -> dict[str, Any]:
         prompt = self._exchange.prompts[self._exchange.prompt_of(number)]

@@ -180,7 +180,7 @@ class Dialogue:
         self.exchange.cancel()
 
     def bill(self) -> dict[str, Any]:
-        """`usage` and `metrics`, once everything has finished."""
+        """`usage`, `metrics` and `timings`, once everything has finished."""
         counts = self.exchange.served.reasoning is not None
         return self.exchange.bill(
             sum(reply.num_thought for reply in self.replies) if counts else None

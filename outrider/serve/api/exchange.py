@@ -16,7 +16,7 @@ from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
 from outrider.serve.api.response_format import constraints
 from outrider.serve.api.sse import Marks, committed_of
-from outrider.serve.api.usage import Cost, metrics, so_far, usage
+from outrider.serve.api.usage import Cost, metrics, so_far, timings, usage
 from outrider.serve.errors import ApiError, as_api_error, unavailable
 from outrider.serve.headers import chosen_id, current_id, fresh_id
 from outrider.serve.routing import Route
@@ -153,14 +153,20 @@ class Exchange:
         return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
     def bill(self, num_thought: int | None = None) -> dict[str, Any]:
-        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts,
+        """`usage`, `metrics` and `timings`, once everything has finished. `num_thought`: tokens of thoughts,
         where they are separated."""
         asked = self.requests[0]  # they differ in nothing that matters here
         predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
         return {
             "usage": usage(self.costs, predicted, num_thought),
             "metrics": metrics(self.costs, self._num_spec_tokens(asked)),
+            "timings": timings(self.costs),
         }
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all answers are there."""
+        return len(self.costs) == len(self.requests)
 
     def _num_spec_tokens(self, asked: Request) -> int | None:
         """Draft tokens per step where that is one number: the request's, or the server's, which is

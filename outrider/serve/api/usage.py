@@ -1,5 +1,5 @@
 """The cost of an answer: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in
-`metrics`.
+`metrics`; the numbers that llama.cpp's server gives in `timings`.
 
 vLLM's mean acceptance length is our tau over the steps that drafted; its draft acceptance rate is
 our draft utilisation. Several answers of one request are counted together.
@@ -97,6 +97,35 @@ def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any
         "drafter": finishes[0].drafter,
         "seed": finishes[0].seed if len(finishes) == 1 else None,
         "preemptions": sum(finish.preemptions for finish in finishes),
+    }
+
+
+def timings(costs: Sequence[Cost]) -> dict[str, Any]:
+    """`timings` of one HTTP request, as llama.cpp's server gives them: of tokens that were read and
+    written here, cached ones apart, and drafted ones where there were any. Answers of one request run
+    side by side, so their times are the longest of any."""
+    counts = usage(costs)
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    finishes = [cost.finish for cost in costs]
+    stats = _sum(costs)
+    prompt_s = max(finish.prefill_s for finish in finishes)
+    ended_s = max(finish.stats.ttft_s + finish.stats.decode_s for finish in finishes)
+    written_s = ended_s - max(finish.queued_s for finish in finishes) - prompt_s
+    drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted} if stats.drafted else {}
+    return {
+        "cache_n": cached,
+        **_pace("prompt", counts["prompt_tokens"] - cached, prompt_s),
+        **_pace("predicted", stats.emitted, max(written_s, 0.0)),
+        **drafts,
+    }
+
+
+def _pace(name: str, count: int, seconds: float) -> dict[str, Any]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1e3 * seconds,
+        f"{name}_per_token_ms": 1e3 * seconds / count if count else None,
+        f"{name}_per_second": count / seconds if seconds else None,
     }
 
 

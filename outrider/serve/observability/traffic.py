@@ -108,7 +108,8 @@ class _PrivateFile(WatchedFileHandler):
     def _open(self) -> TextIOWrapper:
         number = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
         try:
-            if stat.S_ISREG(os.fstat(number).st_mode):
+            # Windows has no fchmod
+            if hasattr(os, "fchmod") and stat.S_ISREG(os.fstat(number).st_mode):
                 os.fchmod(number, OWNER_ONLY)
         except OSError:
             os.close(number)

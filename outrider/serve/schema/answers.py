@@ -100,6 +100,22 @@ class Metrics(Answer):
     preemptions: int
 
 
+class Timings(Answer):
+    """What llama.cpp's server says of an answer; milliseconds, tokens, tokens per second."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+
+
 class Choice(Answer):
     """The fields that choices of both endpoints share."""
 
@@ -133,6 +149,7 @@ class Head(Answer):
     system_fingerprint: str
     usage: Usage | None = None
     metrics: Metrics | None = None
+    timings: Timings | None = None
 
 
 class CompletionAnswer(Head):

@@ -141,7 +141,7 @@ def test_defaults_follow_the_target(cli: Callable[..., Any], asked: list[dict[st
 
 
 def test_defaults_of_options_are_those_of_the_library() -> None:
-    plan = BenchOptions().plan("demo", MachineOptions(), ConversationOptions(), AnswerOptions())
+    plan = BenchOptions().plan([], ConversationOptions(), AnswerOptions())
     for field in dataclasses.fields(Plan):
         if field.name not in ("configurations", "sampling"):
             assert getattr(plan, field.name) == field.default, field.name

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from outrider.cli.app import run
 from outrider.train.config import TrainConfig
 from outrider.train.run import run_training
+from tests.unit.report.test_card import of_a_head
 from tests.unit.train.material import save_target, spec_for
 
 pytestmark = pytest.mark.slow  # six short trainings before the first test
@@ -136,3 +137,23 @@ def test_going_on(trained: Path, tmp_path: Path) -> None:
             run_training(replace(spec, init=trained / kind / "drafter", out=tmp_path / kind))
             is not None
         )
+
+
+def test_a_card_from_a_result(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written beside the weights; refused before anything is written where it does not fit."""
+    result = tmp_path / "result.json"
+    of_a_head().write(result)
+    out = tmp_path / "out"
+    card = ["--card", str(result), "--license", "mit"]
+    assert run(command(trained, "eagle3", "raw", out, *card)) == 0
+    text = (out / "README.md").read_text()
+    assert "license: mit" in text
+    assert "# out: a drafter for" in text
+    capsys.readouterr()
+    assert run(command(trained, "medusa", "vllm", tmp_path / "other", *card)) == 2
+    assert "no measurement of a drafter 'medusa'" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert run(command(trained, "eagle3", "raw", tmp_path / "third", "--license", "mit")) == 2
+    assert "give --card FILE.json, too" in capsys.readouterr().err

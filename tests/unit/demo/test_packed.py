@@ -188,13 +188,12 @@ def test_a_wheel_gets_the_native_runtime(
 ) -> None:
     """A wheel with compiled parts says for which system it is; without a compiler it is pure as
     before, and reports that."""
-    warnings: list[str] = []
     lines: list[str] = []
 
     class Interface:
         def __init__(self, root: str) -> None:
             self.root = root
-            self.app = SimpleNamespace(display_warning=warnings.append, display_info=lines.append)
+            self.app = SimpleNamespace(display_info=lines.append)
 
     module = ModuleType("hatchling.builders.hooks.plugin.interface")
     module.__dict__["BuildHookInterface"] = Interface
@@ -207,17 +206,20 @@ def test_a_wheel_gets_the_native_runtime(
     else:
         monkeypatch.setattr(building, "compiler", lambda: None)
         monkeypatch.setattr(building, "PREBUILT", tmp_path / "lib")
-    data: dict[str, Any] = {"force_include": {}}
+    data: dict[str, Any] = {"force_include": {}, "artifacts": []}
     runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize(
         "standard", data
     )
     if can_compile:
         assert data["pure_python"] is False
         assert data["tag"].startswith("py3-none-linux")
+        assert data["artifacts"] == ["/outrider/runtime/lib/runtime-*"]
         assert lines == ["compiling"]
     else:
         assert "pure_python" not in data
-        assert "C++ compiler" in warnings[0]
+        assert not data["artifacts"]
+        assert len(lines) == 1
+        assert "without the native runtime: no C++ compiler" in lines[0]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])

@@ -380,6 +380,12 @@ def test_refused_by_name(
     assert target.config._attn_implementation == "sdpa"
 
 
+def test_a_companion_is_not_looked_for() -> None:
+    """The target has no name here."""
+    with pytest.raises(ConfigError, match=r"draft=.auto. looks for .* name the draft"):
+        speculative(draft="auto")
+
+
 def test_assistant_model_is_refused(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     """transformers drops it before a callable is called."""
     with pytest.raises(CapabilityError, match="assistant_model"):

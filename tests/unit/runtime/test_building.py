@@ -43,6 +43,26 @@ def test_a_compiler_that_is_called_by_its_name_for_c_is_told_the_libraries(
     assert library.root(27.0) == pytest.approx(3.0)
 
 
+def test_compilers_join_no_product_with_a_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC joins what stands in two statements, others what stands in one: a wheel's library would
+    have other bits than one that is compiled at home."""
+    kind = of_this_cpu()
+    if kind is None or building.compiler() is None:
+        pytest.skip("needs a compiler, and a CPU with a native library")
+    (tmp_path / "joined.cpp").write_text(
+        'extern "C" float joined(float x, float y, float z) { float p = x * y; return p + z; }'
+    )
+    monkeypatch.setattr(building, "SOURCES", (tmp_path / "joined.cpp",))
+    building.build(tmp_path / "joined.so", kind)
+    joined = ctypes.CDLL(str(tmp_path / "joined.so")).joined
+    joined.argtypes = (ctypes.c_float,) * 3
+    joined.restype = ctypes.c_float
+    number = 1 + 2**-12  # its square is 1 + 2^-11 + 2^-24, of which fp32 keeps the first two
+    assert joined(number, number, -1 - 2**-11) == 0
+
+
 def test_all_libraries_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait is announced where there is one; libraries of other sources go."""
     built: list[str] = []

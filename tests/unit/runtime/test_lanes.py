@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.instructions import ARCHITECTURES, INSTRUCTIONS, of_this_cpu
+from outrider.instructions import INSTRUCTIONS, of_this_architecture, of_this_cpu
 from outrider.runtime import building
 
 SOURCE = Path(__file__).with_name("lanes.cpp")
@@ -24,7 +24,7 @@ OTHERWISE = ("add_products bf16", "store_some bf16", "load_some bf16")
 def printed(kind: str, folder: Path) -> list[str]:
     """What each word gives with these instructions: a line of bits each. Skips where they cannot
     run."""
-    is_own = kind in ARCHITECTURES["x86_64"]
+    is_own = kind in of_this_architecture()
     compiler = building.compiler() if is_own else shutil.which(CROSS)
     emulator = () if is_own else (shutil.which(EMULATOR),)
     if compiler is None or None in emulator or (is_own and of_this_cpu() not in ("avx512", kind)):

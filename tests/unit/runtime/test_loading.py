@@ -3,6 +3,7 @@ texts are the plain ones."""
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.cli import doctor
 from outrider.errors import CapabilityError
+from outrider.instructions import of_this_cpu
 from outrider.runtime import building, library
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.runtime.families import make
@@ -108,6 +111,82 @@ def test_no_library_and_no_compiler(
     llm = LLM(model, drafter="none", dtype="float32", threads=1)
     assert any("no C++ compiler" in note for note in llm.notes)
     assert texts(llm)
+
+
+DAMAGE = {  # what is done to a library's bytes, and what is said
+    "cut": (lambda content: content[:40], "the native library cannot be loaded"),
+    "another processor": (
+        lambda content: content[:18] + b"\xf3\x00" + content[20:],  # RISC-V
+        "the native library cannot be loaded",
+    ),
+    "a newer system": (lambda content: content.replace(b"GLIBC_2.", b"GLIBC_9."), "GLIBC_9"),
+    "other functions": (
+        lambda content: content.replace(b"outrider_noise", b"outrider_voice"),
+        "outrider_noise",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_library_in_the_package_that_cannot_be_loaded(
+    what: str, library_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor` names it, with what to do, and models get the slow path."""
+    change, said = DAMAGE[what]
+    (tmp_path / library_path.name).write_bytes(change(library_path.read_bytes()))
+    kind = library_path.name.split("-")[1]
+    monkeypatch.setattr(library, "of_this_cpu", lambda: kind)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    runtime = doctor.examine()["runtime"]
+    assert (runtime["name"], runtime["library"]) == ("eager", None)
+    assert said in runtime["why_not_native"]
+    assert "Install outrider again, or from its sources" in runtime["why_not_native"]
+    assert "\n" not in runtime["why_not_native"]
+
+
+@pytest.mark.slow
+def test_a_model_on_a_library_that_cannot_be_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = of_this_cpu() or "avx2"
+    monkeypatch.setattr(library, "of_this_cpu", lambda: kind)
+    (tmp_path / building.file_name(kind)).write_bytes(b"no library")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    llm = LLM(model, drafter="none", dtype="bfloat16", threads=1)
+    assert llm.config["runtime"] == "eager"
+    (note,) = [note for note in llm.notes if "runs eagerly" in note]
+    assert "the native library cannot be loaded" in note
+    assert texts(llm)
+
+
+def test_a_wheel_of_another_processor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed by force, or copied from another machine."""
+    monkeypatch.setattr(library, "of_this_cpu", lambda: "avx2")
+    monkeypatch.setattr(library, "compiler", lambda: None)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    (tmp_path / building.file_name("neon", "darwin")).touch()
+    said = rf"another processor, system or version \({building.file_name('neon', 'darwin')}\)"
+    with pytest.raises(CapabilityError, match=said):
+        library.find(tmp_path / "cache")
+    assert re.search(said, doctor.examine()["runtime"]["why_not_native"])
+
+
+def test_a_processor_without_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel on an older processor."""
+    monkeypatch.setattr(library, "of_this_cpu", lambda: None)
+    runtime = doctor.examine()["runtime"]
+    assert (runtime["name"], runtime["instructions"]) == ("eager", None)
+    assert "CPUs with AVX2" in runtime["why_not_native"]
+
+
+def test_the_library_in_use_is_named(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "of_this_cpu", lambda: library_path.name.split("-")[1])
+    monkeypatch.setattr(library, "PREBUILT", library_path.parent)
+    runtime = doctor.examine()["runtime"]
+    assert runtime["library"] == str(library_path)
+    assert runtime["library_made_by"].startswith(("GCC", "Clang", "Apple"))
 
 
 @pytest.mark.parametrize(("runtime", "device"), [("graphs", "cpu")])

@@ -83,7 +83,7 @@ def test_no_command_of_a_page_is_overlooked(page: str) -> None:
     """Every line that begins with our name, wherever it stands; and what is left out is on a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = list(steps_of(page, text))
-    shown = re.findall(r"^(?:outrider|curl|make) .*", text, re.MULTILINE)
+    shown = re.findall(r"^(?:outrider|curl|make|uvx|pip install) [^'].*", text, re.MULTILINE)
     assert len([step for step in found if step.language == "sh"]) == len(shown)
     assert any(step.extras for step in found)
     assert any(not step.extras for step in found)

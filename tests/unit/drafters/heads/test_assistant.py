@@ -268,6 +268,8 @@ def test_it_is_found_by_its_config(tmp_path: Path) -> None:
     assert head_kind(resolve(str(tmp_path))) is None
     with pytest.raises(CapabilityError, match="an assistant takes entropy and product"):
         built(tmp_path, drafter_options={"stop": "acceptance", "acceptance_head": str(tmp_path)})
+    with pytest.raises(CapabilityError, match="takes no window: it reads the target's keys"):
+        built(tmp_path, drafter_options={"window": "auto"})
     assert write(built(tmp_path, drafter_options={"stop": "product"}), PARAMS)
 
 

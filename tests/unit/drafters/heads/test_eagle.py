@@ -60,11 +60,11 @@ def decoder_of(target: LoadedModel, drafter: Any, gamma: int = 4) -> Decoder:
 
 
 @torch.inference_mode()
-def plain_states(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor:
+def plain_states(head: EagleHead, tokens: list[int], features: Tensor, window: int = 0) -> Tensor:
     """(n, H): the head over a whole text at once, with an ordinary causal attention that sees back
-    as far as its window. Pairs (tokens[i], features[i])."""
+    as far as a window. Pairs (tokens[i], features[i])."""
     back = torch.arange(len(tokens))[:, None] - torch.arange(len(tokens))
-    sees = (back >= 0) & (back < (head.window or len(tokens)))
+    sees = (back >= 0) & (back < (window or len(tokens)))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -111,12 +111,17 @@ def test_what_is_drafted_is_what_the_head_says(
                 continue
             if index == 2 and tree == "chain":
                 continue
-            checked += check_draft(target, head, row.tokens, draft, index)
+            checked += check_draft(target, head, row.tokens, draft, index, window)
     assert checked > 20
 
 
 def check_draft(
-    target: LoadedModel, head: EagleHead, tokens: list[int], draft: Any, index: int
+    target: LoadedModel,
+    head: EagleHead,
+    tokens: list[int],
+    draft: Any,
+    index: int,
+    window: int = 0,
 ) -> int:
     """Every drafted node must be among the head's likeliest behind its parent; a chain's the
     likeliest."""
@@ -134,14 +139,14 @@ def check_draft(
             at = draft.parent_lists[index][at]
         text = tokens[1:]
         known = features
-        states = plain_states(head, text, known)
+        states = plain_states(head, text, known, window)
         for token in path:
             feature = head.carry(states[-1:])
             if head.mask_hidden is not None:
                 feature = head.fuse(head.mask_hidden[None])
             known = torch.cat([known, feature])
             text = [*text, token if mask_token is None else mask_token]
-            states = plain_states(head, text, known)
+            states = plain_states(head, text, known, window)
         probs = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
         mine = probs[draft.lists[0][index][node]]
         rank = int((probs > mine * (1 + 1e-4)).sum())
@@ -263,11 +268,19 @@ def test_with_a_window_a_head_drafts_beyond_the_texts_it_knows(tmp_path: Path, t
         decoder.step()
         with torch.inference_mode():
             draft = drafter.propose(decoder.rows, [4])
-            checked += check_draft(target, drafter.lm.head, decoder.rows[0].tokens, draft, 0)
+            checked += check_draft(target, drafter.lm.head, decoder.rows[0].tokens, draft, 0, 8)
     assert checked >= 12
     cache = drafter.lm.kv
     assert cache.lengths[0] > 1190
     assert cache.window_capacity < cache.capacity
+
+
+def test_auto_is_what_the_head_knows(tmp_path: Path) -> None:
+    target = loaded_target()
+    folder = saved_head(tmp_path, "eagle3", max_position_embeddings=20)
+    drafter = drafter_of(target, folder, "eagle3", window="auto")
+    assert drafter.notes == [f"window=auto: '{folder}' sees the last 20 tokens while it drafts"]
+    assert drafter.lm.shape.sliding_window == drafter.lm.kv.window == 20
 
 
 def test_a_window_smaller_than_the_draft_is_refused(tmp_path: Path) -> None:

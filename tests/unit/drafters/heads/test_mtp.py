@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loading.load import load_config, load_module
 from outrider.models.source import resolve
@@ -232,6 +232,46 @@ def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
         assert [row.output for row in rows] == [
             row.output for row in write(built(folder, "native", drafter="none"))
         ]
+
+
+WINDOW = 5
+
+
+@pytest.mark.parametrize("runtime", ["eager", "native"])
+@pytest.mark.parametrize(
+    ("family", "layout", "num_layers"),
+    [("qwen3", "qwen", 1), ("deepseek_v3", "deepseek", 1), ("deepseek_v3", "deepseek", 3)],
+)
+def test_a_window(tmp_path: Path, runtime: str, family: str, layout: str, num_layers: int) -> None:
+    """Catches a window that is off by one, or that one of the passes lacks. A head that knows short
+    texts drafts in long ones, its cache keeps the window alone; `auto` is what the head knows."""
+    make = partial(random_model, family)
+    reference = saved(tmp_path, make, layout, num_layers=num_layers)
+    for layer in reference.layers:
+        for block in layer["blocks"]:
+            block.self_attn.sliding_window = WINDOW
+    made = built(tmp_path, runtime, drafter="mtp", drafter_options={"window": WINDOW})
+    seen = watched(made)
+    write(made)
+    assert sum(len(draft) for _, draft in seen) > 60
+    for text, draft in seen:
+        assert not draft or draft == reference.draft(text, len(draft))[0], text
+    assert made.decoder.drafter.caches[0].window == WINDOW
+    config = json.loads((tmp_path / "config.json").read_text())
+    head = {"max_position_embeddings": 16}
+    save_with_mtp(tmp_path / "head", make, layout, num_layers=num_layers, alone=True)
+    path = tmp_path / "head" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **head}))
+    for window, expected in (("auto", 16), (100000, config["max_position_embeddings"])):
+        options = {"head": str(tmp_path / "head"), "window": window}
+        made = built(tmp_path, runtime, drafter="mtp", drafter_options=options)
+        assert made.decoder.drafter.caches[0].window == expected
+        assert not any("nothing is drafted" in note for note in made.notes)
+        seen = watched(made)
+        write(made)
+        assert any(draft for text, draft in seen if len(text) > 16)
+    with pytest.raises(ConfigError, match="drafter 'mtp': window=3 is smaller than a draft of 3"):
+        built(tmp_path, runtime, drafter="mtp", drafter_options={"window": 3})
 
 
 @pytest.mark.slow

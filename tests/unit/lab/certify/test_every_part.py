@@ -54,6 +54,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("composite", {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={AT}/medusa"}),
     ("draft-model", {"tree": "best-first"}),
     ("draft-model", {"tree": "parallel:2"}),
+    ("draft-model", {"window": 8}),
     ("draft-model", {"stop": "entropy", "stop_below": 0.5, "entropy_weight": 0.05}),
     ("draft-model", {"stop": "product", "stop_below": 0.1}),
     (

@@ -181,6 +181,10 @@ def test_tokens_are_counted_by_the_server_or_not_at_all() -> None:
     two = text("b", "length") | {"usage": {"completion_tokens": 2}}
     assert played(one, two).num_tokens == 2
     assert played(text("a", "stop") | {"timings": {"predicted_n": 5}}).num_tokens == 5
+    assert played(text("a", "stop") | {"timings": {"cache_n": 7}}).num_cached == 7
+    details = {"prompt_tokens_details": {"cached_tokens": 8}}
+    assert played(text("a", "stop") | {"usage": details}).num_cached == 8
+    assert played(text("a", "stop") | {"usage": {"prompt_tokens_details": None}}).num_cached is None
     assert played(text("a", "stop") | {"usage": None}).num_tokens is None
 
 

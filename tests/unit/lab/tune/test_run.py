@@ -93,6 +93,21 @@ def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     assert llm.generate(["abc abc"], SamplingParams(max_tokens=4))[0].token_ids
 
 
+@pytest.mark.slow
+def test_a_window_is_tried_where_texts_are_longer_than_the_draft_s(
+    root: Path, tmp_path: Path
+) -> None:
+    """Catches a window that nobody tries, and one tried where it hides nothing."""
+    short = disturbed(tiny_llama(257, sharpness=4.0, num_hidden_layers=4), 0.1)
+    short.config.max_position_embeddings = 24
+    save_checkpoint(tmp_path / "draft", short, byte_tokenizer())
+    named = {"drafters": ("draft-model",), "trees": False}
+    result = tuned(root, tmp_path, str(tmp_path / "draft"), **named)
+    assert "draft-model window=auto" in {one.family for one in result.families if not one.failure}
+    result = tuned(root, tmp_path / "again", "draft", **named)
+    assert "draft-model window=auto" not in {one.family for one in result.families}
+
+
 def test_exits_and_bits_of_the_target_itself(root: Path) -> None:
     """Of as many layers as its config says."""
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"early-exit", "quantised"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from outrider.lab.workload import builtin
 from outrider.lab.workload.builtin import BUILTIN, EMBEDDED
 from outrider.lab.workload.load import _with_own_ids, load_workload
 from outrider.lab.workload.types import WorkloadRequest
+from tools.agent_session import session
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +324,18 @@ def test_table_and_folder_agree() -> None:
         for kind in files.embedded
     }
     assert sets == {path.stem for path in EMBEDDED.glob("*.jsonl")}
-    assert set(builtin.KINDS) | {"demo"} == sets
+    assert set(builtin.KINDS) | {"demo", "agent"} == sets
+
+
+def test_an_agent_s_session_grows_from_turn_to_turn() -> None:
+    requests = load_workload("agent").requests
+    assert [request.turn for request in requests] == list(range(1, 31))
+    assert [request.id for request in requests[:2]] == ["agent/1", "agent/2"]
+    for before, after in pairwise(requests):
+        assert before.messages is not None
+        assert after.messages is not None
+        assert after.messages[: len(before.messages)] == before.messages
+    assert (EMBEDDED / "agent.jsonl").read_text(encoding="utf-8") == session()
 
 
 def test_the_page_tells_the_truth(tmp_path: Path) -> None:

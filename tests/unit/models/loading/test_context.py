@@ -190,7 +190,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
     llm = LLM(target, draft=draft, **QUIET)
     note = (
         f"the draft '{draft}' holds 64 tokens, rows may have 256: beyond 64 nothing is drafted "
-        "(--max-model-len 64, or a draft with a longer context)"
+        "(--max-model-len 64, a draft with a longer context, or its option window=auto)"
     )
     assert llm.notes.count(note) == 1
     assert llm.generate([[3] * (DRAFT + 1)], SamplingParams(max_tokens=4))[0].stats.drafted == 0

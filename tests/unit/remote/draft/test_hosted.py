@@ -88,3 +88,21 @@ def test_a_draft_model_of_another_vocabulary_than_the_target_named(
                 model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"
             )
         )
+
+
+def test_within_a_window_a_draft_model_drafts_in_the_targets_longer_texts(tmp_path: Path) -> None:
+    """Catches a service that refuses texts beyond its draft's own context, and a window that its
+    model does not get."""
+    draft = save_draft(tmp_path / "draft", max_position_embeddings=32)
+    target = save_draft(tmp_path / "target", max_position_embeddings=512)
+    plain = hosted_model(draft, model=str(target))
+    assert plain.max_context == 32
+    hosted = hosted_model(draft, model=str(target), drafter_options={"window": "auto"})
+    assert hosted.max_context == 512
+    assert hosted.notes == [f"window=auto: '{draft}' sees the last 32 tokens while it drafts"]
+    bench = Bench(hosted)
+    sampling = messages.Sampling(temperature=1.0)
+    reply = bench.ask(bench.reader("a"), 1, tokens=[5] * 100, sampling=sampling, num_draft_tokens=4)
+    assert len(reply.nodes) == 4
+    with pytest.raises(ConfigError, match="window=8 is smaller than a draft of 8 tokens"):
+        hosted_model(draft, drafter_options={"window": 8})

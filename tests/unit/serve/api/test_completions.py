@@ -69,6 +69,25 @@ def test_speculation_is_counted_in_vllms_names() -> None:
     assert answer["metrics"]["timing"] == timing
 
 
+def test_timings_are_those_of_llama_cpp_s_server() -> None:
+    """By these names its speed-bench client and web page read speeds and acceptance."""
+    assert ask(FakeEngine(cached=2))["timings"] == {
+        "cache_n": 2,
+        "prompt_n": 1,
+        "prompt_ms": 0.0,
+        "prompt_per_token_ms": 0.0,
+        "prompt_per_second": None,
+        "predicted_n": 13,
+        "predicted_ms": 1000.0,
+        "predicted_per_token_ms": pytest.approx(1000 / 13),
+        "predicted_per_second": 13.0,
+        "draft_n": 21,
+        "draft_n_accepted": 6,
+    }
+    plain = ask(FakeEngine(), speculation={"mode": "off"})["timings"]
+    assert "draft_n" not in plain, "as there: only where something was drafted"
+
+
 @pytest.mark.parametrize(
     ("wish", "number"),
     [
@@ -293,6 +312,7 @@ class TestStream:
         assert "".join(c["choices"][0]["text"] for c in chunks) == "Grüße"
         assert [c["choices"][0]["finish_reason"] for c in chunks][-1] == "stop"
         assert all("usage" not in c for c in chunks)
+        assert ["timings" in c for c in chunks] == [False] * (len(chunks) - 1) + [True]
         pieces = [pair for c in chunks for pair in c["choices"][0]["token_origins"]]
         assert "".join(piece for piece, _ in pieces) == "Grüße"
         assert len({c["id"] for c in chunks}) == 1

@@ -53,6 +53,7 @@ def without_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         event.get("metrics", {}).pop("preemptions", None)
         event.get("metrics", {}).pop("speculative_decoding", None)
         event.get("usage", {}).pop("prompt_tokens_details", None)
+        event.pop("timings", None)  # of what each server did
         for choice in event["choices"]:
             for call in choice.get("delta", {}).get("tool_calls", []):
                 call.pop("id", None)

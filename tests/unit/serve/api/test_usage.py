@@ -52,6 +52,21 @@ def test_every_chunk_counts_its_own_answer(path: str, body: dict[str, Any]) -> N
     assert last["usage"]["completion_tokens"] == 26
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat(n=2)), (COMPLETIONS, {"prompt": "Say", "n": 2})]
+)
+def test_the_last_chunk_has_the_timings_of_all_answers(path: str, body: dict[str, Any]) -> None:
+    """With `include_usage` that is the chunk with the usage, else the last one with text."""
+    chunks, last = streamed(path, body)
+    assert not any("timings" in chunk for chunk in chunks)
+    assert last["timings"]["predicted_n"] == 26
+    with serving(FakeEngine()) as client:
+        *chunks, last = events(client.post(path, json={**body, "stream": True}))
+    assert not any("timings" in chunk for chunk in chunks)
+    assert last["timings"]["predicted_n"] == 26
+    assert last["choices"][0]["finish_reason"]
+
+
 def test_chunks_have_the_documented_shape() -> None:
     chunks, last = streamed(CHAT, chat())
     for chunk in [*chunks, last]:
