@@ -3,12 +3,10 @@ server's URL."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from outrider.cli import session
 from outrider.cli.lab import OutputOptions, Resume, answer, measure
@@ -20,6 +18,7 @@ from outrider.cli.options import (
     ServerTarget,
 )
 from outrider.cli.prompting import SELDOM_READING, AnswerOptions, ConversationOptions, PromptOptions
+from outrider.cli.servers import SELDOM_SERVER, ServerOptions, is_server
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import gathered, given, option, refuse_unused
 from outrider.errors import ConfigError
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
     from outrider.configuration import Configuration
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.bench.plan import Plan
-    from outrider.lab.server.client import ServerEndpoint
 
 COMPARED = "What is compared"
 ENOUGH = "When it is enough"
-SERVERS = "For a server's URL"
-ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/\S*)?")  # a hub's file has a / before its colon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,63 +90,12 @@ class BenchOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """For targets that are the URL of an OpenAI-compatible server."""
-
-    baseline_url: str | None = option(
-        None, SERVERS, "The same model without speculation, to compare with.", common=True
-    )
-    concurrency: int = option(1, SERVERS, "Requests in flight.", min=1, common=True)
-    server_model: str | None = option(
-        None, SERVERS, "Which of the server's models.", show_default="the only one"
-    )
-    api: Literal["auto", "chat", "completions"] = option("auto", SERVERS, "Which endpoint.")
-    api_key_env: str | None = option(
-        None, SERVERS, "Environment variable with the API key.", metavar="NAME"
-    )
-    baseline_api_key_env: str | None = option(
-        None,
-        SERVERS,
-        "api_key_env of --baseline-url; '' sends it no key.",
-        metavar="NAME",
-        show_default="api_key_env",
-    )
-    stall_timeout: float = option(300.0, SERVERS, "Seconds without a sign of life.")
-
-    def endpoints(self, url: str) -> dict[str, ServerEndpoint]:
-        """The server, after the one to compare it with where there is one. Raises ConfigError."""
-        from outrider.lab.server.client import ServerEndpoint, key_from
-
-        key = key_from(self.api_key_env)
-        named = self.baseline_api_key_env
-        if self.baseline_url is None:
-            if named is not None:
-                raise ConfigError(
-                    "--server baseline_api_key_env means nothing without --baseline-url"
-                )
-            return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
-        plain_key = key if named is None else key_from(named or None)
-        return {
-            "plain": ServerEndpoint.parse(
-                self.baseline_url, api_key=plain_key, model=self.server_model
-            ),
-            "speculative": ServerEndpoint.parse(url, api_key=key, model=self.server_model),
-        }
-
-
 @gathered(
     sampling=SELDOM_SAMPLING,
     model_options=SELDOM_MODEL,
     reading=SELDOM_READING,
     enough=("max_rounds", "max_other_cpu"),
-    server=(
-        "server_model",
-        "api",
-        "api_key_env",
-        "baseline_api_key_env",
-        "stall_timeout",
-    ),
+    server=SELDOM_SERVER,
 )
 def bench(
     target: ServerTarget,
@@ -166,9 +111,9 @@ def bench(
     check_lab("bench")
     from outrider.lab.bench.run import run_bench
 
-    is_server = _is_server(target)
-    output.check(folder=not is_server)
-    if is_server:
+    of_server = is_server(target)
+    output.check(folder=not of_server)
+    if of_server:
         unused = [*given(options, machine), *(["--resume"] if resume else [])]
         unused += [] if prompts.chat_template else ["--reading chat_template"]
         refuse_unused(unused, "when a server is measured: what it runs is set there")
@@ -222,14 +167,6 @@ def _compared(
         else one
         for one in named
     ]
-
-
-def _is_server(target: str) -> bool:
-    """Whether a target is a URL. Raises ConfigError for HOST:PORT alone, which is neither that nor
-    a model."""
-    if ADDRESS.fullmatch(target) and not Path(target).exists():
-        raise ConfigError(f"'{target}' looks like a server's address: write http://{target}")
-    return target.startswith(("http://", "https://"))
 
 
 def _bench_server(

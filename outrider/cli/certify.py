@@ -1,5 +1,5 @@
 """`outrider certify TARGET`: does this pair, with these settings, say what the target alone would
-say? Exit code 0 only if so."""
+say? Exit code 0 only if so. TARGET may be a server's URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.cli.lab import OutputOptions, Resume, measure
+from outrider.cli.lab import OutputOptions, Resume, answer, measure
 from outrider.cli.options import (
     SAMPLING,
     SELDOM_MODEL,
@@ -16,10 +16,11 @@ from outrider.cli.options import (
     FormOptions,
     ModelOptions,
     SamplingOptions,
-    Target,
+    ServerTarget,
 )
 from outrider.cli.prompting import SELDOM_READING, PromptOptions, source
-from outrider.cli.verbs import gathered, option
+from outrider.cli.servers import SELDOM_SERVER, SERVERS, ServerOptions, is_server
+from outrider.cli.verbs import gathered, given, option, refuse_unused
 from outrider.extras import check_lab
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
@@ -77,19 +78,46 @@ class EvidenceOptions(PromptOptions):
         return CertifyPlan(self.samples, params, sampling.seed)
 
 
-@gathered(sampling=SELDOM_SAMPLING, model_options=SELDOM_MODEL, reading=SELDOM_READING)
+@dataclass(frozen=True, kw_only=True)
+class ServerSides(ServerOptions):
+    """A server with drafts, and the same one without."""
+
+    baseline_url: str | None = option(
+        None,
+        SERVERS,
+        "The same server without drafts.",
+        show_default="TARGET, where its requests can switch drafts off",
+        common=True,
+    )
+    concurrency: int = option(
+        8, SERVERS, "Requests in flight, where several are asked at once.", min=1
+    )
+
+
+@gathered(
+    sampling=SELDOM_SAMPLING,
+    model_options=SELDOM_MODEL,
+    reading=SELDOM_READING,
+    server=("concurrency", *SELDOM_SERVER),
+)
 def certify(
-    target: Target,
+    target: ServerTarget,
     model: ModelOptions,
     sampling: CertifySampling,
     form: FormOptions,
     evidence: EvidenceOptions,
+    servers: ServerSides,
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
     """Test, bit by bit and with stated power, that speculation changes no output. Exit code 0 only
-    if so."""
+    if so. With a server's URL: that its drafts change no text."""
     check_lab("certify")
+    if is_server(target):
+        unused = [*given(model, form), *(["--resume"] if resume else [])]
+        refuse_unused(unused, "when a server is certified: what it runs is set there")
+        return _certify_server(target, servers, sampling, evidence, output)
+    refuse_unused(given(servers), "without a server's URL as the target")
     from outrider.build import Options
     from outrider.lab.certify.certify import certify as run_certify
     from outrider.lab.certify.certify import identity, tokens_of
@@ -115,4 +143,32 @@ def certify(
         run,
         resume=resume,
         finish=lambda result: 0 if result.verdict == "lossless" else 1,
+    )
+
+
+def _certify_server(
+    url: str,
+    servers: ServerSides,
+    sampling: CertifySampling,
+    evidence: EvidenceOptions,
+    output: OutputOptions,
+) -> int:
+    """Ask both sides, show, write."""
+    from outrider.lab.certify.server import ServerPlan, certify_server
+
+    output.check()
+    endpoints = servers.endpoints(url)
+    plan = ServerPlan(
+        samples=evidence.samples,
+        sampling=dataclasses.replace(sampling.params(), seed=None),
+        seed=sampling.seed,
+        concurrency=servers.concurrency,
+        api=servers.api,
+        timeout_s=servers.stall_timeout,
+    )
+    workload = evidence.load(url, evidence.limit)
+    return answer(
+        output,
+        lambda progress: certify_server(endpoints, workload, plan, progress=progress),
+        lambda result: 0 if result.verdict == "lossless" else 1,
     )

@@ -33,6 +33,7 @@ KINDS = {
     "tune": "outrider.lab.tune.tune_result:TuneResult",
     "explain": "outrider.lab.explain.explain_result:ExplainResult",
     "certify": "outrider.lab.certify.certify_result:CertifyResult",
+    "certify-server": "outrider.lab.certify.server_result:ServerCertifyResult",
     "estimate": "outrider.lab.estimate.estimate_result:EstimateResult",
     "replay": "outrider.lab.replay.replay_result:ReplayResult",
     "train": "outrider.train.train_result:TrainResult",

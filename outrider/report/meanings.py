@@ -43,6 +43,7 @@ MEANINGS = {
     "tokens tested": "of the draft, from 1; of a text, from 0 with its prompt",
     "order": "of the tokens that have ranks; preference: of the draft's q over the target's p",
     "G (df)": "2 Σ O ln(O / E), over Williams' factor; about its degrees of freedom where the distribution is right",
+    "gap (nats)": "the plain server's log-probability of its token minus that of the other; ≥: the other is not listed",
     "finds": "the smallest total variation that the test finds with the stated probability",
     # estimate and replay
     "k": "draft tokens per step; 0: plain decoding",

@@ -26,6 +26,7 @@ RENDERERS = {
     "tune": "outrider.report.tune",
     "explain": "outrider.report.explain",
     "certify": "outrider.report.certify",
+    "certify-server": "outrider.report.certify_server",
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
     "train": "outrider.report.train",

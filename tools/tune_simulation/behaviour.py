@@ -1,7 +1,7 @@
 """How families behave on rehearsed machines: acceptance and costs, of which every world of
 `simulate.py` is a variation.
 
-Drafters without heads are as on the shared pair (benchmarks/results/bench-2026-11-22.json: a 100M
+Drafters without heads are as on the shared pair (benchmarks/results/bench-2026-11-22.json.gz: a 100M
 target, a 14M draft, two cores). Heads and exits accept as in docs/results/heads.md; on the demo,
 whose passes are cheaper, a step of 7 EAGLE-3 tokens takes 2.6 plain steps, one of a block head 2.5,
 of four Medusa heads 1.5 (README.md), here somewhat less.

@@ -8,7 +8,7 @@ The whole `Tuner` runs on them, stage by stage; what it recommends is then compa
 and what it spent with what trying everything would have taken.
 
 How families behave is in `behaviour.py`. The noise is that of
-benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two cores): runs of one prompt differ
+benchmarks/results/bench-2026-11-22.json.gz (64 tokens an answer, two cores): runs of one prompt differ
 by 0.09 from one configuration to the next and by 0.08 from minute to minute
 (standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw:
 acceptance, costs, and by how much sweeps mislead.

@@ -1,5 +1,5 @@
-"""A certificate of losslessness for one pair of models with its settings: what is proved, what is
-tested and with which power."""
+"""A certificate of losslessness for one pair of models with its settings, or for a server with
+drafts: what is proved, what is tested and with which power."""
 
 from outrider.extras import check_lab
 

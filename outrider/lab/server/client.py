@@ -17,6 +17,7 @@ import httpx2
 
 from outrider.errors import ConfigError, OutriderError, RequestError, ServerError
 from outrider.lab.bench.bench_result import MeasuredAnswer
+from outrider.lab.server.logprobs import TokenLogprob, logprobs_of
 from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from outrider.wellformed import parsed_json
@@ -31,6 +32,8 @@ HINTS = {
     429: "measure at a lower concurrency",
 }
 END = "[DONE]"
+MAX_CHARACTERS = 1 << 24  # of one answer; no prompt of a measurement asks for as many
+MAX_MESSAGE = 1 << 16  # bytes that are read of what is no stream
 # reasons that vLLM and SGLang end a request with that they could not finish
 GIVEN_UP = ("abort", "error")
 
@@ -134,14 +137,20 @@ class RequestOptions:
 
 class Client:
     """One server's connections. Proxies of the environment are not asked: they would be measured
-    too."""
+    too.
 
-    def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float) -> None:
+    `reuse`: a connection takes several requests. Where time does not matter each has its own:
+    llama.cpp's server at times closes one just when the next request comes, which is then lost.
+    """
+
+    def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float, reuse: bool = True) -> None:
         self.endpoint = endpoint
         self._timeout_s = timeout_s
         self.http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx2.Limits(
+                max_connections=None, max_keepalive_connections=None if reuse else 0
+            ),
             headers={"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {},
             trust_env=False,
         )
@@ -149,6 +158,10 @@ class Client:
     async def ask(
         self, request: WorkloadRequest, path: str, body: dict[str, Any]
     ) -> MeasuredAnswer:
+        """The answer to a POST, read to its end. Raises as `stream`."""
+        return (await self.stream(path, body)).answer(request)
+
+    async def stream(self, path: str, body: dict[str, Any]) -> Stream:
         """POST, and read the stream to its end. Raises RequestError where the request is at fault,
         else ServerError.
 
@@ -160,7 +173,7 @@ class Client:
             async with self.http.stream("POST", self.endpoint.root + path, json=body) as response:
                 kind = response.headers.get("content-type", "")
                 if response.status_code != 200 or not kind.startswith("text/event-stream"):
-                    text = (await response.aread()).decode("utf-8", errors="replace")
+                    text = await _beginning(response)
                     raise error_of(response.status_code, text or "it sent nothing")
                 # past the end mark: the connection is used again
                 async for event in httpx2.EventSource(response):
@@ -170,7 +183,7 @@ class Client:
                 raise self._error(error) from error
         if not stream.is_whole:
             raise self._error(ServerError("the stream stopped before its end"))
-        return stream.answer(request)
+        return stream
 
     async def get(self, path: str) -> httpx2.Response:
         """GET. Raises ServerError where no answer comes, or one of another status than 200."""
@@ -189,17 +202,25 @@ class Client:
         """
         if self.endpoint.model is not None:
             return self.endpoint.model
-        response = await self.get("/v1/models")
-        try:
-            names = [mended(str(entry["id"])) for entry in response.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            names = []
+        names = [name for name, _ in await self.models()]
         if len(names) != 1:
             raise ConfigError(
                 f"the server at {self.endpoint.url} lists {len(names)} models: name the one to "
                 f"ask, --server server_model=NAME{': ' if names else ''}{', '.join(sorted(names))}"
             )
         return names[0]
+
+    async def models(self) -> list[tuple[str, str]]:
+        """(name, who it is `owned_by`) of each model; none where the list is none. Raises
+        ServerError where the server does not answer."""
+        response = await self.get("/v1/models")
+        try:
+            return [
+                (mended(str(entry["id"])), mended(str(entry.get("owned_by") or "")))
+                for entry in response.json()["data"]
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return []
 
     def _error(self, error: Exception) -> OutriderError:
         """An error of this server in one line, without the key: servers repeat it in what they
@@ -224,6 +245,8 @@ class Stream:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.contents: list[str] = []  # of these, without reasoning
+        self.num_characters = 0
+        self.logprobs: list[TokenLogprob] = []  # where they were asked for, and given
         self.ttft_s: float | None = None
         # arrival of the last event that belongs to the text; the usage that follows is not
         self.seconds = 0.0
@@ -232,6 +255,7 @@ class Stream:
         # as the server counts them: `usage`, or llama.cpp's `timings`
         self.num_tokens: int | None = None
         self.num_cached: int | None = None
+        self.num_drafted: int | None = None  # draft tokens, where llama.cpp's `timings` are given
 
     @property
     def is_whole(self) -> bool:
@@ -271,6 +295,10 @@ class Stream:
         parts = (choice.get("text"), thought, delta.get("content"))
         text = "".join(part for part in parts if isinstance(part, str))
         reason = choice.get("finish_reason")
+        self.logprobs += logprobs_of(choice.get("logprobs"))
+        self.num_characters += len(text)
+        if self.num_characters > MAX_CHARACTERS:
+            raise ServerError(f"the answer is longer than {MAX_CHARACTERS} characters")
         if text:
             self.texts.append(text)
             self.contents += [part for part in (parts[0], parts[2]) if isinstance(part, str)]
@@ -288,6 +316,14 @@ class Stream:
         for count in (timings.get("cache_n"), details.get("cached_tokens")):
             if type(count) is int:
                 self.num_cached = count
+        if timings:
+            drafted = timings.get("draft_n", 0)  # left out where nothing was drafted
+            self.num_drafted = drafted if type(drafted) is int else None
+
+    @property
+    def text(self) -> str:
+        """All of it, reasoning included."""
+        return mended("".join(self.texts))
 
     def answer(self, request: WorkloadRequest) -> MeasuredAnswer:
         return MeasuredAnswer(
@@ -298,7 +334,7 @@ class Stream:
             num_chunks=len(self.texts),
             num_tokens=self.num_tokens,
             num_cached=self.num_cached,
-            text=(text := mended("".join(self.texts))),
+            text=(text := self.text),
             content=None if (content := mended("".join(self.contents))) == text else content,
             turn=request.turn,
         )
@@ -311,6 +347,16 @@ def error_of(status: Any, text: str) -> OutriderError:
     hint = f" ({HINTS[status]})" if status in HINTS else ""
     at_fault = 400 <= status < 500 and status not in NOT_THE_REQUEST
     return (RequestError if at_fault else ServerError)(f"HTTP {status}: {one_line(text)}{hint}")
+
+
+async def _beginning(response: httpx2.Response) -> str:
+    """The first MAX_MESSAGE bytes of a body."""
+    read = b""
+    async for piece in response.aiter_bytes():
+        read += piece
+        if len(read) >= MAX_MESSAGE:
+            break
+    return read[:MAX_MESSAGE].decode("utf-8", errors="replace")
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -12,7 +12,7 @@ from outrider.cli.app import ALIASES, VERBS, build_app, unknown_option
 from outrider.foreign import ABSENT, FOREIGN
 
 MAX_SHOWN = 20  # --help itself is one of them
-MAX_SLOTS = 285  # options of all verbs together
+MAX_SLOTS = 287  # options of all verbs together
 Cli = Callable[..., Any]
 
 

@@ -31,6 +31,15 @@ from outrider.lab.certify.certify_result import (
     TextDifference,
     TextRun,
 )
+from outrider.lab.certify.server_result import (
+    AskedServer,
+    DrawnWith,
+    ServerCertifyResult,
+    ServerTextDifference,
+    ServerTexts,
+    ShortTexts,
+    TwoSampleTest,
+)
 from outrider.lab.estimate.estimate import costs_of, estimate
 from outrider.lab.estimate.estimate_result import EstimateResult, ModelSize
 from outrider.lab.explain.causes import CAUSES
@@ -338,6 +347,101 @@ def failed_certificate() -> CertifyResult:
         reasons=["Greedy text: not"],
         greedy=greedy,
         sampled_distribution=sampled,
+    )
+
+
+def beginnings_test(drawn: DrawnWith, **changes: Any) -> TwoSampleTest:
+    facts: dict[str, Any] = {
+        "drawn": drawn,
+        "view": "beginning",
+        "num_draws": 400,
+        "num_uncertain": 400,
+        "num_cells": 9,
+        "g": 6.5,
+        "df": 8,
+        "p_value": 0.59,
+        "impossible": 0,
+        "detectable_total_variation": 0.2,
+    }
+    return TwoSampleTest(**(facts | changes))
+
+
+def server_certificate(**changes: Any) -> ServerCertifyResult:
+    runs = [
+        TextRun(name=name, num_identical=4, num_prompts=4, num_tokens=192)
+        for name in ("plain, alone, again at the end", "speculative, alone")
+    ]
+    url = "http://localhost:8000"
+    facts: dict[str, Any] = {
+        "verdict": "lossless",
+        "reasons": ["Greedy text: the same"],
+        "plain": AskedServer(
+            url=url,
+            model="m",
+            engine="outrider",
+            fields={"speculation": {"mode": "off"}},
+            num_requests=412,
+            drafted={"greedy": 0, "sampled": 0},
+        ),
+        "speculative": AskedServer(
+            url=url,
+            model="m",
+            engine="outrider",
+            fields={},
+            num_requests=408,
+            drafted={"greedy": 90, "sampled": 700},
+        ),
+        "sampling": {"temperature": 1.0},
+        "workload": "words",
+        "num_prompts": 4,
+        "max_new_tokens": 48,
+        "concurrency": 8,
+        "seed": 7,
+        "determinism": ServerTexts(status="passed", why="all repeated", runs=runs[:1]),
+        "greedy": ServerTexts(status="passed", why="the same", runs=runs[1:]),
+        "sampled": ShortTexts(
+            status="passed",
+            why="they are alike",
+            temperature=1.0,
+            num_tokens=8,
+            num_prompts=4,
+            tests=[beginnings_test("all"), beginnings_test("with seeds", view="end")],
+        ),
+        "notes": ["a note"],
+        "elapsed_s": 61.0,
+    }
+    return ServerCertifyResult(**(facts | changes))
+
+
+def failed_server_certificate() -> ServerCertifyResult:
+    """Two servers: a request that failed, a text that differs, a test that was rejected."""
+    whole = server_certificate()
+    parted = ServerTextDifference(
+        prompt=2,
+        run="speculative, alone",
+        position=17,
+        expected_text=" was a |",
+        found_text="<b>|` \x1b[1m",
+        gap=3.25,
+        is_least=True,
+        cause="error",
+    )
+    tests = [beginnings_test("all", rejected=True, p_value=1e-9), beginnings_test("with seeds")]
+    return server_certificate(
+        verdict="not lossless",
+        reasons=["Greedy text: not"],
+        speculative=whole.speculative.model_copy(
+            update={
+                "url": "http://localhost:8001",
+                "failures": ["request r1: HTTP 500"],
+                "drafted": {"greedy": None},
+            }
+        ),
+        determinism=whole.determinism.model_copy(
+            update={"status": "not claimed", "why": "batches move its text"}
+        ),
+        greedy=whole.greedy.model_copy(update={"status": "failed", "differences": [parted]}),
+        sampled=whole.sampled.model_copy(update={"status": "failed", "tests": tests}),
     )
 
 

@@ -38,6 +38,8 @@ REPORTS: dict[str, Callable[[], Document]] = {
     ),
     "certify": lambda: render(pinned(results.certificate())),
     "certify-failed": lambda: render(pinned(results.failed_certificate())),
+    "certify-server": lambda: render(pinned(results.server_certificate())),
+    "certify-server-failed": lambda: render(pinned(results.failed_server_certificate())),
     "compare": compared,
     "estimate": lambda: render(
         pinned(estimate([0.8], costs_of(0.1, {}), "c 0.1 and passes that cost the same"))

@@ -36,6 +36,9 @@ class Fake:
     key: str | None = None
     faults: dict[int, str] = field(default_factory=dict)
     text: Callable[[dict[str, Any]], str] | None = None
+    # log-probabilities where they are asked for: of the likeliest words in the place of word i
+    logprobs: Callable[[int, str], dict[str, float]] | None = None
+    counted_as: int | None = None  # what `usage` says, whatever the answer
     late_counting_s: float = 0.0
     foreign_tokens: int = 0  # generated for others beside every request
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -78,7 +81,7 @@ class Fake:
         self.server.shutdown()
         self.server.server_close()
 
-    def count(self, tokens: int) -> None:
+    def count(self, tokens: int, *, drafts: bool = True) -> None:
         """One request is over: its first token came from the prompt's pass, the others from steps
         of KEPT + 1."""
         if self.late_counting_s:
@@ -87,7 +90,7 @@ class Fake:
         with self.lock:
             self.generated += tokens + self.foreign_tokens
             self.requests += 1
-            if self.speculates:
+            if self.speculates and drafts:
                 self.steps += steps
                 self.drafted += DRAFT * steps
                 self.accepted += KEPT * steps
@@ -125,6 +128,39 @@ class Fake:
 
 def _counter(name: str, value: float) -> list[str]:
     return [f"# TYPE {name} counter", f'{name}{{engine="0",model_name="{MODEL}"}} {value}']
+
+
+def _logprobs(
+    of: Callable[[int, str], dict[str, float]],
+    words: list[str],
+    start: int,
+    end: int,
+    *,
+    chat: bool,
+) -> dict[str, Any]:
+    """In the shape of a completion, or of a chat."""
+    tokens = [word + " " * (number < len(words) - 1) for number, word in enumerate(words)]
+    places = [(tokens[number], of(number, tokens[number])) for number in range(start, end)]
+    if not chat:
+        return {
+            "tokens": [token for token, _ in places],
+            "token_logprobs": [tops[token] for token, tops in places],
+            "top_logprobs": [tops for _, tops in places],
+        }
+    return {
+        "content": [
+            {
+                "token": token,
+                "logprob": tops[token],
+                "bytes": list(token.encode()),
+                "top_logprobs": [
+                    {"token": other, "logprob": value, "bytes": list(other.encode())}
+                    for other, value in tops.items()
+                ],
+            }
+            for token, tops in places
+        ]
+    }
 
 
 class _Server(ThreadingHTTPServer):
@@ -247,15 +283,11 @@ class _Handler(BaseHTTPRequestHandler):
             if index == 2 and self._misbehave(fault):
                 return
             text = " ".join(words[start:end]) + ("" if end == len(words) else " ")
-            self._event(
-                {
-                    "choices": [
-                        {"index": 0, "delta": {"content": text}}
-                        if chat
-                        else {"index": 0, "text": text}
-                    ]
-                }
-            )
+            choice: dict[str, Any] = {"index": 0}
+            choice |= {"delta": {"content": text}} if chat else {"text": text}
+            if fake.logprobs and body.get("logprobs"):
+                choice["logprobs"] = _logprobs(fake.logprobs, words, start, end, chat=chat)
+            self._event({"choices": [choice]})
         if fault == "no-finish":
             self._chunk(b"")
             return
@@ -273,14 +305,16 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.late_counting_s:
             threading.Thread(target=fake.count, args=(tokens,), daemon=True).start()
         else:
-            fake.count(tokens)
+            # as Outrider's requests switch drafts off
+            fake.count(tokens, drafts=body.get("speculation", {}).get("mode") != "off")
         self._end(body, tokens, fault)
 
     def _end(self, body: dict[str, Any], tokens: int, fault: str) -> None:
         fake = self.fake
         last: dict[str, Any] = {"choices": []}
         if fake.usage and body.get("stream_options", {}).get("include_usage"):
-            last["usage"] = {"prompt_tokens": 10, "completion_tokens": tokens}
+            count = tokens if fake.counted_as is None else fake.counted_as
+            last["usage"] = {"prompt_tokens": 10, "completion_tokens": count}
         self._event(last)
         self._over()
         self._chunk(b"data: [DONE]\n\n")

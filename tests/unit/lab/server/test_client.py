@@ -188,6 +188,14 @@ def test_tokens_are_counted_by_the_server_or_not_at_all() -> None:
     assert played(text("a", "stop") | {"usage": None}).num_tokens is None
 
 
+def test_drafted_tokens_are_counted_by_timings() -> None:
+    """llama.cpp leaves the count out where it drafted nothing; others give none."""
+    assert played(text("a", "stop") | {"timings": {"draft_n": 5}}).num_drafted == 5
+    assert played(text("a", "stop") | {"timings": {"predicted_n": 5}}).num_drafted == 0
+    assert played(text("a", "stop") | {"timings": {"draft_n": "5"}}).num_drafted is None
+    assert played(text("a", "stop")).num_drafted is None
+
+
 def test_halves_of_characters_are_joined_or_replaced() -> None:
     """Servers that cut a text between two escapes; a lone half would make the result unwritable."""
     parts = json.loads('["\\ud83d", "\\ude00", " \\ud83d!"]')
@@ -277,9 +285,11 @@ def ask(
     *,
     key: str | None = None,
     timeout_s: float = 5.0,
+    reuse: bool = True,
 ) -> list[MeasuredAnswer | BaseException]:
     async def run() -> list[MeasuredAnswer | BaseException]:
-        client = Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s)
+        endpoint = ServerEndpoint.parse(url, api_key=key)
+        client = Client(endpoint, timeout_s=timeout_s, reuse=reuse)
         outcomes: list[MeasuredAnswer | BaseException] = []
         for _ in range(times):
             path, body = RequestOptions().body(request, MODEL)
@@ -313,8 +323,10 @@ def test_an_answer(request_: WorkloadRequest) -> None:
     assert answer.tpot_s == pytest.approx((answer.seconds - answer.ttft_s) / 12)
 
 
-def test_connections_are_used_again() -> None:
-    """A stream that is left at its end mark would cost every request a new connection."""
+@pytest.mark.parametrize("reuse", [True, False])
+def test_connections_are_used_again(reuse: bool) -> None:
+    """A stream that is left at its end mark would cost every request a new connection; a server
+    that closes them at any time would lose requests."""
     ports = []
     with Fake() as fake:
         server = fake.server
@@ -326,9 +338,9 @@ def test_connections_are_used_again() -> None:
             original(request, address)
 
         server.process_request = counted  # type: ignore[method-assign]
-        answers = ask(fake.url, times=4)
+        answers = ask(fake.url, times=4, reuse=reuse)
     assert all(isinstance(answer, MeasuredAnswer) for answer in answers)
-    assert len(ports) == 1
+    assert len(ports) == (1 if reuse else 4)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +371,13 @@ def test_what_a_server_can_do_wrong(fault: str, words: str, error: type[Exceptio
     assert words in str(failure)
     assert "\n" not in str(failure)
     assert isinstance(after, MeasuredAnswer)
+
+
+def test_of_a_long_message_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.lab.server.client.MAX_MESSAGE", 10)
+    with Fake(faults={0: "html"}) as fake:
+        (failure,) = ask(fake.url)
+    assert str(failure).endswith("HTTP 502: <html><h1>")
 
 
 @pytest.mark.parametrize("fault", ["rude", "heartbeat"])
