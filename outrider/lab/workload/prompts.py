@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError, counted
@@ -113,41 +113,64 @@ def prepare(
     first questions are asked. Each turn is a prompt; `per_task` counts conversations. Raises
     ConfigError naming the first requests that do not fit with `on_bad="refuse"`, or when none fits.
     """
+    reader = _Reader(tokenizer, context, max_tokens, chat_template, answer)
     prompts = list[PreparedPrompt]()
     unfit = list[str]()
     begun = Counter[str]()  # conversations
     numbers = Counter[str]()  # prompts
     num_unasked = 0
     for first in workload.requests:
-        if begun[first.task] >= per_task:
+        task = first.task
+        if begun[task] >= per_task:
             continue
-        turn: WorkloadRequest | None = first
-        while turn is not None:
-            request = turn
-            turn = None
-            room = min(max_tokens, request.max_tokens or max_tokens)
-            try:
-                tokens = to_tokens(request, tokenizer, chat_template=chat_template)
-                reason = fit(tokens, context, room)
-            except RequestError as error:
-                reason = str(error)
-            if request is first:
-                begun[first.task] += reason is None or on_bad == "refuse"
-            if reason is not None:
-                unfit.append(f"{request.id}: {reason}")
-                continue
-            prompt = PreparedPrompt(request, tokens, room, numbers[request.task])
-            prompts.append(prompt)
-            numbers[request.task] += 1
-            if not request.later:
-                continue
-            if answer is not None and chat_template:
-                turn = request.next_turn(answer(prompt))
+        turns = list(reader.turns(first))
+        begun[task] += on_bad == "refuse" or isinstance(turns[0], PreparedPrompt)
+        for turn in turns:
+            if isinstance(turn, str):
+                unfit.append(turn)
             else:
-                num_unasked += 1
+                prompts.append(replace(turn, number=numbers[task]))
+                numbers[task] += 1
+        last = turns[-1]
+        num_unasked += isinstance(last, PreparedPrompt) and bool(last.request.later)
     if unfit and (on_bad == "refuse" or not prompts):
         raise ConfigError(_message(workload, unfit, on_bad))
     return Prepared(tuple(prompts), tuple(unfit), num_unasked)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How requests become prompts: the arguments of `prepare`."""
+
+    tokenizer: Any
+    context: int
+    max_tokens: int
+    chat_template: bool
+    answer: Answer | None
+
+    def turns(self, first: WorkloadRequest) -> Iterator[PreparedPrompt | str]:
+        """A request, and the later turns of its conversation; the reason in place of one that does
+        not fit, which is the last."""
+        request = first
+        while True:
+            turn = self._prompt(request)
+            yield turn
+            if isinstance(turn, str) or not request.later:
+                return
+            if self.answer is None or not self.chat_template:
+                return
+            request = request.next_turn(self.answer(turn))
+
+    def _prompt(self, request: WorkloadRequest) -> PreparedPrompt | str:
+        room = min(self.max_tokens, request.max_tokens or self.max_tokens)
+        try:
+            tokens = to_tokens(request, self.tokenizer, chat_template=self.chat_template)
+        except RequestError as error:
+            return f"{request.id}: {error}"
+        reason = fit(tokens, self.context, room)
+        return (
+            PreparedPrompt(request, tokens, room) if reason is None else f"{request.id}: {reason}"
+        )
 
 
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
