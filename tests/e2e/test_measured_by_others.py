@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from outrider.demo import demo_paths
 from tests.live_server import KEY, live_server
 
 pytestmark = pytest.mark.nightly
@@ -70,3 +71,26 @@ def test_guidellm(address: str, prompts: Path, tmp_path: Path) -> None:
         steps = sum(drafts["acceptance_histogram"])
         assert steps == drafts["num_spec_steps"]
         assert drafts["mean_acceptance_length"] > 2
+
+
+def test_aiperf(address: str, tmp_path: Path) -> None:
+    """Its acceptance lengths come from each answer's metrics."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in QUESTIONS))
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in demo_paths().target.glob("*.json"):
+        shutil.copy(file, tokenizer)
+    run(
+        *(program("aiperf"), "profile", "--model", "demo", "--url", address, "--api-key", KEY),
+        *("--endpoint-type", "chat", "--streaming", "--concurrency", "1", "--ui", "none"),
+        *("--input-file", str(prompts), "--custom-dataset-type", "single_turn"),
+        *("--request-count", str(COUNT), "--tokenizer", str(tokenizer)),
+        *("--use-server-token-count", "--artifact-dir", str(tmp_path / "out")),
+    )
+    found = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    assert found["request_count"]["avg"] == COUNT
+    assert found["total_output_tokens"]["avg"] > 5 * COUNT
+    assert found["spec_decode_acceptance_length"]["avg"] > 2
+    steps = sum(found["pooled_spec_decode_acceptance_histogram"].values())
+    assert steps == found["total_spec_decode_steps"]["avg"]
