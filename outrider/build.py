@@ -304,6 +304,13 @@ def _make_prefill(
     return SparsePrefill.of(prefill, models.target, scorer)
 
 
+def notes_of_drafter(drafter: Drafter, draft: LoadedModel | None, context: int) -> list[str]:
+    """Notes on how it works, and how far a draft model drafts where rows may be longer."""
+    if draft is None or drafter.longest_text is None:
+        return drafter.notes
+    return [*drafter.notes, *shorter_draft(drafter.longest_text, context, draft.label)]
+
+
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target = models.target
@@ -315,9 +322,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         target.lm, drafter, parts.make_verifier(), parts.make_control(), parts.length.max_nodes
     )
     decoder.prefill = models.prefill
-    notes = [*models.notes, *parts.notes, *drafter.notes]
-    if draft is not None and drafter.longest_text is not None:
-        notes += shorter_draft(drafter.longest_text, models.context, draft.label)
+    notes = [*models.notes, *parts.notes, *notes_of_drafter(drafter, draft, models.context)]
     if not decoder.verifier.lossless:
         notes.append(
             f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model "

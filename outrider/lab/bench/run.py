@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outrider.build import Options
+from outrider.build import Options, notes_of_drafter
 from outrider.lab.bench.bench_result import (
     BenchResult,
     Cell,
@@ -160,7 +160,8 @@ def _describe(
             info.lossless = config["lossless"]
             info.exact = config["exact"]
             info.added_weights_bytes, info.added_kv_bytes_per_token = added_memory(contender)
-            info.notes = contender.built.decoder.drafter.notes
+            built = contender.built
+            info.notes = notes_of_drafter(built.decoder.drafter, built.draft, built.context)
         yield info
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.build import notes_of_drafter
 from outrider.cli import app
 from outrider.configuration import Configuration
 from outrider.engine.engine import make_engine
@@ -222,11 +223,13 @@ def test_the_command_line_says_so_once_and_in_json(
 
 
 def test_bench_says_so_once(target: Path, draft: Path) -> None:
-    """Its results take the notes of the loaded models."""
-    runner = Runner(
-        Options(target=str(target), draft=str(draft), **QUIET), [Configuration.parse("draft-model")]
-    )
-    assert sum("holds 64 tokens, rows may have 256" in note for note in runner.models.notes) == 1
+    """Its results take the notes of the loaded models, and those of each drafter."""
+    configuration = Configuration.parse("draft-model")
+    runner = Runner(Options(target=str(target), draft=str(draft), **QUIET), [configuration])
+    built = runner.open(configuration).built
+    drafters = notes_of_drafter(built.decoder.drafter, built.draft, built.context)
+    notes = [*runner.models.notes, *drafters]
+    assert sum("holds 64 tokens, rows may have 256" in note for note in notes) == 1
 
 
 def test_a_full_context_is_reported(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
