@@ -344,8 +344,8 @@ def test_a_server_that_goes_away_is_soon_asked_no_more() -> None:
             other.faults.update({number: "close"}) if number > 30 else None
         )
         result = run(one, other)
-        # ten failures in a row, and what was on its way by then
-        assert len(other.seen) <= 31 + 10 + 4
+        # ten failures in a row end it, of which late answers may interrupt a few; there are 560
+        assert len(other.seen) < 31 + 2 * 10 + 4
     assert result.verdict == "inconclusive"
     assert "of 560 texts are missing" in result.sampled.why
 
