@@ -64,10 +64,8 @@ def main(
         reading = reading_s(lms, _numbers(prompts))
         busy = busy_s(native, repeats)
     bandwidth = memory_bandwidth(threads)
-    shortest = min(passes)
-    longest = max(passes)
-    per_token = (passes[longest][1] - passes[shortest][1]) / (longest - shortest)
-    of_bytes = per_token * bandwidth / native.kv.bytes_per_token
+    per_token = cached_token_s(passes)
+    of_bytes = None if per_token is None else per_token * bandwidth / native.kv.bytes_per_token
     content = {
         "versions": {"outrider": __version__, "torch": torch.__version__},
         "model": model_name_of(model),
@@ -83,10 +81,11 @@ def main(
     for context, row in passes.items():
         table.add_row(str(context), *(f"{row[width] * 1e3:.1f}" for width in WIDTHS))
     out.print(table)
-    out.print(
-        f"a cached token: {per_token * 1e9:.0f} ns, {of_bytes:.2f} times its bytes at "
-        f"{bandwidth / 1e9:.1f} GB/s"
-    )
+    if per_token is not None:
+        out.print(
+            f"a cached token: {per_token * 1e9:.0f} ns, {of_bytes:.2f} times its bytes at "
+            f"{bandwidth / 1e9:.1f} GB/s"
+        )
     for tokens, times in reading.items():
         out.print(
             f"reading {tokens}: "
@@ -99,6 +98,15 @@ def main(
         )
     )
     out.print(f"written to benchmarks/results/{path.name}")
+
+
+def cached_token_s(passes: dict[int, dict[int, float]]) -> float | None:
+    """Seconds that one more cached token costs a pass; None where one context was measured."""
+    shortest = min(passes)
+    longest = max(passes)
+    if longest == shortest:
+        return None
+    return (passes[longest][1] - passes[shortest][1]) / (longest - shortest)
 
 
 def passes_s(lm: LM, contexts: list[int], repeats: int) -> dict[int, dict[int, float]]:

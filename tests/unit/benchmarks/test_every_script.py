@@ -198,6 +198,9 @@ def test_runtime(run: Any, pair: Path) -> None:
         "runtime", pair / "target", *options, BUSY=(0,), memory_bandwidth=lambda threads: 1e10
     )
     assert [*stored["runtime"]["passes_s"]] == [16, 32]
+    runtime = import_module("runtime")
+    assert runtime.cached_token_s({16: {1: 2.0}, 32: {1: 10.0}}) == 0.5
+    assert runtime.cached_token_s({16: {1: 2.0}}) is None, "one context says nothing of it"
 
 
 @pytest.mark.slow
