@@ -82,7 +82,7 @@ def test_fill() -> None:
 
 
 def lines_of(name: str, first: int, last: int) -> str:
-    """What `read_file` returns: numbered lines of a file."""
+    """The result of `read_file`: numbered lines of a file."""
     lines = FILES[name].splitlines()[first - 1 : last]
     return "\n".join(f"{number:3} {line}" for number, line in enumerate(lines, first))
 
@@ -94,7 +94,7 @@ def body(name: str, first: int, last: int) -> str:
 
 
 def hits_of(word: str) -> str:
-    """What `search` returns."""
+    """The result of `search`."""
     return "\n".join(
         f"{name}:{number}: {line.strip()}"
         for name, text in FILES.items()
@@ -104,7 +104,7 @@ def hits_of(word: str) -> str:
 
 
 def failure(test: str, line: str, error: str) -> str:
-    """What `run_tests` returns of one that fails."""
+    """The result of `run_tests` where one fails."""
     return f"FAILED test_stock.py::{test}\n>   {line}\nE   {error}\n1 failed, 1 passed in 0.02s"
 
 

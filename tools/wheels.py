@@ -173,7 +173,7 @@ def build_source(dist: Path = DIST) -> Path:
 
 
 def _package(what: str, dist: Path, settings: dict[str, str]) -> list[Path]:
-    """What hatchling writes, alone in a folder until it is whole."""
+    """The packages that hatchling writes, in a folder of their own until they are whole."""
     fresh = dist / f"unfinished-{what}"
     shutil.rmtree(fresh, ignore_errors=True)
     command = [sys.executable, "-m", "hatchling", "build", "-t", what, "-d", str(fresh)]

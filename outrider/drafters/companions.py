@@ -98,7 +98,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `--draft auto` stands for."""
+    """The drafter that `--draft auto` takes, if any, and notes on the search."""
 
     draft: str | None = None  # a folder; None: the head in the target's checkpoint, or nothing
     kind: str | None = None  # who drafts with it; None: nothing was found

@@ -63,7 +63,7 @@ def trained_length(known: int | None, values: Mapping[str, Any]) -> int | None:
 
 
 def window_notes(asked: Window, window: int | None, name: str) -> list[str]:
-    """What window=auto came to."""
+    """A note on the window that auto chose; nothing where another was asked for."""
     if asked != "auto":
         return []
     seen = "all of a text" if window is None else f"the last {window} tokens"

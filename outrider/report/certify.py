@@ -105,12 +105,15 @@ def _headline(result: CertifyResult, claims: Sequence[Claim]) -> str:
     passed = [claim.claim for claim in claims if claim.result == "passed"]
     text = f"Lossless: {', and '.join(claim for claim in passed if claim != DRAFTED)}."
     sampled = result.sampled_distribution
-    shift = sampled.finds("texts")
+    return f"{text}{power_of(sampled.finds('texts'), sampled.power)}"
+
+
+def power_of(shift: float | None, power: float) -> str:
+    """A sentence on the smallest shift of probability that was tested for; empty where none was."""
     if shift is None:
-        return text
+        return ""
     return (
-        f"{text} A shift of {shift:.1%} of the probability would have been found in "
-        f"{sampled.power:.0%} of cases."
+        f" A shift of {shift:.1%} of the probability would have been found in {power:.0%} of cases."
     )
 
 

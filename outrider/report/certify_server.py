@@ -14,7 +14,7 @@ from outrider.lab.certify.server_result import (
     ServerVerdict,
     TwoSampleTest,
 )
-from outrider.report.certify import CLAIMS, RUNS, Claim
+from outrider.report.certify import CLAIMS, RUNS, Claim, power_of
 from outrider.report.document import (
     NOTHING,
     Block,
@@ -76,13 +76,7 @@ def _headline(result: ServerCertifyResult) -> str:
     if result.verdict == "inconclusive":
         return "Inconclusive: no fault was found, but a check could not tell."
     text = f"Lossless, as far as HTTP shows: {GREEDY}, and {SAMPLED}."
-    finds = result.sampled.finds
-    if finds is None:
-        return text
-    return (
-        f"{text} A shift of {finds:.1%} of the probability would have been found in "
-        f"{result.sampled.power:.0%} of cases."
-    )
+    return f"{text}{power_of(result.sampled.finds, result.sampled.power)}"
 
 
 def _claims(result: ServerCertifyResult) -> Iterator[Claim]:

@@ -44,7 +44,7 @@ def compiler() -> str | None:
 
 
 def why_no_compiler() -> str:
-    """What is said where `compiler` finds none."""
+    """The reason, in a message, where `compiler` finds none."""
     if sys.platform not in LINKED:
         return "nothing is compiled on this system (install the wheel for it)"
     return "no C++ compiler found (install g++)"

@@ -24,6 +24,32 @@ SMALL = (
 TIMEOUT_S = 240
 
 
+@pytest.mark.slow
+def test_a_conversation_and_the_files_of_specdec_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later turn has the model's own answer before it, and every text is in the files."""
+    monkeypatch.chdir(tmp_path)
+    questions = ["Sam has 3 apples and buys 4 more. How many?", "Ann has 5 and buys 2. How many?"]
+    Path("talk.jsonl").write_text(json.dumps({"question_id": "a", "turns": questions}))
+    out = ("--prompts", "talk.jsonl", "--out", "r.json", "--out", "files")
+    assert app.run(["bench", "demo", *SMALL, *out]) == 0
+    assert "By turn of a conversation" in capsys.readouterr().out
+    result = read_result(Path("r.json"))
+    assert isinstance(result, BenchResult)
+    (cell,) = result.cells
+    assert cell.prompt_ids == ["a", "a/2"]
+    first, second = cell.configurations[0].by_turn
+    assert (first.turn, second.turn) == (1, 2)
+    # both questions, and the answer between them
+    answer = cell.configurations[0].runs[0].tokens
+    assert second.mean_prompt_tokens >= 2 * first.mean_prompt_tokens - 4 + sum(answer) - 4
+    (line,) = Path("files/none-t0/responses.jsonl").read_text().splitlines()
+    assert json.loads(line)["turns"] == questions
+    assert all(json.loads(line)["choices"][0]["turns"])
+    assert len(list(Path("files").iterdir())) == 3, "a folder for each setting"
+
+
 @pytest.mark.nightly
 def test_bench_on_the_demo_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

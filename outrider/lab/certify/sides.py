@@ -163,7 +163,7 @@ async def open_sides(
 
 
 async def _engine(client: Client, model: str) -> str:
-    """What the server says who made it; empty where it does not."""
+    """The maker that a server names as the owner of its model; empty where it names none."""
     try:
         owners = dict(await client.models())
     except ServerError:

@@ -42,7 +42,7 @@ def _of_chat(content: list[dict[str, Any]]) -> Iterator[TokenLogprob]:
 
 
 def _bytes(entry: dict[str, Any]) -> bytes:
-    """What a token adds to the text: its bytes where they are given, else its name."""
+    """The bytes that a token adds to the text: as they are given, else those of its name."""
     given = entry.get("bytes")
     return bytes(given) if isinstance(given, list) else str(entry["token"]).encode()
 

@@ -70,7 +70,7 @@ def repository_of(folder: Path) -> str | None:
 
 
 def called(name: str) -> str:
-    """What a person calls a model: of a snapshot in the hub's cache its hub id."""
+    """The name that a person gives a model: of a snapshot in the hub's cache its hub id."""
     return repository_of(Path(name)) or name
 
 

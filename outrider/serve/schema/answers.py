@@ -101,7 +101,7 @@ class Metrics(Answer):
 
 
 class Timings(Answer):
-    """What llama.cpp's server says of an answer; milliseconds, tokens, tokens per second."""
+    """Speeds under the names of llama.cpp's server: milliseconds, tokens, tokens per second."""
 
     cache_n: int
     prompt_n: int

@@ -168,6 +168,13 @@ def test_a_folder_of_many_files_is_no_benchmark(
         load_workload(f"speed-bench:{tmp_path}")
 
 
+def test_folders_far_below_are_not_searched(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b" / "c" / "qualitative.jsonl", SPEED)
+    assert len(load_workload(f"speed-bench:{tmp_path}").requests) == 6
+    with pytest.raises(ConfigError, match=r"has no \.parquet"):
+        load_workload(f"speed-bench:{write(tmp_path / 'x/a/b/c/d/q.jsonl', SPEED).parents[4]}")
+
+
 def test_the_part_of_a_file() -> None:
     assert part_of_file(Path("speed/qualitative/test.parquet")) == "qualitative"
     assert part_of_file(Path("main/test-00000-of-00001.parquet")) == "main"
