@@ -32,7 +32,7 @@ TargetOption = Annotated[
 To = Annotated[
     str,
     typer.Option(
-        help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False
+        help="Layout: raw, speculators, fp8, medusa, vllm or transformers.", show_default=False
     ),
 ]
 Out = Annotated[Path, typer.Option(help="New folder.", show_default=False)]
@@ -108,7 +108,7 @@ def export(
             source=str(folder),
             target=target,
             command=command_line(),
-            checks=exporting.check(folder, kind, out, loaded) if check else [],
+            checks=exporting.check(folder, kind, to, out, loaded) if check else [],
         )
         result.write(out / EXPORT_FILE)
     sys.stdout.write(f"{kind} written to {out} in layout {to}\n")

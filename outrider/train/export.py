@@ -3,12 +3,13 @@
     kind                what it is                      layouts
     draft-model         a transformers folder           transformers
     medusa              Medusa heads                    medusa (medusa_lm_head.pt), vllm
-    eagle, eagle3       EAGLE heads                     raw, speculators (eagle3)
+    eagle, eagle3       EAGLE heads                     raw, speculators (eagle3), fp8
     block               DFlash / DSpark heads           raw, speculators
     early-exit, ...     ours alone: nobody reads them   none
 
 The tensors and the config decide the kind, not names. Heads that share the target's tables are
-written with them (`raw`, `speculators`, `vllm`), for engines that do not share.
+written with them (`raw`, `speculators`, `vllm`), for engines that do not share; `fp8` is for
+Outrider itself, small.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
 from outrider.models.heads.medusa import export_medusa, load_medusa
-from outrider.models.heads.source import HeadSource
+from outrider.models.heads.source import HeadSource, rounded_to_fp8
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.models.source import resolve
 from outrider.train.checkpoint import why_unwritten
 from outrider.train.export_draft import CPU, check_draft, export_draft
-from outrider.train.export_eagle import export_eagle
+from outrider.train.export_eagle import FP8, export_eagle
 from outrider.wellformed import load_object
 
 Config = TypeVar("Config", BlockConfig, EagleConfig)
 DRAFT_MODEL = "draft-model"
-LAYOUTS = ("raw", "speculators", "medusa", "vllm", "transformers")
+LAYOUTS = ("raw", "speculators", FP8, "medusa", "vllm", "transformers")
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def _addressed(config: Config, layout: str, target: Target) -> Config:
 WRITERS: dict[str, dict[str, Writer]] = {
     DRAFT_MODEL: {"transformers": _draft_model},
     "medusa": {"medusa": _medusa("original"), "vllm": _medusa("vllm")},
-    "eagle": {"raw": _eagle("eagle", "raw")},
-    "eagle3": {"raw": _eagle("eagle3", "raw"), "speculators": _eagle("eagle3", "speculators")},
+    "eagle": {layout: _eagle("eagle", layout) for layout in ("raw", FP8)},
+    "eagle3": {layout: _eagle("eagle3", layout) for layout in ("raw", "speculators", FP8)},
     "block": {"raw": _block("raw"), "speculators": _block("speculators")},
 }
 
@@ -210,24 +211,25 @@ def export(source: Path, layout: str, out: Path, target: Target) -> str:
     return kind
 
 
-def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
-    """Load what was written as anybody would, and compare it with the source: what was found, a
-    line each.
+def check(source: Path, kind: str, layout: str, out: Path, target: Target) -> list[str]:
+    """Load what was written as anybody would, and compare it with the source, rounded where the
+    layout rounds: what was found, a line each.
 
     Raises CheckpointError with the first tensor that differs.
     """
     if kind == DRAFT_MODEL:
         return check_draft(source, out, target.module)
     ours, theirs = (load_head(kind, folder, target) for folder in (source, out))
-    count = _same_tensors(ours, theirs, out)
+    count = _same_tensors(ours, theirs, out, in_8_bits=layout == FP8)
     config = load_object(out / "config.json")
     architecture = ", ".join(config.get("architectures") or []) or "no architecture named"
     sizes = target.sizes
     return [
-        f"{count} tensors of {out} are those of {source}, and fit {target.called} "
+        f"{count} tensors of {out} are those of {source}"
+        f"{' in 8 bits' if layout == FP8 else ''}, and fit {target.called} "
         f"({sizes.num_layers} layers of {sizes.hidden_size}, {sizes.vocab_size} tokens)",
         f"config.json: {architecture}",
-        *(f"vLLM: {line}" for line in obstacles(theirs)),
+        *(f"vLLM: {line}" for line in obstacles(theirs) if layout != FP8),
     ]
 
 
@@ -241,15 +243,17 @@ def load_head(kind: str, folder: Path, target: Target) -> nn.Module:
     return load_eagle(folder, "eagle3" if kind == "eagle3" else "eagle", sizes)
 
 
-def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
-    """How many tensors are equal: all of ours must be there; theirs may have the target's tables
-    alongside them."""
+def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path, *, in_8_bits: bool) -> int:
+    """How many tensors are equal, matrices once they are rounded to 8 bits where they were written
+    so: all of ours must be there; theirs may have the target's tables alongside them."""
     left = ours.state_dict()
     right = theirs.state_dict()
     for name, value in left.items():
         if name not in right:
             raise CheckpointError(f"{out} lacks tensor '{name}'")
-        if not torch.equal(value.float(), right[name].float()):
+        there = right[name]
+        expected = rounded_to_fp8(value).to(there.dtype) if in_8_bits else value
+        if not torch.equal(expected.float(), there.float()):
             raise CheckpointError(f"{out}: tensor '{name}' is not that of the source")
     return len(left)
 

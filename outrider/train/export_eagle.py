@@ -2,6 +2,7 @@
 
     raw            the original layout: vLLM, SGLang and EAGLE's own code (`LlamaForCausalLMEagle3`, `EagleLlamaForCausalLM`)
     speculators    vLLM's own library: names its target, so that `vllm serve FOLDER` alone finds it. EAGLE-3 only
+    fp8            the original layout in 8 bits and without the target's tables, for Outrider alone: a fraction of the size
 
 Every flag is written out, since readers disagree about what a missing one means. With `tables` the
 folder also holds the target's embedding, and its output layer where the head has none of its own:
@@ -27,9 +28,10 @@ from outrider.models.heads.eagle_files import (
     raw_config,
     raw_tensors,
 )
-from outrider.models.heads.source import write_head
+from outrider.models.heads.source import in_fp8, write_head
 
-LAYOUTS = ("raw", "speculators")
+FP8 = "fp8"
+LAYOUTS = ("raw", "speculators", FP8)
 SPECULATORS_VERSION = "0.3.0"  # whose fields these are
 
 
@@ -51,6 +53,9 @@ def export_eagle(
         raise ConfigError(
             f"unknown layout '{layout}' of an EAGLE head.{did_you_mean(layout, LAYOUTS)}"
         )
+    if layout == FP8:
+        write_head(folder, "model.safetensors", raw_config(head), in_fp8(raw_tensors(head)))
+        return
     if layout == "raw":
         write_head(
             folder, "model.safetensors", raw_config(head), raw_tensors(head) | _shared(head, tables)

@@ -273,6 +273,40 @@ def _widened(weight: Stored, scale: Stored) -> Tensor:
     return values * scales.float()
 
 
+def in_fp8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors with every matrix of floats in fp8 (e4m3) and one scale a row, as
+    `with_scales` reads them."""
+    stored = dict(tensors)
+    for name, tensor in tensors.items():
+        if _is_matrix(tensor):
+            codes, scales = _fp8(tensor)
+            stored[name] = codes
+            stored[name.removesuffix("weight") + SCALES[1]] = scales
+    return stored
+
+
+def rounded_to_fp8(tensor: Tensor) -> Tensor:
+    """The values that `in_fp8` stores: of a matrix rounded ones, fp32; of others as they are."""
+    if not _is_matrix(tensor):
+        return tensor
+    codes, scales = _fp8(tensor)
+    return codes.float() * scales
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dim() == 2
+
+
+def _fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (out, in) and scales (out, 1), fp32."""
+    values = matrix.float()
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scales = (values.abs().amax(1, keepdim=True) / largest).clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
+    return (values / scales).to(torch.float8_e4m3fn), scales
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json, or nothing where there is none. Raises CheckpointError when it is no JSON
     object."""

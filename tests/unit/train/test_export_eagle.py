@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from outrider.errors import ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
+from outrider.models.heads.source import rounded_to_fp8
 from outrider.train.export import obstacles
 from outrider.train.export_eagle import export_eagle
 from tests.heads import random_eagle
@@ -49,6 +50,26 @@ def answers(head: EagleHead) -> torch.Tensor:
 
     states = head(torch.arange(6)[None], features, torch.arange(6)[None], attend)
     return head.in_full(head.logits(head.carry(states) if head.config.norm_output else states))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_in_8_bits_a_head_is_small_and_still_itself(kind: Any, tmp_path: Path) -> None:
+    """Catches tables of the target that travel along, scales that are lost, rows without a weight
+    that become NaN, and rounding by more than half a step of e4m3."""
+    head = random_eagle(kind, target().config)
+    with torch.no_grad():
+        head.fc.weight[3] = 0
+    export_eagle(bound(head), tmp_path, "fp8")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "embed_tokens.weight" not in stored
+    assert {
+        stored[name].dtype for name in stored if stored[name].dim() == 2 and "scale" not in name
+    } == {torch.float8_e4m3fn}
+    again = load_eagle(tmp_path, kind, TargetSizes.of(target().config))
+    for name, value in head.state_dict().items():
+        there = again.state_dict()[name].float()
+        assert torch.equal(there, rounded_to_fp8(value).to(again.dtype).float()), name
+        assert ((there - value).abs() <= value.abs() / 15 + value.abs().amax() / 2**15).all(), name
 
 
 @pytest.mark.parametrize("layout", ["raw", "speculators"])
