@@ -165,8 +165,9 @@ def coded_panels(
     each = -(-outputs // WIDTH)
     headers = torch.zeros(count, each, HEADER, dtype=torch.uint8)
     for number in range(count):
+        weight = parts(number)  # held until it is read
         library.outrider_code_tables(
-            parts(number).data_ptr(), outputs, inputs, headers[number].data_ptr(), workers
+            weight.data_ptr(), outputs, inputs, headers[number].data_ptr(), workers
         )
     size = HEADER + inputs // EACH * FOUR
     facts = headers.view(-1, HEADER).view(torch.int64)  # sixteen bytes, the place, the number
@@ -177,8 +178,9 @@ def coded_panels(
     facts[:, 2] = (len(facts) - torch.arange(len(facts))) * size + 4 * (escapes - facts[:, 3])
     panels = room(total)
     for number in range(count):
+        weight = parts(number)
         library.outrider_code_panels(
-            parts(number).data_ptr(),
+            weight.data_ptr(),
             outputs,
             inputs,
             headers[number].data_ptr(),
