@@ -111,7 +111,8 @@ def random_model(folder: Path) -> str:
 
 def weight_bytes(lm: LM) -> int:
     """Bytes of what the executor reads besides values: every tensor once."""
-    kept: Any = lm.run.executor._binding._kept
+    run: Any = lm.run
+    kept = run.executor._binding._kept
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
 
 

@@ -25,6 +25,7 @@ from outrider.huge_pages import room_for_weight, zeros_on_huge_pages
 from outrider.machine import cpu_name
 from outrider.models.linear.panel import WIDTH
 from outrider.runtime.building import fingerprint
+from outrider.runtime.library import workers
 from outrider.runtime.structures import OpStruct, WeightFormat
 
 log = logging.getLogger("outrider.runtime")
@@ -65,20 +66,23 @@ class Coder(NamedTuple):
         return coded_panels(self.library, self.workers, parts, count, shape)
 
 
+def choice() -> str:
+    """One of CHOICES. Raises ConfigError where the environment says another."""
+    chosen = os.environ.get(SWITCH) or AUTO
+    if chosen not in CHOICES:
+        raise ConfigError(
+            f"{SWITCH} must be one of {', '.join(CHOICES)}, got '{chosen}'."
+            f"{did_you_mean(chosen, CHOICES)}"
+        )
+    return chosen
+
+
 def coder_for(path: Path, library: ctypes.CDLL, threads: int, num_bytes: int) -> Coder | None:
     """What codes the bf16 matrices of a model that has so many bytes of them; None where they stay
     as they are. Raises ConfigError for a switch in the environment that is none."""
-    choice = os.environ.get(SWITCH) or AUTO
-    if choice not in CHOICES:
-        raise ConfigError(
-            f"{SWITCH} must be one of {', '.join(CHOICES)}, got '{choice}'."
-            f"{did_you_mean(choice, CHOICES)}"
-        )
-    from outrider.runtime.library import workers
-
     coder = Coder(library, workers(library, threads))
-    if choice != AUTO:
-        return coder if choice == ALWAYS else None
+    if (chosen := choice()) != AUTO:
+        return coder if chosen == ALWAYS else None
     if num_bytes < LARGE:
         return None
     gain = kept_gain(path.name, threads)

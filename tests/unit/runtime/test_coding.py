@@ -142,7 +142,7 @@ def test_numbers_without_a_pattern_stay_as_they_are(coder: Coder) -> None:
         ("gpt2", {Code.LINEAR, Code.EMBED}),  # tied, and transposed weights
         ("qwen3_moe", {Code.LINEAR, Code.EXPERTS}),
         ("gpt_oss", {Code.LINEAR, Code.EXPERTS}),  # transposed
-        ("llama4_text", {Code.LINEAR, Code.EXPERTS}),
+        ("deepseek_v3", {Code.LINEAR, Code.EXPERTS, Code.HEADS}),
     ],
 )
 def test_passes_have_the_same_bits(
