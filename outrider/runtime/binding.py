@@ -15,6 +15,7 @@ from outrider.huge_pages import on_huge_pages
 from outrider.kv import LayerShape
 from outrider.models.linear.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.coding import Coder
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.program_check import check_program
@@ -50,17 +51,40 @@ def packed(weight: Tensor) -> tuple[WeightFormat, Tensor]:
 _shared: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def shared_panels(weight: Tensor, *, transposed: bool) -> tuple[WeightFormat, Tensor]:
-    """`packed` of a module's own weight, made once."""
+def shared_panels(
+    weight: Tensor, coder: Coder | None = None, *, transposed: bool
+) -> tuple[WeightFormat, Tensor]:
+    """`packed` of a module's own weight, made once; coded where it can be."""
     key = (transposed, None if weight.is_inference() else weight._version)
     known = _shared.get(weight)
     panels = known[2]() if known is not None and known[0] == key else None
     if panels is not None:
         return known[1], panels
-    kind, panels = packed(weight.t().contiguous() if transposed else weight)
-    panels = on_huge_pages(panels)
+    plain = weight.t().contiguous() if transposed else weight
+    coded = _coded(coder, [plain])
+    if coded is None:
+        kind, panels = packed(plain)
+        panels = on_huge_pages(panels)
+    else:
+        kind, panels = WeightFormat.PANELS_CODED, coded
     _shared[weight] = (key, kind, ref(panels))
     return kind, panels
+
+
+def _coded(
+    coder: Coder | None, weights: Sequence[Tensor] | Tensor, *, transposed: bool = False
+) -> Tensor | None:
+    """Coded panels of weights of one shape, one after the other; None where they cannot be."""
+    first = weights[0]
+    if coder is None or first.dtype != torch.bfloat16:
+        return None
+
+    def part(number: int) -> Tensor:
+        weight = weights[number]
+        return (weight.t() if transposed else weight).contiguous()
+
+    outputs, inputs = first.shape[::-1] if transposed else first.shape
+    return coder.panels(part, len(weights), (outputs, inputs))
 
 
 class Binding:
@@ -72,13 +96,21 @@ class Binding:
         tensors: Mapping[str, Tensor | Matrix],
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
+        coder: Coder | None = None,
     ) -> None:
         check_program(program, tensors, layers, dtype)
         self._program = program
         self._tensors = tensors
         self._layers = layers
         self._dtype = dtype
+        self._coder = coder
         self._kept: list[Tensor] = []
+        # matrices that logits are made with, which may be tables of embeddings, too
+        self._tied = {
+            op.weight
+            for op in (*program.body, *program.head)
+            if op.code == Code.LINEAR and not op.transposed
+        }
         self._schedule: Schedule = schedule(program)
         phases = self._schedule.phases
         ops = [self._op(op) for phase in phases for op in phase.ops]
@@ -240,9 +272,14 @@ class Binding:
         struct.N, struct.K = table.shape
         if isinstance(table, Matrix):
             self._bind_blocks(struct, table)
-        else:
-            struct.format = int(WeightFormat.TABLE)
-            struct.weight = self._keep(table)
+            return
+        kind, panels = WeightFormat.TABLE, table
+        if self._coder is not None and op.weight in self._tied:
+            kind, panels = shared_panels(table, self._coder, transposed=False)
+        if kind != WeightFormat.PANELS_CODED:  # rows of other panels are not read
+            kind, panels = WeightFormat.TABLE, table
+        struct.format = int(kind)
+        struct.weight = self._keep(panels)
 
     def _bind_linear(self, struct: OpStruct, op: Op) -> None:
         weight = self._tensors[op.weight]
@@ -251,7 +288,7 @@ class Binding:
             struct.N, struct.K = weight.shape
             self._bind_blocks(struct, weight)
             return
-        kind, panels = shared_panels(weight, transposed=op.transposed)
+        kind, panels = shared_panels(weight, self._coder, transposed=op.transposed)
         struct.format = int(kind)
         struct.weight = self._keep(panels)
         struct.N, struct.K = weight.shape[::-1] if op.transposed else weight.shape
@@ -275,8 +312,10 @@ class Binding:
 
     def _bind_layers(self, struct: OpStruct, op: Op, weights: Tensor) -> None:
         """Weights (layers, out, in), or (layers, in, out) of a transposed operation."""
-        panels = torch.empty(0)
-        for number, weight in enumerate(weights):
+        coded = _coded(self._coder, weights, transposed=op.transposed)
+        panels = torch.empty(0) if coded is None else coded
+        struct.format = int(WeightFormat.PANELS_CODED)
+        for number, weight in enumerate(weights if coded is None else ()):
             kind, values = packed(weight.t().contiguous() if op.transposed else weight)
             panels = panels if number else values.new_empty(len(weights), *values.shape)
             panels[number] = (

@@ -166,6 +166,10 @@ def _declare(library: ctypes.CDLL) -> None:
     library.outrider_runtime_linear.restype = None
     library.outrider_runtime_rows.argtypes = (pointer, pointer, size, pointer)
     library.outrider_runtime_rows.restype = None
+    library.outrider_code_tables.argtypes = (pointer, size, size, pointer, pointer)
+    library.outrider_code_tables.restype = None
+    library.outrider_code_panels.argtypes = (pointer, size, size, pointer, pointer, pointer)
+    library.outrider_code_panels.restype = None
     library.outrider_runtime_has_tiles.argtypes = ()
     library.outrider_runtime_has_tiles.restype = ctypes.c_bool
     library.outrider_runtime_compiler.argtypes = ()

@@ -23,6 +23,7 @@ from outrider.runtime import library
 from outrider.runtime.binding import Binding
 from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.checked import one_thread
+from outrider.runtime.coding import coder_for
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
@@ -96,11 +97,13 @@ class Executor:
         assert self.library.outrider_runtime_sizes() == SIZES, (
             "structures.py and native/program.h differ"
         )
-        self.workers = library.workers(self.library, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self.workers = library.workers(self.library, threads)
+        coder = coder_for(path, self.library, threads, _matrix_bytes(program, tensors))
         with one_thread(
             sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
         ):
-            self._binding = Binding(program, tensors, layers, dtype)
+            self._binding = Binding(program, tensors, layers, dtype, coder)
         dtypes = {
             op.layer: program.values[op.inputs[0].value].dtype
             for op in program.body
@@ -404,6 +407,18 @@ def _named(program: Program) -> set[str]:
     return {name for op in ops for name in (op.weight, op.bias) if name} | {
         value.name for value in program.values if value.source == Source.CONSTANT
     }
+
+
+def _matrix_bytes(program: Program, tensors: Mapping[str, Tensor | Matrix]) -> int:
+    """Bytes of the bf16 matrices that a program multiplies with."""
+    multiplied = (Code.LINEAR, Code.EXPERTS, Code.HEADS)
+    ops = (*program.body, *program.head)
+    weights = [tensors[name] for name in {op.weight for op in ops if op.code in multiplied}]
+    return sum(
+        weight.nbytes
+        for weight in weights
+        if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16
+    )
 
 
 def _address(memory: Memory | None) -> int | None:

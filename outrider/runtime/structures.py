@@ -26,6 +26,7 @@ class WeightFormat(IntEnum):
     BLOCKS = 2  # integers with scales
     TABLE = 3  # as torch has it: of embeddings alone
     FLOATS = 4  # fp8 with scales
+    PANELS_CODED = 5  # bf16 in 12 bits a number
 
 
 class OperandStruct(ctypes.Structure):

@@ -30,9 +30,10 @@ struct Room {
   std::vector<int64_t> starts;
 };
 
-// A row of a table in BLOCKS, widened.
+// A row of a table in BLOCKS, widened, or of a coded one.
 void read_row(const Op& op, int64_t index, char* to) {
   const uint8_t* const panels = static_cast<const uint8_t*>(op.weight);
+  if (op.format == PANELS_CODED) return coded::read_row(panels, op.K, index, reinterpret_cast<bf16*>(to));
   if (op.out.is_bf16) blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<bf16*>(to));
   else blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<float*>(to));
 }
@@ -152,7 +153,7 @@ class Execution {
       case EMBED: {
         const int64_t wanted = (op.by_position ? pass_.positions : pass_.ids)[m] + op.layer, bound = int64_t(op.numbers[0]);
         const int64_t bytes = op.cols * width(op.out), index = bound && wanted >= bound ? 0 : std::clamp<int64_t>(wanted, 0, op.N - 1);
-        if (op.format == BLOCKS) return read_row(op, index, block(op.out, m));
+        if (op.format != TABLE) return read_row(op, index, block(op.out, m));
         std::memcpy(block(op.out, m), static_cast<const char*>(op.weight) + index * bytes, bytes);
         return;
       }
@@ -256,7 +257,28 @@ void outrider_runtime_linear(const Op* op, const char* x, int64_t M, char* out, 
   own.pool.run(linear::num_pieces(*op), [&](int64_t piece) { linear::run_piece(*op, piece, from, M, out); });
 }
 
-// Rows of a table in BLOCKS: tokens (count) -> out (count, K).
+// The headers of the coded panels of a weight (N, K), without the places of their escapes.
+void outrider_code_tables(const bf16* weight, int64_t N, int64_t K, char* headers, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  own.pool.run((N + PANEL - 1) / PANEL, [&](int64_t p) {
+    const coded::Rows rows{weight + p * PANEL * K, std::min(PANEL, N - p * PANEL), K};
+    coded::choose_table(rows, *reinterpret_cast<coded::Header*>(headers + p * sizeof(coded::Header)));
+  });
+}
+
+// These panels, with their headers.
+void outrider_code_panels(const bf16* weight, int64_t N, int64_t K, const char* headers, uint8_t* panels, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  own.pool.run((N + PANEL - 1) / PANEL, [&](int64_t p) {
+    uint8_t* const panel = panels + p * coded::panel_bytes(K);
+    std::memcpy(panel, headers + p * sizeof(coded::Header), sizeof(coded::Header));
+    coded::encode({weight + p * PANEL * K, std::min(PANEL, N - p * PANEL), K}, panel);
+  });
+}
+
+// Rows of a table in panels: tokens (count) -> out (count, K).
 void outrider_runtime_rows(const Op* op, const int64_t* tokens, int64_t count, char* out) {
   const int64_t bytes = op->K * (op->out.is_bf16 ? 2 : 4);
   for (int64_t i = 0; i < count; ++i) read_row(*op, tokens[i], out + i * bytes);

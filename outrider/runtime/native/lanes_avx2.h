@@ -381,3 +381,11 @@ inline Ints add_small_products(Ints sum, Bytes codes, const int8_t* inputs) {
   };
   return {half(sum.low, codes.low), half(sum.high, codes.high)};
 }
+
+// Low and high bytes put side by side: those of the first eight of each sixteen, and of the last eight
+inline Pairs join_firsts(Bytes low, Bytes high) {
+  return {_mm256_unpacklo_epi8(low.low, high.low), _mm256_unpacklo_epi8(low.high, high.high)};
+}
+inline Pairs join_lasts(Bytes low, Bytes high) {
+  return {_mm256_unpackhi_epi8(low.low, high.low), _mm256_unpackhi_epi8(low.high, high.high)};
+}

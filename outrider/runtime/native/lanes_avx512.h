@@ -178,3 +178,7 @@ inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
 
 // The same where no code is above 127
 inline Ints add_small_products(Ints sum, Bytes codes, const int8_t* inputs) { return add_products(sum, codes, inputs); }
+
+// Low and high bytes put side by side: those of the first eight of each sixteen, and of the last eight
+inline Pairs join_firsts(Bytes low, Bytes high) { return {(__m512bh)_mm512_unpacklo_epi8(low.all, high.all)}; }
+inline Pairs join_lasts(Bytes low, Bytes high) { return {(__m512bh)_mm512_unpackhi_epi8(low.all, high.all)}; }

@@ -388,3 +388,11 @@ inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
   const Bytes less = by_parts<Bytes>(codes, [](uint8x16_t codes) { return veorq_u8(codes, vdupq_n_u8(128)); });
   return add_small_products(sum + more, less, inputs);
 }
+
+// Low and high bytes put side by side: those of the first eight of each sixteen, and of the last eight
+inline Pairs join_firsts(Bytes low, Bytes high) {
+  return by_parts<Pairs>(low, high, [](uint8x16_t low, uint8x16_t high) { return vreinterpretq_u32_u8(vzip1q_u8(low, high)); });
+}
+inline Pairs join_lasts(Bytes low, Bytes high) {
+  return by_parts<Pairs>(low, high, [](uint8x16_t low, uint8x16_t high) { return vreinterpretq_u32_u8(vzip2q_u8(low, high)); });
+}

@@ -1,6 +1,7 @@
 // y = x W^T + b, piece by piece: some panels of the weight for all rows of x. Which kernel multiplies depends on how the weight lies:
 //
 //     PANELS_BF16   panel.h, by matrix tiles where the processor has them, else by vectors
+//     PANELS_CODED  coded_panels.h, the same numbers in three quarters of the bytes, by the same kernels
 //     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
 //     FLOATS        float_panels.h, fp8 with scales
 //     BLOCKS        block_tiles.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
@@ -25,6 +26,7 @@ constexpr int64_t PIECE = 32 << 10;  // bytes of weights at least, that is a mic
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
 inline int64_t panel_bytes(const Op& op) {
   if (op.format == BLOCKS) return blocks::panel_bytes(op.form, op.K, op.group);
+  if (op.format == PANELS_CODED) return coded::panel_bytes(op.K);
   if (op.format == FLOATS) return float_panels::panel_bytes(op.K, op.group);
   return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4);
 }
@@ -69,6 +71,23 @@ inline void panels_fp32(const float* x, int64_t M, const Op& op, float* out, int
   }
 }
 
+inline void panels_bf16(const Op& op, const bf16* x, int64_t M, bf16* out, int64_t begin, int64_t end) {
+  const bf16 *weight = static_cast<const bf16*>(op.weight), *bias = static_cast<const bf16*>(op.bias);
+#ifdef HAS_TILES
+  if (has_tiles()) return tiles::multiply_panels(x, M, op.K, weight, bias, out, op.N, begin, end);
+#endif
+  vectors::multiply_panels(x, M, op.K, weight, bias, out, op.N, begin, end);
+}
+
+inline void panels_coded(const Op& op, const bf16* x, int64_t M, bf16* out, int64_t begin, int64_t end) {
+  const uint8_t* const weight = static_cast<const uint8_t*>(op.weight);
+  const bf16* const bias = static_cast<const bf16*>(op.bias);
+#ifdef HAS_TILES
+  if (has_tiles()) return tiles::multiply_coded_panels(x, M, op.K, weight, bias, out, op.N, begin, end);
+#endif
+  vectors::multiply_coded_panels(x, M, op.K, weight, bias, out, op.N, begin, end);
+}
+
 // Blocks of a row of x once it is rounded.
 inline int64_t num_rounded(const Op& op) { return blocks::num_blocks(op.K, op.group); }
 
@@ -98,14 +117,8 @@ inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, voi
           static_cast<const bf16*>(op.bias), static_cast<bf16*>(out), op.N, begin, end);
     case PANELS_FP32:
       return panels_fp32(static_cast<const float*>(x), M, op, static_cast<float*>(out), begin, end);
-    case PANELS_BF16: {
-      const bf16 *from = static_cast<const bf16*>(x), *weight = static_cast<const bf16*>(op.weight);
-      const bf16* bias = static_cast<const bf16*>(op.bias);
-#ifdef HAS_TILES
-      if (has_tiles()) return tiles::multiply_panels(from, M, op.K, weight, bias, static_cast<bf16*>(out), op.N, begin, end);
-#endif
-      return vectors::multiply_panels(from, M, op.K, weight, bias, static_cast<bf16*>(out), op.N, begin, end);
-    }
+    case PANELS_BF16: return panels_bf16(op, static_cast<const bf16*>(x), M, static_cast<bf16*>(out), begin, end);
+    case PANELS_CODED: return panels_coded(op, static_cast<const bf16*>(x), M, static_cast<bf16*>(out), begin, end);
   }
 }
 

@@ -5,9 +5,13 @@
 // of each row adds up over k = 0, 32, 64, ... in an order of its own: its bits do not depend on the rows beside it.
 //
 // Up to 32 rows share one reading of the weights; more read a panel again, from the cache.
+//
+// A coded panel is decoded one step ahead of the tiles, which would wait for what has just been written; for more than 32 rows all
+// of it stays decoded.
 
 #pragma once
 
+#include "coded_panels.h"
 #include "panel.h"
 
 #if defined(__AVX512BF16__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
@@ -19,6 +23,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
 #define WITH_BYTE_TILES __attribute__((target("amx-tile,amx-int8")))
@@ -67,10 +72,8 @@ struct Tail {
   alignas(64) bf16 x[2 * ROWS][STEP] = {};
   alignas(64) bf16 weights[STEP / 2][2 * PANEL] = {};
 
-  void fill(const bf16* from, int64_t rows, int64_t K, const bf16* panel) {
-    const int64_t begin = K / STEP * STEP, size = (K - begin) * sizeof(bf16);
-    for (int64_t m = 0; m < rows; ++m) std::memcpy(x[m], from + m * K + begin, size);
-    std::memcpy(weights, panel + begin * PANEL, size * PANEL);
+  void fill(const bf16* from, int64_t rows, int64_t K) {
+    for (int64_t m = 0; m < rows; ++m) std::memcpy(x[m], from + m * K + K / STEP * STEP, K % STEP * sizeof(bf16));
     settle(this);
   }
 };
@@ -90,22 +93,69 @@ WITH_TILES inline void multiply_step(const bf16* x, int64_t stride, const bf16* 
   }
 }
 
-// Up to 32 rows times one panel -> sums (32, 32). `fetch`: its weights, and those behind it, come from memory.
-template <bool TWICE>
-WITH_TILES void multiply(const bf16* x, int64_t K, const bf16* panel, bool fetch, const Tail& tail, float* sums) {
+// One panel, step by step from the first to the last: as it lies, or decoded.
+struct Plain {
+  const bf16* panel;
+  bool fetch;  // it comes from memory, and so do those behind it
+
+  const bf16* read(int64_t step) const {
+    const bf16* const weights = panel + step * STEP * PANEL;
+    if (fetch)
+      for (int64_t line = 0; line < STEP * PANEL; line += LINE) fetch_near(weights + AHEAD + line);
+    return weights;
+  }
+  void read_tail(int64_t K, Tail& tail) const {
+    std::memcpy(tail.weights, panel + K / STEP * STEP * PANEL, K % STEP * PANEL * sizeof(bf16));
+    settle(&tail);
+  }
+};
+class Coded {
+ public:
+  // `room` has so many steps, the last ones; `is_decoded`: it has all of them since other rows were multiplied
+  Coded(const coded::Reader& panel, int64_t steps, bf16* room, int64_t kept, bool is_decoded)
+      : panel_(panel), steps_(steps), kept_(kept), room_(room), is_decoded_(is_decoded) {
+    if (steps_) decode(0);
+  }
+
+  const bf16* read(int64_t step) {
+    if (step + 1 < steps_) decode(step + 1);
+    settle(room_);
+    return place(step);
+  }
+  void read_tail(int64_t K, Tail& tail) {
+    if (!is_decoded_) panel_.decode(steps_ * FOURS, K / coded::EACH, place(steps_));
+    std::memcpy(tail.weights, place(steps_), K % STEP * PANEL * sizeof(bf16));
+    settle(&tail);
+  }
+
+ private:
+  static constexpr int64_t FOURS = STEP / coded::EACH;
+
+  bf16* place(int64_t step) const { return room_ + step % kept_ * STEP * PANEL; }
+  void decode(int64_t step) {
+    if (!is_decoded_) panel_.decode(step * FOURS, (step + 1) * FOURS, place(step));
+  }
+
+  coded::Reader panel_;
+  int64_t steps_, kept_;
+  bf16* room_;
+  bool is_decoded_;
+};
+
+// Up to 32 rows times one panel -> sums (32, 32).
+template <bool TWICE, class Panel>
+WITH_TILES void multiply(const bf16* x, int64_t K, Panel& panel, Tail& tail, float* sums) {
   _tile_zero(FIRST_LOW);
   _tile_zero(FIRST_HIGH);
   if constexpr (TWICE) {
     _tile_zero(SECOND_LOW);
     _tile_zero(SECOND_HIGH);
   }
-  const bf16 *weights = panel, *const all = x + K / STEP * STEP;
-  for (; x < all; x += STEP, weights += STEP * PANEL) {
-    if (fetch)
-      for (int64_t line = 0; line < STEP * PANEL; line += LINE) fetch_near(weights + AHEAD + line);
-    multiply_step<TWICE>(x, K * sizeof(bf16), weights);
+  for (int64_t step = 0; step < K / STEP; ++step, x += STEP) multiply_step<TWICE>(x, K * sizeof(bf16), panel.read(step));
+  if (K % STEP) {
+    panel.read_tail(K, tail);
+    multiply_step<TWICE>(tail.x[0], sizeof tail.x[0], tail.weights[0]);
   }
-  if (K % STEP) multiply_step<TWICE>(tail.x[0], sizeof tail.x[0], tail.weights[0]);
   _tile_stored(FIRST_LOW, sums, PANEL * sizeof(float));
   _tile_stored(FIRST_HIGH, sums + PANEL / 2, PANEL * sizeof(float));
   if constexpr (TWICE) {
@@ -114,27 +164,46 @@ WITH_TILES void multiply(const bf16* x, int64_t K, const bf16* panel, bool fetch
   }
 }
 
-// One thread's share: panels [begin, end).
-WITH_TILES inline void multiply_panels(
-    const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N, int64_t begin,
-    int64_t end) {
+// One thread's share: panels [begin, end), each of which `read(p, m)` gives for the rows from m on.
+template <class Read>
+WITH_TILES inline void multiply_each(
+    const bf16* x, int64_t M, int64_t K, const bf16* bias, bf16* out, int64_t N, int64_t begin, int64_t end, const Read& read) {
   alignas(64) float sums[2 * ROWS * PANEL];
   Tail tail;
   int64_t shaped_for = 0;
   for (int64_t p = begin; p < end; ++p) {
     const int64_t start = p * PANEL;
-    const bf16* const panel = panels + start * K;
     for (int64_t m = 0; m < M; m += 2 * ROWS) {
       const int64_t rows = std::min(2 * ROWS, M - m);
       if (rows != shaped_for) shape_tiles(shaped_for = rows);
-      if (K % STEP) tail.fill(x + m * K, rows, K, panel);
-      (rows > ROWS ? multiply<true> : multiply<false>)(x + m * K, K, panel, m == 0, tail, sums);
+      if (K % STEP) tail.fill(x + m * K, rows, K);
+      auto panel = read(p, m);
+      (rows > ROWS ? multiply<true, decltype(panel)> : multiply<false, decltype(panel)>)(x + m * K, K, panel, tail, sums);
       const Output output{bias ? bias + start : nullptr, out + m * N + start, N, std::min(PANEL, N - start)};
       for (int64_t r = 0; r < rows; ++r)
         output.write(r, load(sums + r * PANEL), load(sums + r * PANEL + PANEL / 2));
     }
   }
   release();
+}
+
+inline void multiply_panels(
+    const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N, int64_t begin,
+    int64_t end) {
+  multiply_each(x, M, K, bias, out, N, begin, end, [&](int64_t p, int64_t m) { return Plain{panels + p * PANEL * K, m == 0}; });
+}
+
+// The same of coded ones.
+inline void multiply_coded_panels(
+    const bf16* x, int64_t M, int64_t K, const uint8_t* panels, const bf16* bias, bf16* out, int64_t N, int64_t begin,
+    int64_t end) {
+  static thread_local std::vector<bf16> room;
+  const int64_t steps = K / STEP, kept = M > 2 * ROWS ? steps + 1 : 2;
+  room.resize(kept * STEP * PANEL + LINE);
+  bf16* const lines = room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63) / sizeof(bf16);
+  multiply_each(x, M, K, bias, out, N, begin, end, [&](int64_t p, int64_t m) {
+    return Coded(coded::Reader(panels + p * coded::panel_bytes(K)), steps, lines, kept, m > 0);
+  });
 }
 
 inline bool ask_for_tiles() {

@@ -1,4 +1,4 @@
-// Rows times panels by vectors: what `panel_linear.cpp` does with all panels of a layer, and the native runtime with some of them.
+// Rows times panels by vectors.
 //
 // Each output of each row is one fp32 accumulator over k = 0, 2, 4, ...: its bits depend neither on how many rows stand
 // beside it nor on who computes it.
@@ -7,6 +7,8 @@
 // More rows go in groups, which read a part of the panel one after the other, all but the first from the cache. Memory would
 // rest meanwhile, so that each group fetches its share of the part that comes next. Parts of a panel are equal: what is fetched
 // while one is multiplied is then all of the next, whose rest would have to be waited for.
+//
+// Coded panels are decoded in registers for a few rows; for more, part by part, once for all groups.
 
 #pragma once
 
@@ -15,6 +17,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "coded_panels.h"
 #include "panel.h"
 
 namespace vectors {
@@ -32,15 +35,18 @@ struct Part {
 };
 
 template <int M>
-inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, Floats (&low)[M], Floats (&high)[M]) {
-  const Pairs first = load_pairs(weights);
-  const Pairs second = load_pairs(weights + PANEL);
+inline void multiply_pair(const bf16* x, int64_t K, Pairs first, Pairs second, Floats (&low)[M], Floats (&high)[M]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     const Pairs inputs = same_pair(x + m * K);
     low[m] = add_products(low[m], inputs, first);
     high[m] = add_products(high[m], inputs, second);
   }
+}
+
+template <int M>
+inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, Floats (&low)[M], Floats (&high)[M]) {
+  multiply_pair<M>(x, K, load_pairs(weights), load_pairs(weights + PANEL), low, high);
 }
 
 // M rows times one part; `sums` (M, 32) hold what the parts before it gave.
@@ -78,14 +84,63 @@ constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, M...>) {
 }
 constexpr std::array<Multiply, ROWS> MULTIPLY = by_rows(std::make_integer_sequence<int, ROWS>());
 
+// M rows times one coded panel.
+template <int M>
+void multiply_coded(const bf16* x, int64_t K, coded::Reader panel, const Output& out) {
+  Floats low[M], high[M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) low[m] = high[m] = floats(0);
+  const int64_t fours = K / coded::EACH;
+  for (int64_t f = 0; f < fours; ++f) {
+    for (const int64_t plain = panel.next_escaped(fours); f < plain; ++f) {
+      panel.fetch(f);
+      const coded::Four four = panel.read(f);
+      const bf16* const inputs = x + f * coded::EACH;
+      multiply_pair<M>(inputs, K, four.lines[0], four.lines[1], low, high);
+      multiply_pair<M>(inputs + 2, K, four.lines[2], four.lines[3], low, high);
+    }
+    if (f == fours) break;
+    alignas(64) bf16 lines[coded::NUMBERS];
+    panel.decode(f, f + 1, lines);
+    multiply_pair<M>(x + f * coded::EACH, K, lines, low, high);
+    multiply_pair<M>(x + f * coded::EACH + 2, K, lines + 2 * PANEL, low, high);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) out.write(m, low[m], high[m]);
+}
+
+// One panel, part by part from the first to the last: as it lies, or decoded.
+struct Plain {
+  static constexpr int64_t STEP = 2;  // inputs that lie in one part
+  const bf16* panel;
+
+  const bf16* read(int64_t begin, int64_t) const { return panel + begin * PANEL; }
+  const bf16* place(int64_t input) const { return panel + input * PANEL; }
+  static int64_t lines(int64_t inputs) { return inputs; }
+};
+struct Coded {
+  static constexpr int64_t STEP = coded::EACH;
+  coded::Reader panel;
+  alignas(64) bf16 part[PART * PANEL];
+
+  explicit Coded(const coded::Reader& panel) : panel(panel) {}
+  const bf16* read(int64_t begin, int64_t end) {
+    panel.decode(begin / STEP, end / STEP, part);
+    return part;
+  }
+  const bf16* place(int64_t input) const { return reinterpret_cast<const bf16*>(panel.four(input / STEP)); }
+  static int64_t lines(int64_t inputs) { return inputs / STEP * coded::FOUR / 64; }
+};
+
 // Up to BLOCK rows times one panel.
-inline void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* panel, const Output& out) {
+template <class Panel>
+void multiply_panel(const bf16* x, int64_t M, int64_t K, Panel& panel, const Output& out) {
   alignas(64) float sums[BLOCK * PANEL];
   const int64_t groups = M <= ALONE ? 1 : std::max<int64_t>(2, (M + ROWS - 1) / ROWS), each = (M + groups - 1) / groups;
-  const int64_t parts = groups == 1 ? 1 : (K + PART - 1) / PART, size = (K / 2 + parts - 1) / parts * 2;
+  const int64_t parts = groups == 1 ? 1 : (K + PART - 1) / PART, size = (K / Panel::STEP + parts - 1) / parts * Panel::STEP;
   for (int64_t begin = 0; begin < K; begin += size) {
-    const int64_t end = std::min(begin + size, K), ahead = groups == 1 ? 0 : (end - begin) / groups;
-    Part part{begin, end, panel + begin * PANEL, panel + end * PANEL, ahead};
+    const int64_t end = std::min(begin + size, K), ahead = groups == 1 ? 0 : Panel::lines(end - begin) / groups;
+    Part part{begin, end, panel.read(begin, end), panel.place(end), ahead};
     for (int64_t m = 0; m < M; m += each, part.next += ahead * LINE) {
       const Output rows{out.bias, out.at + m * out.N, out.N, out.count};
       MULTIPLY[std::min(each, M - m) - 1](x + m * K, K, part, sums + m * PANEL, rows);
@@ -93,16 +148,43 @@ inline void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* pane
   }
 }
 
+using MultiplyCoded = void (*)(const bf16*, int64_t, coded::Reader, const Output&);
+template <int... M>
+constexpr std::array<MultiplyCoded, ALONE> coded_by_rows(std::integer_sequence<int, M...>) {
+  return {multiply_coded<M + 1>...};
+}
+constexpr std::array<MultiplyCoded, ALONE> MULTIPLY_CODED = coded_by_rows(std::make_integer_sequence<int, ALONE>());
+
 // Panels [begin, end) of a layer.
 inline void multiply_panels(
     const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N, int64_t begin,
     int64_t end) {
   for (int64_t p = begin; p < end; ++p) {
     const int64_t start = p * PANEL, count = std::min(PANEL, N - start);
-    for (int64_t m = 0; m < M; m += BLOCK)
-      multiply_panel(
-          x + m * K, std::min(BLOCK, M - m), K, panels + start * K,
-          {bias ? bias + start : nullptr, out + m * N + start, N, count});
+    for (int64_t m = 0; m < M; m += BLOCK) {
+      Plain panel{panels + start * K};
+      multiply_panel(x + m * K, std::min(BLOCK, M - m), K, panel, {bias ? bias + start : nullptr, out + m * N + start, N, count});
+    }
+  }
+}
+
+// The same of coded ones.
+inline void multiply_coded_panels(
+    const bf16* x, int64_t M, int64_t K, const uint8_t* panels, const bf16* bias, bf16* out, int64_t N, int64_t begin,
+    int64_t end) {
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t start = p * PANEL, count = std::min(PANEL, N - start);
+    const coded::Reader reader(panels + p * coded::panel_bytes(K));
+    for (int64_t m = 0; m < M; m += BLOCK) {
+      const int64_t rows = std::min(BLOCK, M - m);
+      const Output to{bias ? bias + start : nullptr, out + m * N + start, N, count};
+      if (rows <= ALONE) {
+        MULTIPLY_CODED[rows - 1](x + m * K, K, reader, to);
+        continue;
+      }
+      Coded panel(reader);
+      multiply_panel(x + m * K, rows, K, panel, to);
+    }
   }
 }
 

@@ -26,7 +26,7 @@ struct Operand {
   int64_t is_bf16;
 };
 
-enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE, FLOATS };  // of a weight: `linear.h` says how each lies
+enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE, FLOATS, PANELS_CODED };  // of a weight: `linear.h` says how each lies
 
 struct Op {
   Code code;

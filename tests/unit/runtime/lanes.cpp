@@ -106,6 +106,7 @@ static void of_codes(const uint8_t* codes, const int8_t* inputs) {
   for (int i = 0; i < 64; ++i) normal[i] = codes[i] | 0x08;  // an exponent that is not 0
   print("has_small", has_small(all)), print("has_small", has_small(load_bytes(normal)));
   print("evens", widen_evens(all, false)), print("odds", widen_odds(all, false));
+  print("join_firsts", join_firsts(all, low)), print("join_lasts", join_lasts(all, low));
   print("evens", widen_evens(load_bytes(normal), true)), print("odds", widen_odds(load_bytes(normal), true));
 }
 

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from outrider.instructions import INSTRUCTIONS, of_this_architecture, of_this_cpu
-from outrider.runtime import building
+from tests.unit.runtime import compiled
 
-SOURCE = Path(__file__).with_name("lanes.cpp")
-# Debian: g++-aarch64-linux-gnu, qemu-user-static
-CROSS = "aarch64-linux-gnu-g++"
-EMULATOR = "qemu-aarch64-static"
 # AVX-512 rounds sums in its own way, tiny bf16 to 0
 OTHERWISE = ("add_products bf16", "store_some bf16", "load_some bf16")
 
 
-@functools.cache
-def printed(kind: str, folder: Path) -> list[str]:
-    """What each word gives with these instructions: a line of bits each. Skips where they cannot
-    run."""
-    is_own = kind in of_this_architecture()
-    compiler = building.compiler() if is_own else shutil.which(CROSS)
-    emulator = () if is_own else (shutil.which(EMULATOR),)
-    if compiler is None or None in emulator or (is_own and of_this_cpu() not in ("avx512", kind)):
-        pytest.skip(f"cannot compile and run {kind} here")
-    program = folder / kind
-    static = () if is_own else ("-static",)
-    flags = [flag for flag in building.FLAGS if flag not in ("-shared", "-fPIC")]
-    command = (
-        compiler,
-        *flags,
-        *static,
-        *INSTRUCTIONS[kind],
-        f"-I{building.HERE / 'native'}",
-        str(SOURCE),
-        "-o",
-        str(program),
-    )
-    subprocess.run(command, check=True, capture_output=True)
-    return subprocess.run(
-        (*emulator, str(program)), check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+printed = partial(compiled.printed, "lanes")
 
 
 @pytest.fixture(scope="module")
