@@ -4,14 +4,14 @@ One model is loaded both ways, and passes are timed in turns; the fastest of sev
 both must have the same bits. A text is behind every pass, its keys and values random.
 
     python benchmarks/coded.py FOLDER_OR_GGUF
-    python benchmarks/coded.py 1B      # random weights in the shape of a Llama with 1.2 billion
+    python benchmarks/coded.py 1B      # random weights in the shape of a Llama with 1.2 billion,
+                                       # made once below .peers/models
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 import typer
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
-from workload import console, model_name, write_result
+from workload import PEERS, console, model_name, write_result
 
 from outrider import __version__
 from outrider.build import load_models
@@ -56,17 +56,16 @@ def main(
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "coded",
 ) -> None:
     """Measure passes both ways."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = random_model(Path(scratch)) if model == "1B" else model
-        lms, loading = {}, {}
-        os.environ[SWITCH] = NEVER
-        load_models(Options(folder, drafter="none", runtime="native", threads=threads), Needs())
-        for way, choice in WAYS.items():  # later starts, both
-            os.environ[SWITCH] = choice
-            start = time.perf_counter()
-            options = Options(folder, drafter="none", runtime="native", threads=threads)
-            lms[way] = load_models(options, Needs()).target.lm
-            loading[way] = time.perf_counter() - start
+    folder = random_model(PEERS / "models" / "random-1B") if model == "1B" else model
+    lms, loading = {}, {}
+    options = Options(folder, drafter="none", runtime="native", threads=threads)
+    os.environ[SWITCH] = NEVER
+    load_models(options, Needs())
+    for way, choice in WAYS.items():  # later starts, both
+        os.environ[SWITCH] = choice
+        start = time.perf_counter()
+        lms[way] = load_models(options, Needs()).target.lm
+        loading[way] = time.perf_counter() - start
     with torch.inference_mode():
         passes, same = passes_s(lms, context, repeats)
         reading = reading_s(lms)
@@ -104,6 +103,8 @@ def main(
 def random_model(folder: Path) -> str:
     """A model of normal weights, whose exponents are spread as those of trained ones, with the
     tokenizer of the demo's."""
+    if (folder / "tokenizer.json").exists():
+        return str(folder)
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,30 @@ def test_doctor(cli: Callable[..., Any]) -> None:
     result = cli("doctor")
     assert result.code == 0
     assert "torch" in result.out
+
+
+def test_doctor_says_how_bf16_weights_lie(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by the environment, measured faster, slower or not at all."""
+    monkeypatch.setattr("outrider.runtime.library.why_missing", lambda: None)
+    monkeypatch.setattr("outrider.runtime.library.in_use", lambda: (Path("x.so"), "GCC"))
+    monkeypatch.setattr("outrider.runtime.library.has_tiles", lambda: False)
+    expected = {
+        ("never", 1.3): "in 16 bits a number, since OUTRIDER_BF12 says never",
+        ("always", 0.9): "in 12 bits a number, since OUTRIDER_BF12 says always",
+        ("auto", None): "in 12 or 16 bits a number, which the first load",
+        ("auto", 1.3): "in 12 bits a number: 12 are 1.30 times as fast",
+        ("auto", 0.9): "in 16 bits a number: 12 are 0.90 times as fast",
+    }
+    for (choice, gain), words in expected.items():
+        monkeypatch.setenv("OUTRIDER_BF12", choice)
+        monkeypatch.setattr(
+            "outrider.runtime.coding.kept_gain", lambda library, threads, gain=gain: gain
+        )
+        assert words in cli("doctor").out
+        runtime = json.loads(cli("doctor", "--json").out)["runtime"]
+        assert (runtime["bf16_weights"], runtime["bf12_gain"]) == (choice, gain)
 
 
 def test_doctor_says_why_the_embedded_pair_cannot_be_loaded(
