@@ -18,7 +18,7 @@ from outrider.errors import CapabilityError, first_line
 from outrider.models.card import ModelCard
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graph_use import use_graphs
-from outrider.models.lm import LM
+from outrider.models.lm import LM, PassLimits
 from outrider.models.loaded import LoadedModel, ModelMemory, Tables
 from outrider.models.loading.context import check_asked, configured_context, held_context
 from outrider.models.loading.generation_config import asked_of, eos_token_ids
@@ -50,6 +50,7 @@ from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options
 from outrider.runtime import checked, kept, library
 from outrider.runtime.block_packing import pack
+from outrider.runtime.first_start import FirstStart, first_start
 from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
@@ -103,6 +104,7 @@ class ModelLoader:
         self._runtime = EAGER  # of the target
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[ToLoad, kept.Start | None] = {}  # that were looked for
+        self._firsts: dict[ToLoad, FirstStart] = {}  # those of them that ship
         self._memories: dict[ToLoad, ModelMemory] = {}  # of models that were weighed
         self._refuse_elsewhere()
 
@@ -304,10 +306,16 @@ class ModelLoader:
             or (model.is_target and (self.needs.module or self.needs.tables))
         ):
             return None
-        results = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
-        tokenizer = kept.started_tokenizer(
-            start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
-        )
+        first = self._firsts.get(model)
+        checked_key = self._checked_key(model, start.card, getattr(torch, start.dtype))
+        results = checked.find(checked_key)
+        if first is not None:
+            tokenizer = first.tokenizer
+            results = results or checked.Checked(first.shape, PassLimits(granularity=1))
+        else:
+            tokenizer = kept.started_tokenizer(
+                start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
+            )
         if results is None or self._lacking(model, tokenizer):
             return None
         self._say(model, start.dtype)
@@ -323,6 +331,11 @@ class ModelLoader:
             return None
         if lm is None:
             return None
+        if first is not None:
+            with checked.one_thread(lm.shape.num_parameters):
+                lm.limits = find_native_limits(lm)
+            checked.keep(checked_key, checked.Checked(lm.shape, lm.limits))
+            kept.keep_first(key, start, tokenizer)
         self.notes += start.notes
         if model.is_target:
             self._tokenizer = tokenizer
@@ -350,10 +363,27 @@ class ModelLoader:
         )
 
     def _kept(self, model: ToLoad) -> kept.Start | None:
-        """The record that an earlier start kept of a model that is loaded in this way."""
+        """The record that an earlier start kept of a model that is loaded in this way, or the one
+        that ships."""
         if model not in self._starts:
-            self._starts[model] = kept.find(self._key(model))
+            key = self._key(model)
+            self._starts[model] = kept.find(key)
+            if key is not None and self._starts[model] is None and self._may_ship(model):
+                first = first_start(model.source, model.label)
+                if first is not None:
+                    self._firsts[model] = first
+                    self._starts[model] = first.start
         return self._starts[model]
+
+    def _may_ship(self, model: ToLoad) -> bool:
+        """Whether a model is loaded in the way of the starts that ship, on our library."""
+        return (
+            model.source.gguf is not None
+            and model.quantise is None
+            and self.options.dtype in (AUTO, "bfloat16")
+            and not (self.needs.module or self.needs.tables)
+            and library.why_missing() is None
+        )
 
     def _key(self, model: ToLoad) -> kept.Key | None:
         if self._may_differ() or self.options.runtime == EAGER:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
