@@ -171,6 +171,7 @@ class FamilyData:
             _highest(part) for part in (first, first + second, first + second + third)
         )
         values = short["values"]
+        one, other = (start["card"]["values"] for start in (self._short, self._long))
         epsilons = [*short["constants"]]
         expected = torch.tensor([SIZES.epsilon], dtype=torch.float32)
         from outrider.models.loading.tensor_store import tensor_of_text
@@ -178,7 +179,8 @@ class FamilyData:
         for text in short["constants"].values():
             assert torch.equal(tensor_of_text(text), expected), "a constant that is no epsilon"
         stored = self._short["stored"]
-        assert not (stored["few"] or stored["made"]["sums"]), "weights that the file has not"
+        weights = (stored["few"], stored["made"]["sums"])
+        assert not any(weights), "weights that the file has not"
         return {
             "model_type": model_type,
             "transformers": self._short["card"]["values"]["transformers_version"],
@@ -200,10 +202,13 @@ class FamilyData:
             "epsilons": epsilons,
             "plain": self._entries(stored["plain"], lambda entry: entry),
             "blocks": self._entries(stored["blocks"], lambda entry: [entry[0]]),
-            "config": {
-                name: value
-                for name, value in sorted(self._short["card"]["values"].items())
-                if value == self._long["card"]["values"][name]
+            "config": {name: value for name, value in sorted(one.items()) if value == other[name]},
+            "config_by_layer": {
+                name: value[0]
+                for name, value in sorted(one.items())
+                if isinstance(value, list)
+                and value * LAYERS[1] == other[name] * LAYERS[0]
+                and value != other[name]
             },
         }
 

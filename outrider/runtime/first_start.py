@@ -188,6 +188,8 @@ class _Model:
             "_name_or_path": str(self._file.path),
             "transformers_version": version("transformers"),
         }
+        layers = self._sizes.layers
+        more |= {name: [each] * layers for name, each in self._data["config_by_layer"].items()}
         context = values["max_position_embeddings"]
         return ModelCard(
             model_type=values["model_type"],
