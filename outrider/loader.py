@@ -18,7 +18,7 @@ from outrider.errors import CapabilityError, first_line
 from outrider.models.card import ModelCard
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graph_use import use_graphs
-from outrider.models.lm import LM, PassLimits
+from outrider.models.lm import LM
 from outrider.models.loaded import LoadedModel, ModelMemory, Tables
 from outrider.models.loading.context import check_asked, configured_context, held_context
 from outrider.models.loading.generation_config import asked_of, eos_token_ids
@@ -52,7 +52,7 @@ from outrider.runtime import checked, kept, library
 from outrider.runtime.block_packing import pack
 from outrider.runtime.first_start import FirstStart, first_start
 from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
-from outrider.runtime.layers import layer_kernels
+from outrider.runtime.layers import layer_kernels, refuse_rounding
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
@@ -132,7 +132,8 @@ class ModelLoader:
         )
         rounding = None
         if target.quantise is not None:
-            self._refuse_rounding(target, configs[0], dtype)
+            method = "GGUF" if target.source.gguf is not None else quantisation_of(configs[0])
+            refuse_rounding(target.label, method, self.device, dtype, options.dtype)
             rounding = rounded_bytes(configs[0], dtype, target.quantise)
         report = estimate_memory(
             [model.source for model in self.models],
@@ -308,14 +309,9 @@ class ModelLoader:
             return None
         first = self._firsts.get(model)
         checked_key = self._checked_key(model, start.card, getattr(torch, start.dtype))
-        results = checked.find(checked_key)
-        if first is not None:
-            tokenizer = first.tokenizer
-            results = results or checked.Checked(first.shape, PassLimits(granularity=1))
-        else:
-            tokenizer = kept.started_tokenizer(
-                start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
-            )
+        results = checked.find(checked_key) if first is None else first.checked
+        whole = partial(load_tokenizer, model.source, self.options.trust_remote_code)
+        tokenizer = kept.started_tokenizer(start, whole) if first is None else first.tokenizer
         if results is None or self._lacking(model, tokenizer):
             return None
         self._say(model, start.dtype)
@@ -332,10 +328,7 @@ class ModelLoader:
         if lm is None:
             return None
         if first is not None:
-            with checked.one_thread(lm.shape.num_parameters):
-                lm.limits = find_native_limits(lm)
-            checked.keep(checked_key, checked.Checked(lm.shape, lm.limits))
-            kept.keep_first(key, start, tokenizer)
+            first.finish(lm, key, checked_key)
         self.notes += start.notes
         if model.is_target:
             self._tokenizer = tokenizer
@@ -377,13 +370,9 @@ class ModelLoader:
 
     def _may_ship(self, model: ToLoad) -> bool:
         """Whether a model is loaded in the way of the starts that ship, on our library."""
-        return (
-            model.source.gguf is not None
-            and model.quantise is None
-            and self.options.dtype in (AUTO, "bfloat16")
-            and not (self.needs.module or self.needs.tables)
-            and library.why_missing() is None
-        )
+        needs_module = self.needs.module or self.needs.tables or model.quantise is not None
+        in_bf16 = self.options.dtype in (AUTO, "bfloat16")
+        return in_bf16 and not needs_module and library.why_missing() is None
 
     def _key(self, model: ToLoad) -> kept.Key | None:
         if self._may_differ() or self.options.runtime == EAGER:
@@ -429,34 +418,6 @@ class ModelLoader:
                 f"runtime '{self.options.runtime}' runs {where}, and the device here is "
                 f"{self.device}. Use --runtime auto "
                 f"or --device {home}."
-            )
-
-    def _refuse_rounding(self, target: ToLoad, config: Any, dtype: torch.dtype) -> None:
-        """Raises CapabilityError where the target's weights cannot be rounded on loading, or no
-        kernel multiplies them then."""
-        if self.device.type != "cpu":
-            raise CapabilityError(
-                "--quantise rounds weights for the CPU's kernels, and the device here is "
-                f"{self.device}. Leave it out, or "
-                "use --device cpu."
-            )
-        method = "GGUF" if target.source.gguf is not None else quantisation_of(config)
-        if method is not None:
-            raise CapabilityError(
-                f"'{target.label}' is quantised already ({method}). Leave --quantise out, or give "
-                "the "
-                "checkpoint that it was made from."
-            )
-        if layer_kernels(self.device, dtype) is None:
-            if dtype != torch.bfloat16 and self.options.dtype != AUTO:
-                raise CapabilityError(
-                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was "
-                    "asked for. Leave one out."
-                )
-            why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
-            raise CapabilityError(
-                f"--quantise needs the native kernels, which do not serve here: {why}. Leave it "
-                "out."
             )
 
     def _may_differ(self) -> bool:

@@ -36,14 +36,16 @@ from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.loading import FREQUENCIES
 from outrider.models.gguf.tokenizer import plain_tokenizer
 from outrider.models.gguf.weights import blocks_note, tensor_bytes
-from outrider.models.lm import LMShape
+from outrider.models.lm import LM, LMShape, PassLimits
 from outrider.models.loaded import ModelMemory
 from outrider.models.loading.generation_config import Asked
 from outrider.models.loading.tensor_store import tensor_as_text
 from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
+from outrider.runtime.checked import Checked, keep, one_thread
 from outrider.runtime.family_program import Sizes, by_layer, families, family, program_of
-from outrider.runtime.kept import Start
+from outrider.runtime.kept import Key, Start, keep_first
+from outrider.runtime.limits import find_native_limits
 from outrider.runtime.ops import Code
 
 DTYPE = torch.bfloat16
@@ -54,8 +56,15 @@ class FirstStart(NamedTuple):
     """A start, and what a kept one has elsewhere."""
 
     start: Start
-    shape: LMShape
+    checked: Checked  # limits are not measured yet
     tokenizer: ModelTokenizer
+
+    def finish(self, lm: LM, key: Key, checked_key: str | None) -> None:
+        """Measure the limits of the model's passes, and remember all of it for later starts."""
+        with one_thread(lm.shape.num_parameters):
+            lm.limits = find_native_limits(lm)
+        keep(checked_key, Checked(lm.shape, lm.limits))
+        keep_first(key, self.start, self.tokenizer)
 
 
 @contextmanager
@@ -176,7 +185,7 @@ class _Model:
         weights += sum(tensors[names[0]] for (names,) in self._blocks.values())
         context = self._values["max_position_embeddings"]
         shape = LMShape(sizes.vocabulary, context, (layer,) * sizes.layers, None, weights)
-        return FirstStart(start, shape, tokenizer)
+        return FirstStart(start, Checked(shape, PassLimits(granularity=1)), tokenizer)
 
     def _card(self) -> ModelCard:
         """The card of transformers' config."""
@@ -206,7 +215,7 @@ class _Model:
         )
 
     def _stored(self) -> dict[str, Any]:
-        """Where the tensors lie, as `tensor_store.find_stored` says it."""
+        """The places of the tensors in the file, as `tensor_store.find_stored` says them."""
         file = self._file
         shapes = {tensor.name: tensor.shape for tensor in file.tensors}
         orders: list[np.ndarray] = [SAME]

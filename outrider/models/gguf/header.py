@@ -386,7 +386,7 @@ class _HeaderReader:
             return self._damaged("its text is no UTF-8")
 
     def _ends(self, count: int) -> list[int]:
-        """Where each of so many strings ends, stepping over them. Vocabularies have 100,000 and
+        """The end of each of so many strings, which are stepped over. Vocabularies have 100,000 and
         more, so this is one short loop."""
         blob = self._blob
         size = self._size

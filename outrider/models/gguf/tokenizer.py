@@ -167,8 +167,10 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
 
 
 def plain_tokenizer(file: GgufFile) -> ModelTokenizer | None:
-    """The tokenizer that `gguf_tokenizer` gives, made without transformers; None for a vocabulary of
-    another kind than byte pairs, or one whose named tokens are not matched whole."""
+    """The tokenizer that `gguf_tokenizer` gives, made without transformers.
+
+    None for a vocabulary of another kind than byte pairs, one whose named tokens are not matched
+    whole, and a file with a tokenizer beside it."""
     rule = file.metadata.get(f"{_K}pre")
     if (
         (file.path.parent / FILE).is_file()
