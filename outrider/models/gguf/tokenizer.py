@@ -194,18 +194,14 @@ def plain_tokenizer(file: GgufFile) -> ModelTokenizer | None:
     eos = named["eos_token"]
     _frame(backend, bos, eos, file, begins=rule in BEGIN_BY_DEFAULT)
     special = {name: text for name, text in named.items() if text is not None}
-    record = {
-        "backend": backend.to_str(),
-        "values": {
-            "bos_token_id": ids["bos_token"],
-            "eos_token_id": ids["eos_token"],
-            "all_special_ids": list(dict.fromkeys(ids[name] for name in special)),
-            "special_tokens_map": special,
-            "chat_template": template,
-        },
-        "splits_special_tokens": False,
+    values = {
+        "bos_token_id": ids["bos_token"],
+        "eos_token_id": ids["eos_token"],
+        "all_special_ids": list(dict.fromkeys(ids[name] for name in special)),
+        "special_tokens_map": special,
+        "chat_template": template,
     }
-    return ModelTokenizer(record, lambda: gguf_tokenizer(file))
+    return ModelTokenizer.around(backend, values, lambda: gguf_tokenizer(file))
 
 
 def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
