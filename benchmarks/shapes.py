@@ -8,6 +8,7 @@ are in the page cache. Passes: the fastest counts; the rest: medians over the ro
 
     python benchmarks/shapes.py                                        135M and 1B in all types
     python benchmarks/shapes.py --shapes 3B,8B --types Q4_K --remove   large files, deleted after use
+    python benchmarks/shapes.py --types Q6_K --onto benchmarks/results/shapes-DATE.json
     python benchmarks/shapes.py --render benchmarks/results/shapes-DATE.json
 """
 
@@ -53,12 +54,17 @@ class Engine:
 def main(
     shapes: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "135M,1B",
     types: Annotated[str, typer.Option(help=f"Of {', '.join(TYPES)}.")] = ",".join(TYPES),
+    peers: Annotated[str, typer.Option(help="llamacpp, or nothing.")] = "llamacpp",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Of every pass in a round.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     starts: Annotated[
         bool, typer.Option("--starts/--no-starts", help="Time whole commands, too.")
     ] = True,
+    onto: Annotated[
+        Path | None,
+        typer.Option(help="Keep the other files of a result of this machine.", dir_okay=False),
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete each file after use.")] = False,
     render: Annotated[
         Path | None, typer.Option(help="Print a stored result again.", dir_okay=False)
@@ -74,12 +80,15 @@ def main(
         out.print(f"skipped: the tokenizer comes from {REAL}, which is not there")
         return
     chosen = _chosen(shapes, SHAPES), _chosen(types, TYPES)
+    _chosen(peers, ["llamacpp"])
     engines = [Engine("outrider")]
-    if interpreter("llamacpp").exists():
+    if peers and interpreter("llamacpp").exists():
         engines.append(Engine("llamacpp"))
-    else:
+    elif peers:
         out.print("llamacpp: not installed, left out (benchmarks/setup_peers.sh llamacpp)")
-    cells: list[dict[str, Any]] = []
+    done = {(shape, form) for shape in chosen[0] for form in chosen[1]}
+    earlier = [] if onto is None else read_result(onto)["cells"]
+    cells = [cell for cell in earlier if (cell["shape"], cell["type"]) not in done]
     for shape in chosen[0]:
         for form in chosen[1]:
             is_real = (shape, form) == REAL_CELL
@@ -89,6 +98,7 @@ def main(
             if remove and not is_real:
                 file.unlink()
             out.print(f"{shape} {form}: measured")
+    cells.sort(key=lambda cell: ([*SHAPES].index(cell["shape"]), TYPES.index(cell["type"])))
     content = {"rounds": rounds, "repeats": repeats, "cells": cells}
     path = write_result(name, content, threads)
     for older in RESULTS.glob(f"{name}-[0-9]*.json*"):

@@ -136,7 +136,7 @@ def test_unknown_names_are_refused_and_no_tokenizer_is_no_failure(
     shown = CliRunner().invoke(app, [])
     assert (shown.exit_code, shown.output[:7]) == (0, "skipped")
     monkeypatch.setattr(shapes, "REAL", words)
-    for option, name in (("--shapes", "70B"), ("--types", "Q9")):
+    for option, name in (("--shapes", "70B"), ("--types", "Q9"), ("--peers", "vllm")):
         shown = CliRunner().invoke(app, [option, name])
         assert shown.exit_code == 2
         assert f"'{name}' is none of" in shown.output
@@ -183,3 +183,12 @@ def test_one_file_from_end_to_end(
     assert [len(row) for row in measured["runs"][0]["passes_s"]] == [4, 4]
     assert "llamacpp: not installed" in shown.output
     assert not [*(tmp_path / "made").glob("*.gguf")], "--remove"
+    cell = {"shape": "tiny", "engines": {}, "file_bytes": 1, "reading_s": 1.0}
+    stored["cells"] = [{**cell, "type": "Q8_0"}, {**cell, "type": "Q4_0"}]
+    (tmp_path / "earlier.json").write_text("{}", encoding="utf-8")
+    options = (*options, "--threads", "1", "--no-starts", "--onto", str(tmp_path / "earlier.json"))
+    shown = CliRunner().invoke(app, options)
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    assert [cell["type"] for cell in stored["cells"]] == ["Q4_0", "Q8_0"]
+    assert stored["cells"][0]["engines"], "measured anew"
+    assert not stored["cells"][1]["engines"], "as it was"
