@@ -54,7 +54,7 @@ class Engine:
 def main(
     shapes: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "135M,1B",
     types: Annotated[str, typer.Option(help=f"Of {', '.join(TYPES)}.")] = ",".join(TYPES),
-    peers: Annotated[str, typer.Option(help="llamacpp, or nothing.")] = "llamacpp",
+    peers: Annotated[str, typer.Option(help="llamacpp, or none.")] = "llamacpp",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Of every pass in a round.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = 2,
@@ -80,11 +80,11 @@ def main(
         out.print(f"skipped: the tokenizer comes from {REAL}, which is not there")
         return
     chosen = _chosen(shapes, SHAPES), _chosen(types, TYPES)
-    _chosen(peers, ["llamacpp"])
+    _chosen(peers, ["llamacpp", "none"])
     engines = [Engine("outrider")]
-    if peers and interpreter("llamacpp").exists():
+    if peers != "none" and interpreter("llamacpp").exists():
         engines.append(Engine("llamacpp"))
-    elif peers:
+    elif peers != "none":
         out.print("llamacpp: not installed, left out (benchmarks/setup_peers.sh llamacpp)")
     done = {(shape, form) for shape in chosen[0] for form in chosen[1]}
     earlier = [] if onto is None else read_result(onto)["cells"]

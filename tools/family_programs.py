@@ -114,7 +114,7 @@ def write_small(path: Path, architecture: str, layers: int, sizes: Sizes = SIZES
     writer.add_eos_token_id(len(words) - 1)
     dice = np.random.default_rng(3)
     queries, keys = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
-    layer = {
+    layer: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (sizes.hidden,),
         "attn_q.weight": (queries, sizes.hidden),
         "attn_k.weight": (keys, sizes.hidden),
@@ -129,7 +129,7 @@ def write_small(path: Path, architecture: str, layers: int, sizes: Sizes = SIZES
         layer |= {f"attn_{part}.bias": layer[f"attn_{part}.weight"][:1] for part in "qkv"}
     if architecture == "qwen3":
         layer |= {f"attn_{part}_norm.weight": (sizes.head,) for part in "qk"}
-    shapes = {"token_embd.weight": (sizes.vocabulary, sizes.hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (sizes.vocabulary, sizes.hidden)}
     for number in range(layers):
         shapes |= {f"blk.{number}.{name}": shape for name, shape in layer.items()}
     shapes |= {"output_norm.weight": (sizes.hidden,), "output.weight": shapes["token_embd.weight"]}

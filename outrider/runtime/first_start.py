@@ -166,7 +166,9 @@ class _Model:
             return None
         plain_bytes, in_blocks = tensor_bytes(file.tensors, staying(file), DTYPE)
         kv = sizes.layers * 2 * sizes.kv_heads * sizes.head * DTYPE.itemsize
-        ends = {*end_tokens(file), tokenizer.eos_token_id} - {None}
+        ends = {*end_tokens(file)}
+        if tokenizer.eos_token_id is not None:
+            ends.add(tokenizer.eos_token_id)
         start = Start(
             card=self._card(),
             tokenizer=None,  # it is kept when the start is
