@@ -15,7 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,15 +109,17 @@ def cached_token_s(passes: dict[int, dict[int, float]]) -> float | None:
     return (passes[longest][1] - passes[shortest][1]) / (longest - shortest)
 
 
-def passes_s(lm: LM, contexts: list[int], repeats: int) -> dict[int, dict[int, float]]:
+def passes_s(
+    lm: LM, contexts: list[int], repeats: int, widths: Sequence[int] = WIDTHS
+) -> dict[int, dict[int, float]]:
     """Seconds by context and width; keys and values are random."""
-    tokens = probe_tokens(lm.shape.vocab_size, max(WIDTHS), lm.device)
+    tokens = probe_tokens(lm.shape.vocab_size, max(widths), lm.device)
     _fill(lm, max(contexts))
-    best = {context: dict.fromkeys(WIDTHS, float("inf")) for context in contexts}
+    best = {context: dict.fromkeys(widths, float("inf")) for context in contexts}
     for _ in range(repeats):
         for context, row in best.items():
             lm.kv.lengths[0] = context
-            for width in WIDTHS:
+            for width in widths:
                 row[width] = min(row[width], _seconds(partial(lm.forward, tokens[:, :width])))
     lm.kv.swap_remove(0)
     return best

@@ -13,6 +13,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -54,7 +55,7 @@ class Worker:
         script = BENCHMARKS / "peers" / f"{configuration.peer}_peer.py"
         environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         if configuration.peer == "outrider":
-            environment["PYTHONPATH"] = str(REPOSITORY)
+            environment["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{BENCHMARKS}"
         self._process = subprocess.Popen(
             [str(interpreter(configuration.peer)), str(script)],
             stdin=subprocess.PIPE,
@@ -67,6 +68,7 @@ class Worker:
         self.about = self._ask(
             {"cmd": "load", "num_draft_tokens": configuration.k, **load}, LOAD_TIMEOUT_S
         )
+        self.load_s: float = self.about.pop("load_s")
 
     def run(self, prompt_ids: list[int], max_tokens: int, **sampling: float) -> dict[str, Any]:
         """The worker's answer, with `other_cpu`: the share of all processors that others used
@@ -86,8 +88,22 @@ class Worker:
         not seen a text."""
         return self._ask({"cmd": "use", "drafting": drafting, "fresh": fresh}, LOAD_TIMEOUT_S)
 
+    def passes(
+        self, contexts: Sequence[int], widths: Sequence[int], repeats: int
+    ) -> list[list[float]]:
+        """Seconds of the fastest pass of each width behind each context."""
+        asked = {"contexts": [*contexts], "widths": [*widths], "repeats": repeats}
+        found: list[list[float]] = self._ask({"cmd": "passes", **asked}, RUN_TIMEOUT_S)["seconds"]
+        return found
+
     def memory_bytes(self) -> int:
         return self._usage.memory_info().rss
+
+    def peak_bytes(self) -> int:
+        """The most memory that it has held so far, mapped files included."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
 
     def close(self) -> None:
         """Ask it to stop, then insist."""

@@ -50,8 +50,9 @@ from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options
 from outrider.runtime import checked, kept, library
 from outrider.runtime.block_packing import pack
+from outrider.runtime.first_start import FirstStart, first_start
 from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
-from outrider.runtime.layers import layer_kernels
+from outrider.runtime.layers import layer_kernels, refuse_rounding
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
@@ -103,6 +104,7 @@ class ModelLoader:
         self._runtime = EAGER  # of the target
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[ToLoad, kept.Start | None] = {}  # that were looked for
+        self._firsts: dict[ToLoad, FirstStart] = {}  # those of them that ship
         self._memories: dict[ToLoad, ModelMemory] = {}  # of models that were weighed
         self._refuse_elsewhere()
 
@@ -130,7 +132,8 @@ class ModelLoader:
         )
         rounding = None
         if target.quantise is not None:
-            self._refuse_rounding(target, configs[0], dtype)
+            method = "GGUF" if target.source.gguf is not None else quantisation_of(configs[0])
+            refuse_rounding(target.label, method, self.device, dtype, options.dtype)
             rounding = rounded_bytes(configs[0], dtype, target.quantise)
         report = estimate_memory(
             [model.source for model in self.models],
@@ -304,10 +307,11 @@ class ModelLoader:
             or (model.is_target and (self.needs.module or self.needs.tables))
         ):
             return None
-        results = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
-        tokenizer = kept.started_tokenizer(
-            start, partial(load_tokenizer, model.source, self.options.trust_remote_code)
-        )
+        first = self._firsts.get(model)
+        checked_key = self._checked_key(model, start.card, getattr(torch, start.dtype))
+        results = checked.find(checked_key) if first is None else first.checked
+        whole = partial(load_tokenizer, model.source, self.options.trust_remote_code)
+        tokenizer = kept.started_tokenizer(start, whole) if first is None else first.tokenizer
         if results is None or self._lacking(model, tokenizer):
             return None
         self._say(model, start.dtype)
@@ -323,6 +327,8 @@ class ModelLoader:
             return None
         if lm is None:
             return None
+        if first is not None:
+            first.finish(lm, key, checked_key)
         self.notes += start.notes
         if model.is_target:
             self._tokenizer = tokenizer
@@ -350,10 +356,23 @@ class ModelLoader:
         )
 
     def _kept(self, model: ToLoad) -> kept.Start | None:
-        """The record that an earlier start kept of a model that is loaded in this way."""
+        """The record that an earlier start kept of a model that is loaded in this way, or the one
+        that ships."""
         if model not in self._starts:
-            self._starts[model] = kept.find(self._key(model))
+            key = self._key(model)
+            self._starts[model] = kept.find(key)
+            if key is not None and self._starts[model] is None and self._may_ship(model):
+                first = first_start(model.source, model.label)
+                if first is not None:
+                    self._firsts[model] = first
+                    self._starts[model] = first.start
         return self._starts[model]
+
+    def _may_ship(self, model: ToLoad) -> bool:
+        """Whether a model is loaded in the way of the starts that ship, on our library."""
+        needs_module = self.needs.module or self.needs.tables or model.quantise is not None
+        in_bf16 = self.options.dtype in (AUTO, "bfloat16")
+        return in_bf16 and not needs_module and library.why_missing() is None
 
     def _key(self, model: ToLoad) -> kept.Key | None:
         if self._may_differ() or self.options.runtime == EAGER:
@@ -399,34 +418,6 @@ class ModelLoader:
                 f"runtime '{self.options.runtime}' runs {where}, and the device here is "
                 f"{self.device}. Use --runtime auto "
                 f"or --device {home}."
-            )
-
-    def _refuse_rounding(self, target: ToLoad, config: Any, dtype: torch.dtype) -> None:
-        """Raises CapabilityError where the target's weights cannot be rounded on loading, or no
-        kernel multiplies them then."""
-        if self.device.type != "cpu":
-            raise CapabilityError(
-                "--quantise rounds weights for the CPU's kernels, and the device here is "
-                f"{self.device}. Leave it out, or "
-                "use --device cpu."
-            )
-        method = "GGUF" if target.source.gguf is not None else quantisation_of(config)
-        if method is not None:
-            raise CapabilityError(
-                f"'{target.label}' is quantised already ({method}). Leave --quantise out, or give "
-                "the "
-                "checkpoint that it was made from."
-            )
-        if layer_kernels(self.device, dtype) is None:
-            if dtype != torch.bfloat16 and self.options.dtype != AUTO:
-                raise CapabilityError(
-                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was "
-                    "asked for. Leave one out."
-                )
-            why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
-            raise CapabilityError(
-                f"--quantise needs the native kernels, which do not serve here: {why}. Leave it "
-                "out."
             )
 
     def _may_differ(self) -> bool:

@@ -10,6 +10,7 @@ k=10 ngram=2", which is the package's prompt look-up.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,31 @@ class LlamaCppWorker:
         return {
             "settings": {"draft_loop": None if drafting == "plain" else "LlamaPromptLookupDecoding"}
         }
+
+    def passes(self, contexts: list[int], widths: list[int], repeats: int) -> list[list[float]]:
+        """llama_decode with the logits of all its tokens, as a pass that checks drafts needs them."""
+        model = self._llm
+        context, batch = model._ctx, model._batch
+        tokens = [1 + number % 997 for number in range(max(contexts) + max(widths))]
+        found = []
+        for length in contexts:
+            model.reset()
+            context.kv_cache_seq_rm(-1, 0, -1)
+            model.eval(tokens[:length])
+            row = dict.fromkeys(widths, float("inf"))
+            for _ in range(repeats):
+                for width in widths:
+                    context.kv_cache_seq_rm(-1, length, -1)
+                    batch.set_batch(
+                        batch=tokens[length : length + width], n_past=length, logits_all=True
+                    )
+                    start = time.perf_counter()
+                    context.decode(batch)
+                    context.get_logits()  # waits for them
+                    row[width] = min(row[width], time.perf_counter() - start)
+            found.append([row[width] for width in widths])
+        model.reset()
+        return found
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
         self._llm.reset()  # no prefix reuse between requests

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from protocol import serve
 
 from outrider import LLM, SamplingParams
@@ -68,6 +69,14 @@ class OutriderWorker:
             self._ways[drafting] = self._decoding_with(choose(chosen)[1])
         self._llm = self._ways[drafting]
         return {"settings": self._settings()}
+
+    def passes(self, contexts: list[int], widths: list[int], repeats: int) -> list[list[float]]:
+        """Single passes of the target, as `runtime.py` times them."""
+        from runtime import passes_s
+
+        with torch.inference_mode():
+            found = passes_s(self._models.target.lm, contexts, repeats, widths)
+        return [[found[context][width] for width in widths] for context in contexts]
 
     def _decoding_with(self, parts: Parts) -> LLM:
         built = assemble(self._models, parts)

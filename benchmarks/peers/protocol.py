@@ -3,12 +3,14 @@ output.
 
     {"cmd": "load", "target": folder, "draft": folder | null, "threads": 2, "num_draft_tokens": 5,
     ...}
-        -> {"versions": {...}, "settings": {...}}
+        -> {"versions": {...}, "settings": {...}, "load_s": seconds, imports left out}
     {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
         -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
            greedy; "temperature" and "seed" where the engine is set to sample
     {"cmd": "use", "drafting": "suffix k=8", "fresh": false}
         -> {"settings": {...}}; from now on the loaded target is decoded so; fresh: with nothing learned from texts
+    {"cmd": "passes", "contexts": [128], "widths": [1, 8], "repeats": 5}
+        -> {"seconds": [[the fastest pass of each width] by context]}; where an engine has `passes`
     {"cmd": "quit"}
 
 One worker holds one target: decoded plainly (draft null) or with one draft length; where an engine
@@ -45,6 +47,13 @@ class Switchable(Protocol):
     def use(self, drafting: str, *, fresh: bool) -> dict[str, Any]: ...
 
 
+@runtime_checkable
+class Passing(Protocol):
+    """A worker that times single passes over given numbers of tokens."""
+
+    def passes(self, contexts: list[int], widths: list[int], repeats: int) -> list[list[float]]: ...
+
+
 def serve(worker: Worker) -> None:
     """Answer commands until "quit" or the end of input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -65,11 +74,18 @@ def serve(worker: Worker) -> None:
 
 def _answer(worker: Worker, command: dict[str, Any]) -> dict[str, Any]:
     if command["cmd"] == "load":
-        return worker.load(command)
+        start = time.perf_counter()
+        loaded = worker.load(command)
+        return {**loaded, "load_s": time.perf_counter() - start}
     if command["cmd"] == "use":
         if not isinstance(worker, Switchable):
             raise ValueError("this engine's drafting cannot be changed once its target is loaded")
         return worker.use(command["drafting"], fresh=command["fresh"])
+    if command["cmd"] == "passes":
+        if not isinstance(worker, Passing):
+            raise ValueError("this engine's single passes cannot be timed")
+        asked = command["contexts"], command["widths"], command["repeats"]
+        return {"seconds": worker.passes(*asked)}
     if command["cmd"] != "run":
         raise ValueError(f"unknown command {command['cmd']!r}")
     start = time.perf_counter()

@@ -189,6 +189,7 @@ def sources() -> tuple[tuple[str, int, int], ...]:
     files = [
         *package.glob("*.py"),
         *(file for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py")),
+        *(package / "runtime" / "families").glob("*.json"),
     ]
     return tuple(sorted(_state(file) for file in files))
 

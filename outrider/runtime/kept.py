@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +174,13 @@ def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, facts: Found
             "memory": asdict(facts.memory),
         }
         keep_json(_path(key), start, max_files=MAX_FILES)
+
+
+def keep_first(key: Key, start: Start, tokenizer: ModelTokenizer) -> None:
+    """Remember a start that shipped, for those that come: they find it faster than it is made."""
+    with keeping("how a model starts"):
+        whole = replace(start, tokenizer=_keep_tokenizer(tokenizer))
+        keep_json(_path(key), asdict(whole), max_files=MAX_FILES)
 
 
 def started_lm(start: Start, key: Key, source: ModelSource, facts: checked.Checked) -> LM | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache import cache_folder
+from outrider.errors import CapabilityError
 from outrider.models.gguf.linear import WeightPanels
 from outrider.models.linear.panel import KernelLayer, Kernels, PanelLinear
 from outrider.runtime import library
@@ -120,3 +121,33 @@ def release_linears(module: nn.Module, kept_modules: Collection[nn.Module | None
         for name, child in parent.named_children():
             if type(child) is nn.Linear and id(child) not in stay:
                 setattr(parent, name, ReleasedLinear(child))
+
+
+def refuse_rounding(
+    label: str, method: str | None, device: torch.device, dtype: torch.dtype, asked: str
+) -> None:
+    """Raises CapabilityError where a model's weights cannot be rounded on loading, or no kernel
+    multiplies them then.
+
+    `method`: how they are quantised already; `dtype`: of passes, for which `asked` was given.
+    """
+    if device.type != "cpu":
+        raise CapabilityError(
+            f"--quantise rounds weights for the CPU's kernels, and the device here is {device}. "
+            "Leave it out, or use --device cpu."
+        )
+    if method is not None:
+        raise CapabilityError(
+            f"'{label}' is quantised already ({method}). Leave --quantise out, or give the "
+            "checkpoint that it was made from."
+        )
+    if layer_kernels(device, dtype) is None:
+        if dtype != torch.bfloat16 and asked != "auto":
+            raise CapabilityError(
+                f"--quantise multiplies in bfloat16, and --dtype {asked} was asked for. Leave one "
+                "out."
+            )
+        why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
+        raise CapabilityError(
+            f"--quantise needs the native kernels, which do not serve here: {why}. Leave it out."
+        )

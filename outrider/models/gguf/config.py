@@ -87,15 +87,20 @@ def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
     """The file's end tokens, and the sampling that it recommends (`general.sampling.*`), in the
     form of a generation_config."""
     generation_config = transformers.GenerationConfig.from_model_config(config)
-    for theirs, ours in SAMPLING.items():
-        value = file.metadata.get(f"general.sampling.{theirs}")
-        if value is not None:
-            setattr(
-                generation_config,
-                ours,
-                float(f"{value:.6g}") if isinstance(value, float) else value,
-            )  # an fp32 0.6 is meant as 0.6
+    for name, value in recommended(file).items():
+        setattr(generation_config, name, value)
     return generation_config
+
+
+def recommended(file: GgufFile) -> dict[str, Any]:
+    """The sampling that a file recommends, by generation_config's names; an fp32 0.6 is meant as
+    0.6."""
+    found = {ours: file.metadata.get(f"general.sampling.{name}") for name, ours in SAMPLING.items()}
+    return {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def own_dtype(file: GgufFile) -> torch.dtype:

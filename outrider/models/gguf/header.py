@@ -52,6 +52,7 @@ NUMBERS = {
 }
 STRING = 8
 LIST = 9
+LENGTH = struct.Struct("<Q")  # in front of a string
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 ONE_EXPERT = re.compile(r"(?P<layer>blk\.\d+\.ffn_(gate|up|down))\.(?P<expert>\d+)\.weight")
 OTHER_KINDS = {
@@ -63,7 +64,11 @@ OTHER_KINDS = {
 
 
 class Count(int):
-    """The number of entries of a list that was stepped over."""
+    """The number of entries of a list that was stepped over; `kind` and `start`: of its entries,
+    and where they begin in the file."""
+
+    kind: int
+    start: int
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,9 @@ def long_list(file: GgufFile, key: str) -> list[Any]:
     key."""
     values = file.metadata.get(key)
     if isinstance(values, Count):
-        values = _long_list(file.path, file.path.stat().st_mtime_ns, key)
+        values = _long_list(
+            file.path, file.path.stat().st_mtime_ns, values.kind, values.start, values
+        )
     if not isinstance(values, list):
         raise CheckpointError(
             f"'{file.path}' has no list {key}: incomplete. Convert the model again."
@@ -212,8 +219,8 @@ def _read_once(path: Path, changed: int) -> tuple[dict[str, Any], tuple[TensorIn
 
 
 @lru_cache(maxsize=8)  # those of a target and a draft
-def _long_list(path: Path, changed: int, key: str) -> list[Any]:
-    return _HeaderReader(path, keeps=key).metadata()[key]
+def _long_list(path: Path, changed: int, kind: int, start: int, count: int) -> list[Any]:
+    return _HeaderReader(path).entries(kind, start, count)
 
 
 def _shards(path: Path) -> list[Path]:
@@ -248,11 +255,10 @@ def _check_kind(path: Path, metadata: dict[str, Any]) -> None:
 
 
 class _HeaderReader:
-    """Reads a header front to back. `keeps`: a list that is wanted in full."""
+    """Reads a header front to back, and long lists that were stepped over."""
 
-    def __init__(self, path: Path, keeps: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._keeps = keeps
         self._at = 0
         with path.open("rb") as stream:
             self._size = os.fstat(stream.fileno()).st_size
@@ -349,21 +355,53 @@ class _HeaderReader:
             return self._string()
         if kind != LIST:
             return self._damaged(f"its value {key} is of type {kind}")
-        entries, count = self._numbers("IQ")
-        is_kept = count <= MAX_LIST or key == self._keeps
-        if entries in NUMBERS:
-            width = struct.calcsize(f"<{NUMBERS[entries]}")
-            raw = self._take(count * width)
-            return (
-                list(struct.unpack(f"<{count}{NUMBERS[entries]}", raw)) if is_kept else Count(count)
-            )
-        if entries != STRING:
-            return self._damaged(f"its list {key} is of type {entries}")
-        if is_kept:
-            return [self._string() for _ in range(count)]
+        kind, count = self._numbers("IQ")
+        if kind not in NUMBERS and kind != STRING:
+            return self._damaged(f"its list {key} is of type {kind}")
+        if count <= MAX_LIST:
+            return self.entries(kind, self._at, count)
+        stepped = Count(count)
+        stepped.kind = kind
+        stepped.start = self._at
+        if kind == STRING:
+            self._ends(count)
+        else:
+            self._take(count * struct.calcsize(f"<{NUMBERS[kind]}"))
+        return stepped
+
+    def entries(self, kind: int, start: int, count: int) -> list[Any]:
+        """The entries of a list that begin at `start`; reading goes on behind them."""
+        self._at = start
+        if kind in NUMBERS:
+            raw = self._take(count * struct.calcsize(f"<{NUMBERS[kind]}"))
+            return list(struct.unpack(f"<{count}{NUMBERS[kind]}", raw))
+        ends = self._ends(count)
+        blob = self._blob
+        try:
+            return [
+                blob[begin + LENGTH.size : end].decode("utf-8")
+                for begin, end in zip([start, *ends], ends, strict=False)
+            ]
+        except UnicodeDecodeError:
+            return self._damaged("its text is no UTF-8")
+
+    def _ends(self, count: int) -> list[int]:
+        """The end of each of so many strings, which are stepped over. Vocabularies have 100,000 and
+        more, so this is one short loop."""
+        blob = self._blob
+        size = self._size
+        length_at = LENGTH.unpack_from
+        at = self._at
+        ends = []
         for _ in range(count):
-            self._take_string()
-        return Count(count)
+            if at + LENGTH.size > size:
+                self._cut_off()
+            at += LENGTH.size + length_at(blob, at)[0]
+            ends.append(at)
+        if at > size:
+            self._cut_off()
+        self._at = at
+        return ends
 
     def _numbers(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))

@@ -27,6 +27,7 @@ from tokenizers import (
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf.header import GgufFile, long_list
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.models.tokens.token_bytes import BYTE_OF_LETTER
 
 if TYPE_CHECKING:
@@ -165,8 +166,50 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
+def plain_tokenizer(file: GgufFile) -> ModelTokenizer | None:
+    """The tokenizer that `gguf_tokenizer` gives, made without transformers.
+
+    None for a vocabulary of another kind than byte pairs, one whose named tokens are not matched
+    whole, and a file with a tokenizer beside it."""
+    rule = file.metadata.get(f"{_K}pre")
+    if (
+        (file.path.parent / FILE).is_file()
+        or file.metadata.get(f"{_K}model") != BYTE_PAIRS
+        or rule not in RULES
+    ):
+        return None
+    template = _template(file)
+    named = _named_tokens(file, {})
     marked = _tokens_with_kinds(file)
+    kinds = dict(marked)
+    if not (template is None or isinstance(template, str)) or any(
+        text is not None and kinds[text] != CONTROL for text in named.values()
+    ):
+        return None
+    backend = _byte_pair_backend(file, rule, marked)
+    ids = {
+        name: None if text is None else backend.token_to_id(text) for name, text in named.items()
+    }
+    bos = named["bos_token"]
+    eos = named["eos_token"]
+    _frame(backend, bos, eos, file, begins=rule in BEGIN_BY_DEFAULT)
+    special = {name: text for name, text in named.items() if text is not None}
+    values = {
+        "bos_token_id": ids["bos_token"],
+        "eos_token_id": ids["eos_token"],
+        "all_special_ids": list(dict.fromkeys(ids[name] for name in special)),
+        "special_tokens_map": special,
+        "chat_template": template,
+    }
+    return ModelTokenizer.around(backend, values, lambda: gguf_tokenizer(file))
+
+
+def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
+    backend = _byte_pair_backend(file, rule, _tokens_with_kinds(file))
+    return _wrapped(backend, file, {}, begins=rule in BEGIN_BY_DEFAULT)
+
+
+def _byte_pair_backend(file: GgufFile, rule: str, marked: Sequence[tuple[str, int]]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in long_list(file, f"{_K}merges")]
     vocabulary = {_spelled(text, kind): token for token, (text, kind) in enumerate(marked)}
     backend = Tokenizer(
@@ -176,7 +219,7 @@ def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     _add_marked(backend, marked)
-    return _wrapped(backend, file, {}, begins=rule in BEGIN_BY_DEFAULT)
+    return backend
 
 
 def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
@@ -240,37 +283,41 @@ def _wrapped(
 ) -> PreTrainedTokenizerFast:
     """transformers' tokenizer around ours, with the tokens that the file names; else those of
     `usual_ids`."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **_named_tokens(file, usual_ids),
+        chat_template=_template(file),
+        clean_up_tokenization_spaces=False,
+        model_max_length=file.of_model("context_length") or int(1e30),
+    )
+    backend = tokenizer.backend_tokenizer
+    _frame(backend, tokenizer.bos_token, tokenizer.eos_token, file, begins=begins)
+    return tokenizer
+
+
+def _named_tokens(file: GgufFile, usual_ids: Mapping[str, int]) -> dict[str, str | None]:
+    """The tokens that the file names, else those of `usual_ids`, by transformers' names."""
     named: dict[str, str | None] = {"bos_token": None, "eos_token": None}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = file.metadata.get(f"{_K}{key}_token_id", usual_ids.get(key))
         if token is not None:
             named[f"{name}_token"] = long_list(file, f"{_K}tokens")[token]
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        **named,
-        chat_template=_template(file),
-        clean_up_tokenization_spaces=False,
-        model_max_length=file.of_model("context_length") or int(1e30),
-    )
-    _frame(tokenizer, file, begins=begins)
-    return tokenizer
+    return named
 
 
-def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
+def _frame(backend: Any, bos: str | None, eos: str | None, file: GgufFile, *, begins: bool) -> None:
     """Put the bos and eos tokens around texts, as the file says; where it does not say, `begins`:
     the bos token before."""
-    bos = tokenizer.bos_token
-    eos = tokenizer.eos_token
     before = bos if file.metadata.get(f"{_K}add_bos_token", begins) else None
     behind = eos if file.metadata.get(f"{_K}add_eos_token", False) else None
     used = [token for token in (before, behind) if token is not None]
     if not used:
         return
     single, two = ([before, f"${name}", behind] for name in "AB")
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    backend.post_processor = processors.TemplateProcessing(
         single=[part for part in single if part],
         pair=[part for part in (*single, *two) if part],
-        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in used],
+        special_tokens=[(token, backend.token_to_id(token)) for token in used],
     )
 
 

@@ -106,21 +106,9 @@ def tensor_bytes(
 
 def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
     """Notes for the user about a loaded checkpoint, a line each."""
-    notes = []
     layers = list(block_layers(module))
-    quantised = Counter(
-        tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES
-    )
-    if layers:
-        kinds = ", ".join(name for name, _ in quantised.most_common())
-        how = (
-            "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits for each product, as llama.cpp "
-            "does; --dtype float32 rounds neither, and is slow"
-        )
-        if not runs_on_kernels(module):
-            how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
-        notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
     stay = staying(file, experts=any(isinstance(layer, BlockExperts) for layer in layers))
+    notes = [blocks_note(file, label, on_kernels=runs_on_kernels(module))] if layers else []
     if widened := [
         tensor
         for tensor in file.tensors
@@ -134,6 +122,21 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
             f"{total / 1e6:.0f}M weights)"
         )
     return notes
+
+
+def blocks_note(file: GgufFile, label: str, *, on_kernels: bool) -> str:
+    """The note on weights that stay in blocks."""
+    quantised = Counter(
+        tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES
+    )
+    kinds = ", ".join(name for name, _ in quantised.most_common())
+    how = (
+        "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits for each product, as llama.cpp "
+        "does; --dtype float32 rounds neither, and is slow"
+    )
+    if not on_kernels:
+        how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
+    return f"'{label}' keeps its weights in their blocks ({kinds}); {how}"
 
 
 def own_layers(file: GgufFile, config: Any) -> GgufFile:

@@ -55,6 +55,19 @@ class ModelTokenizer:
         self._whole: Any = None
 
     @classmethod
+    def around(
+        cls, backend: Tokenizer, values: Mapping[str, Any], load_whole: Callable[[], Any]
+    ) -> ModelTokenizer:
+        """One of a `tokenizers` part that was just made, and the values of VALUES. A large
+        vocabulary takes long to be written down and read again."""
+        made = cls.__new__(cls)
+        made.backend_tokenizer = backend
+        made.__dict__ |= values
+        made._load_whole = load_whole
+        made._whole = None
+        return made
+
+    @classmethod
     def of(cls, tokenizer: Any) -> ModelTokenizer | None:
         """A tokenizer of transformers as one of ours; None where code of its class decides its
         answers."""

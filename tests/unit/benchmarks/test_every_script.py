@@ -241,6 +241,7 @@ BY_OPTION = {  # the options, or a command, that show a result again
     **dict.fromkeys(names("real-model-*", "defaults-*"), ("real_model", "--render")),
     **dict.fromkeys(names("serve-2*"), ("serve", "--render")),
     **dict.fromkeys(names("services-*"), ("services", "--render")),
+    **dict.fromkeys(names("shapes-*"), ("shapes", "--render")),
     **dict.fromkeys(names("tune-*"), ("tune", "--render")),
 }
 

@@ -13,6 +13,7 @@ import pytest
 from gguf import GGUFWriter
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
+from outrider.models.gguf import header
 from outrider.models.gguf.header import Count, long_list, read_gguf
 from tests.gguf_files import Kind, add_tensor, finish
 
@@ -40,6 +41,20 @@ def test_a_header_says_where_everything_lies(tmp_path: Path) -> None:
     assert long_list(file, "tokenizer.ggml.scores")[4999] == 0.5
     with pytest.raises(CheckpointError, match="has no list tokenizer"):
         long_list(file, "tokenizer.ggml.merges")
+
+
+def test_a_long_list_is_read_without_the_rest_of_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vocabularies have 100,000 words and more, and a first start asks for three such lists."""
+    file = read_gguf(a_file(tmp_path / "m.gguf"))
+
+    def read(self: header._HeaderReader) -> None:
+        raise AssertionError("the metadata is read again")
+
+    monkeypatch.setattr(header._HeaderReader, "metadata", read)
+    assert long_list(file, "tokenizer.ggml.tokens")[:2] == ["t0", "t1"]
+    assert long_list(file, "tokenizer.ggml.scores") == [0.5] * 5000
 
 
 def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
