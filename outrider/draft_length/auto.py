@@ -118,6 +118,7 @@ class AutoLength:
                     indices,
                     self._phases,
                     self._context,
+                    facts.experts,
                 )
             )
         if self.reading is not None:

@@ -47,6 +47,7 @@ class ObservedStep(NamedTuple):
     rows: Sequence[int]  # that this drafter drafts for
     phases: Sequence[Phase]  # that each row of the step was in
     context: int  # tokens of all its rows' texts
+    experts: float | None = None  # distinct ones that its pass read; None: not known
 
     def kept_budgets(self, row: int) -> list[int] | None:
         """How much must be asked for to get each of the row's kept nodes; None: the drafter does
@@ -113,11 +114,17 @@ class Goodput:
         """A step is over."""
         self._waiting.append(step)
 
-    def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
-        """Step times by nodes drafted, from another hour."""
+    def learn_costs(
+        self,
+        num_rows: int,
+        seconds: Mapping[int, float],
+        experts: Mapping[int, float] | None = None,
+    ) -> None:
+        """Step times, and distinct experts where they are known, by nodes drafted, from another
+        hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
-            costs.observe(size, value, count=FILE_COUNT)
+            costs.observe(size, value, count=FILE_COUNT, experts=(experts or {}).get(size))
         costs.unsettle()
 
     def settled(self, num_rows: int) -> int:
@@ -173,6 +180,7 @@ class Goodput:
                 size: seconds[size] for size in sorted(crowd.costs.times) if size != EMPTY_DRAFT
             },
             "tokens_per_s": dict(enumerate(rates)),
+            "experts": crowd.costs.expected_experts(),
             "best_fixed": best,
             "regret": 1 - sum(tokens.values()) / spent / rates[best],
         }
@@ -224,16 +232,22 @@ class Goodput:
         crowd.costs.observe_offers(
             [(max(asked), max(drafted)) for asked, drafted in asking if any(asked)]
         )
-        alike: dict[int, list[tuple[float, int]]] = {}
+        alike: dict[int, list[ObservedStep]] = {}
         for step in steps:
             if step.seconds is not None:
                 size = max(step.drafted)
                 alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(
-                    (step.seconds, step.context)
+                    step
                 )
-        for size, times in alike.items():
-            seconds, contexts = zip(*times, strict=True)
-            crowd.costs.observe(size, median(seconds), self._now, len(times), fmean(contexts))
+        for size, same in alike.items():
+            crowd.costs.observe(
+                size,
+                median(step.seconds for step in same if step.seconds is not None),
+                self._now,
+                len(same),
+                fmean(step.context for step in same),
+                fmean(step.experts or 0.0 for step in same),
+            )
 
     # ---------------------------------------------------------------- deciding
 

@@ -63,7 +63,7 @@ class PassStruct(ctypes.Structure):
         *_numbers("num_columns rows_differ"),
         *_pointers("bases"),
         *_numbers("short_capacity"),
-        *_pointers("logits arena"),
+        *_pointers("logits arena experts_read"),
     ]  # fmt: skip
 
 
