@@ -78,7 +78,7 @@ class GrowingStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("nodes top_k max_depth"), ("min_gain", Real), *_numbers("width last_position"),
         *_pointers("budgets temperatures noise known carried"), *_numbers("carried_bytes"),
-        *_pointers("lengths tokens parents fed"),
+        *_pointers("lengths tokens parents values fed"),
     ]  # fmt: skip
 
 
