@@ -17,7 +17,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from rich.table import Table
 from widened import Shape, widened
 from workload import PEERS, RESULTS, OtherCpu, console, prompt_texts, read_result, write_result
 
-from outrider import LLM, SamplingParams
+from outrider import LLM, Completion, SamplingParams
 from outrider.build import assemble, choose, load_models
 from outrider.configuration import Configuration
 from outrider.demo import demo_head, demo_paths
@@ -48,6 +47,7 @@ SETTINGS = (
     *(f"{MODEL} k={k}" for k in ("2", "4", "8", "auto:8")),
     *(f"{MODEL} tree=best-first k={k}" for k in ("15", "auto:15")),
     *(f"eagle3 k={k}" for k in ("4", "auto:8")),
+    "eagle3 tree=best-first k=auto:15",
     *(f"suffix k={k}" for k in ("4", "auto:8")),
 )
 FIXED = 4  # the length that `auto` is compared with
@@ -104,24 +104,29 @@ def measure(
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     waking = replace(params, max_tokens=WAKING_TOKENS)
     runs = []
+
+    def timed(setting: str, prompt: str) -> Completion:
+        llm = ways[setting]
+        llm.generate([prompt[: len(prompt) // 2]], waking, use_tqdm=False)
+        return llm.generate([prompt], params, use_tqdm=False)[0]
+
     for number, (workload, prompt) in enumerate(asked(prompts)):
         for setting in settings if number % 2 else settings[::-1]:
-            llm = ways[setting]
-            llm.generate([prompt[: len(prompt) // 2]], waking, use_tqdm=False)
             other = OtherCpu(process)
-            answer = llm.generate([prompt], params, use_tqdm=False)[0]
+            plain, answer = timed(PLAIN, prompt), timed(setting, prompt)
             runs.append(
                 {
                     "prompt": number,
                     "workload": workload,
                     "setting": setting,
+                    "plain_tokens_per_s": plain.stats.decode_tokens_per_s,
                     "tokens_per_s": answer.stats.decode_tokens_per_s,
                     "tau": answer.stats.tau,
                     "experts": answer.stats.experts_per_pass,
                     "drafted": answer.stats.drafted,
                     "steps": answer.stats.steps,
                     "others": other.share(),
-                    "text": sha256(str(answer.token_ids).encode()).hexdigest()[:12],
+                    "is_plain_text": answer.token_ids == plain.token_ids,
                 }
             )
     controls = {name: ways[name].control for name in settings if "auto" in name}
@@ -174,11 +179,10 @@ def asked(count: int) -> Iterator[tuple[str, str]]:
         yield "demo", f"Question: {easy.question}\nAnswer:"
 
 
-def ratios(runs: list[dict[str, Any]], setting: str, against: str) -> list[float]:
-    """Speed of one setting over another's, by prompt."""
-    rates = {(run["prompt"], run["setting"]): run["tokens_per_s"] for run in runs}
-    numbers = sorted({number for number, _ in rates})
-    return [rates[number, setting] / rates[number, against] for number in numbers]
+def speedups(runs: list[dict[str, Any]], setting: str) -> list[float]:
+    """Speed of a setting over the plain run right before it, by prompt."""
+    mine = [run for run in runs if run["setting"] == setting]
+    return [run["tokens_per_s"] / run["plain_tokens_per_s"] for run in mine]
 
 
 def verdicts(runs: list[dict[str, Any]], settings: list[str]) -> list[tuple[str, float, str]]:
@@ -187,11 +191,12 @@ def verdicts(runs: list[dict[str, Any]], settings: list[str]) -> list[tuple[str,
     for name in settings:
         if "k=auto" not in name:
             continue
-        plain = statistics.geometric_mean(ratios(runs, name, PLAIN))
+        plain = statistics.geometric_mean(speedups(runs, name))
         found.append((f"{name} / plain", plain, "met" if plain >= FLOOR else "not met"))
         fixed = f"{name.split(' k=')[0]} k={FIXED}"
-        if fixed in settings and statistics.geometric_mean(ratios(runs, fixed, PLAIN)) < 1:
-            gain = statistics.geometric_mean(ratios(runs, name, fixed))
+        lost = statistics.geometric_mean(speedups(runs, fixed)) if fixed in settings else 1.0
+        if lost < 1:
+            gain = plain / lost
             found.append((f"{name} / k={FIXED}", gain, "met" if gain >= GAIN else "not met"))
     return found
 
@@ -202,19 +207,16 @@ def show(content: dict[str, Any]) -> None:
     for shape, found in content["shapes"].items():
         for workload in dict.fromkeys(run["workload"] for run in found["runs"]):
             runs = [run for run in found["runs"] if run["workload"] == workload]
-            settings = list(
-                dict.fromkeys(run["setting"] for run in runs if run["setting"] != PLAIN)
-            )
+            settings = list(dict.fromkeys(run["setting"] for run in runs))
             title = f"{shape} ({found['plain_share']:.0%} of a plain pass), {workload}"
             table = Table("setting", "x plain", "tau", "experts a pass", "texts equal", title=title)
-            texts = {(run["prompt"], run["setting"]): run["text"] for run in runs}
-            for name in (PLAIN, *settings):
+            for name in sorted(settings):
                 mine = [run for run in runs if run["setting"] == name]
                 steps = sum(run["steps"] for run in mine)
                 tau = sum(run["tau"] * run["steps"] for run in mine) / steps
                 read = sum((run["experts"] or 0.0) * run["steps"] for run in mine) / steps
-                same = sum(texts[run["prompt"], PLAIN] == run["text"] for run in mine)
-                gain = statistics.geometric_mean(ratios(runs, name, PLAIN))
+                same = sum(run["is_plain_text"] for run in mine)
+                gain = statistics.geometric_mean(speedups(runs, name))
                 table.add_row(
                     name, f"{gain:.2f}", f"{tau:.2f}", f"{read:.1f}", f"{same} of {len(mine)}"
                 )

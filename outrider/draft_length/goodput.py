@@ -31,6 +31,7 @@ MAX_PLAN = 16
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 EARLY_SHARE = 0.012  # the same of mixtures at first
+BEGIN = 1.05  # times a plain step's goodput, from which drafting begins for a mixture
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
 FILE_COUNT = 10  # times that a median from a file counts for
 
@@ -277,6 +278,8 @@ class Goodput:
                 best = 0
         crowd.prices = self._prices(crowd, rates)
         is_mixture = bool(crowd.prices)  # whose nodes may cost as much as plain steps
+        if rates is not None and is_mixture and not crowd.settled:
+            best = best if rates[best] >= BEGIN * rates[0] else 0
         if best != crowd.settled:
             few = 1 if is_mixture and not crowd.settled else max(1, crowd.pace // 4)
             crowd.pace = few if best else MIN_GAP

@@ -22,7 +22,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module
 
 
-def run(prompt: int, setting: str, rate: float) -> dict[str, Any]:
+def run(prompt: int, setting: str, rate: float, plain: float) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "workload": "gsm8k",
@@ -32,7 +32,8 @@ def run(prompt: int, setting: str, rate: float) -> dict[str, Any]:
         "experts": 5.0,
         "drafted": 4,
         "steps": 10,
-        "text": "a",
+        "plain_tokens_per_s": plain,
+        "is_plain_text": True,
     }
 
 
@@ -46,7 +47,11 @@ def test_verdicts_by_hand(part: Any, capsys: pytest.CaptureFixture[str]) -> None
         "eagle3 k=4": (120, 240),
         "eagle3 k=auto:8": (90, 180),
     }
-    runs = [run(n, name, rate) for name, both in rates.items() for n, rate in enumerate(both)]
+    runs = [
+        run(n, name, rate, rates["none"][n])
+        for name, both in rates.items()
+        for n, rate in enumerate(both)
+    ]
     found = {what: (ratio, said) for what, ratio, said in experts.verdicts(runs, list(rates))}
     assert found == {
         "suffix k=auto:8 / plain": (pytest.approx(0.99), "met"),
