@@ -48,7 +48,8 @@ class GrownTrees(NamedTuple):
     def only(self, kept: Sequence[Sequence[int]]) -> GrownTrees:
         """Trees of these nodes of each row, in ascending order, parents among them."""
         width = max(map(len, kept))
-        tokens, parents = torch.zeros(2, len(kept), width, dtype=torch.int64)
+        tokens = torch.zeros(len(kept), width, dtype=torch.int64)
+        parents = torch.full_like(tokens, -1)
         for row, nodes in enumerate(kept):
             number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
             tokens[row, : len(nodes)] = self.tokens[row, list(nodes)]
