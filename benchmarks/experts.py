@@ -43,12 +43,9 @@ SETTLING_TOKENS = 200  # before steps are timed: loading is still felt
 PLAIN = "none"
 MODEL = "draft-model"
 SETTINGS = (
-    PLAIN,
     *(f"{MODEL} k={k}" for k in ("2", "4", "8", "auto:8")),
-    *(f"{MODEL} tree=best-first k={k}" for k in ("15", "auto:15")),
-    *(f"eagle3 k={k}" for k in ("4", "auto:8")),
-    "eagle3 tree=best-first k=auto:15",
-    *(f"suffix k={k}" for k in ("4", "auto:8")),
+    f"{MODEL} tree=best-first k=auto:15",
+    *(f"{drafter} k={k}" for drafter in ("eagle3", "suffix") for k in ("4", "auto:8")),
 )
 FIXED = 4  # the length that `auto` is compared with
 FLOOR, GAIN = 0.98, 1.15  # of plain; of a fixed length that loses
@@ -61,7 +58,7 @@ def main(
     heads: Annotated[int, typer.Option(help="Of attention: 30 cost 0.4 of four experts.")] = 30,
     settings: Annotated[str, typer.Option(help="In the lab's words.")] = ",".join(SETTINGS),
     prompts: Annotated[int, typer.Option(min=1, help="Of each workload.")] = 3,
-    max_tokens: Annotated[int, typer.Option(min=8)] = 64,
+    max_tokens: Annotated[int, typer.Option(min=8)] = 80,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     add: Annotated[bool, typer.Option("--add", help="Keep today's other shapes.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Nothing stored.")] = False,
@@ -99,7 +96,7 @@ def measure(
         tempfile.TemporaryDirectory() as cache
     ):  # step times of an earlier hour would be used again
         os.environ["OUTRIDER_CACHE"] = cache
-        ways = engines(target, settings, threads)
+        ways = engines(target, [PLAIN, *settings], threads)
     process = psutil.Process()
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     waking = replace(params, max_tokens=WAKING_TOKENS)
