@@ -97,7 +97,17 @@ class Decoder:
             seen = grown.own_output(TargetOutput(output.logits, output.hidden, kept_columns))
             self.drafter.commit(rows, own, own_verdict, seen)
         clock.share(rows)
-        facts = StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"])
+        for row in rows:
+            row.stats.experts += output.experts or 0.0
+        facts = StepFacts(
+            rows,
+            asked,
+            draft,
+            verdict,
+            clock.priced,
+            clock.seconds["draft"],
+            experts=output.experts,
+        )
         for observer in self.observers:
             observer.observe(facts)
         self.control.observe(facts.of_drafter(own, own_verdict))

@@ -197,6 +197,8 @@ class Rows:
         # coupled rows whose candidates noise ranks: greedy ones take the likeliest token anyway
         self.racing_rows: list[int] = []
         self.rows = PerRow[Row]()
+        # what a step's drafts must bring to pay, by nodes (`trees/paying.py`); empty: anything pays
+        self.prices: Sequence[float] = ()
         self.rng = KeyedStreams([], noise)
         self._sampling: BatchSampling | None = None
         self._soft_sampling: BatchSampling | None = None

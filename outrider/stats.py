@@ -61,6 +61,8 @@ class DecodeStats:
     tested                 of those, decided on: the accepted ones and the first rejected one of each step
     accepted               of those, kept
     accepted_per_position  [i]: steps whose (i+1)-th draft token was accepted
+    experts                distinct experts that its passes read, the mean of the layers, summed over steps;
+                           0: the target is no mixture, or its runtime does not tell
     parts                  by part, where drafts have several: of a composite, or with forced tokens
     answers                answers that emitted something
     first_tokens           of the emitted: those of each answer's first step
@@ -76,6 +78,7 @@ class DecodeStats:
     tested: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    experts: float = 0.0
     parts: dict[str, PartStats] = field(default_factory=dict)
     answers: int = 0
     first_tokens: int = 0
@@ -98,6 +101,11 @@ class DecodeStats:
     def draft_utilisation(self) -> float | None:
         """Accepted of the drafted tokens. None where nothing was drafted."""
         return _ratio(self.accepted, self.drafted)
+
+    @property
+    def experts_per_pass(self) -> float | None:
+        """Distinct experts that a pass read, the mean of its layers. None where that is not known."""
+        return _ratio(self.experts, self.steps) or None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -161,6 +169,7 @@ class DecodeStats:
             tested=self.tested + other.tested,
             accepted=self.accepted + other.accepted,
             accepted_per_position=[a + b for a, b in zip(mine, theirs, strict=True)],
+            experts=self.experts + other.experts,
             parts=sum_parts(self.parts, other.parts),
             answers=self.answers + other.answers,
             first_tokens=self.first_tokens + other.first_tokens,
@@ -181,6 +190,7 @@ class DecodeStats:
             "alpha": self.alpha,
             "draft_utilisation": self.draft_utilisation,
             "accepted_per_position": self.accepted_per_position,
+            "experts_per_pass": self.experts_per_pass,
             "parts": {part: asdict(counts) for part, counts in self.parts.items()},
             "first_tokens": self.first_tokens,
             "ttft_s": self.ttft_s,

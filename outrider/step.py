@@ -35,6 +35,8 @@ class StepFacts:
     draft_s: float  # in the drafter and its control, reading included
     # the pass had forced tokens besides the drafter's, so `seconds` tell its control nothing
     has_forced: bool = False
+    # distinct experts that the pass read, the mean of its layers; None: no mixture, or not known
+    experts: float | None = None
 
     def of_drafter(self, draft: Draft, verdict: Verdict) -> StepFacts:
         """For the control, which learns of the drafter's own nodes, without forced tokens."""

@@ -4,6 +4,7 @@ anything."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
-    from outrider.lab.estimate.estimate_result import ModelSize
+    from outrider.lab.estimate.estimate_result import Mixture, ModelSize
     from outrider.lab.predict import StepCosts
 
 NUMBERS = "Acceptance and costs"
@@ -42,7 +43,7 @@ class EstimateOptions:
         NUMBERS,
         "Time of a pass over N tokens / over one: 5:1.05,9:1.4.",
         metavar="N:COST,...",
-        show_default="all cost the same",
+        show_default="all cost the same; with --target, those of a mixture by their experts",
         common=True,
     )
     result: Path | None = option(
@@ -55,7 +56,7 @@ class EstimateOptions:
     target: str | None = option(
         None,
         MEMORY,
-        "The target: a folder, a .gguf file, a hub id, or demo.",
+        "The target: a folder, a .gguf file, a hub id, or demo; of a mixture its experts count, too.",
         metavar="MODEL",
         common=True,
     )
@@ -83,12 +84,26 @@ class EstimateOptions:
             )
             raise ConfigError(f"nothing says {missing}: {ENOUGH}")
         passes = typed.by_count("--pass-cost", self.pass_cost) if self.pass_cost else {}
-        widths = (
-            f"passes {self.pass_cost}"
-            if passes
-            else "passes that cost the same however many tokens they check"
-        )
-        return acceptance, costs_of(self.c, passes), f"c {self.c:g} and {widths}"
+        mixture = self.mixture
+        if passes:
+            widths = f"passes {self.pass_cost}"
+        elif mixture is not None:
+            widths = (
+                f"passes that cost the bytes of their experts ({mixture.experts}, {mixture.active} a "
+                f"token; {mixture.plain_share:.0%} of a plain pass), named by chance: tokens of one "
+                "text share more"
+            )
+        else:
+            widths = "passes that cost the same however many tokens they check"
+        return acceptance, costs_of(self.c, passes, mixture), f"c {self.c:g} and {widths}"
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The experts of the target, where one is named and is a mixture. Raises CheckpointError,
+        CapabilityError."""
+        from outrider.lab.estimate.experts import mixture_of
+
+        return None if self.target is None else mixture_of(self.target)
 
     def memory(self) -> list[ModelSize]:
         """The memory of the models named. Raises CheckpointError, CapabilityError."""
@@ -111,4 +126,4 @@ def estimate(options: EstimateOptions, output: OutputOptions) -> int:
 
     output.check()
     premises = options.premises()
-    return answer(output, lambda _: predicted(*premises, options.memory()))
+    return answer(output, lambda _: predicted(*premises, options.memory(), options.mixture))

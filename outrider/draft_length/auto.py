@@ -45,6 +45,7 @@ class AutoLength:
         self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
+        self._prices: list[float] = []  # of the present step's rows
         self._timed_s = 0.0  # of all steps that the clock teaches
 
     def choose(self, rows: Rows) -> list[int]:
@@ -75,7 +76,18 @@ class AutoLength:
                 if fixed or left:
                     self._asked[index] = rows[index].clamp_draft(self._sizes.get(name, 0))
                     left -= not fixed and self._asked[index] > 0
+        self._set_prices(rows)
         return self._asked
+
+    def _set_prices(self, rows: Rows) -> None:
+        """Tell the drafter what its nodes must bring: of one row, since a pass is as wide as its
+        widest."""
+        prices: list[float] = []
+        if len(self._asked) == 1 and self._sizes:
+            (name,) = self._sizes
+            prices = self.drafters[name].prices(1)
+        if prices != self._prices:
+            self._prices = rows.prices = prices
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
         """The lengths asked for where only `ready` rows can be drafted for: nothing in rows whose
@@ -118,6 +130,7 @@ class AutoLength:
                     indices,
                     self._phases,
                     self._context,
+                    facts.experts,
                 )
             )
         if self.reading is not None:

@@ -11,6 +11,10 @@ After longer texts a pass reads more of the cache, and each further node looks a
 more numbers are learned: how all sizes grow with the logarithm of the texts' tokens, and how much
 more each node does.
 
+Where the target is a mixture, a pass also costs by the distinct experts that it reads (`experts.py`).
+So one more number is learned: the power of these that a step's seconds grow with. Times are then
+compared as if of equal experts, and a size costs what its expected experts make of it.
+
 Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of
 the widest row and c(i) the cost of a step that drafts i nodes, c(0) that of one which asked and was
 offered nothing,
@@ -27,6 +31,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from outrider.draft_length.experts import ExpertsByNodes
 from outrider.draft_length.survival import DECAY, LONG, NOTHING, FadingMean, Shares
 
 EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offered
@@ -35,6 +40,9 @@ NODE = 0.05
 NODE_DEVIATION = 0.2
 # the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7
 # times LONG (a logarithm of 1)
+# power of a pass's distinct experts that its seconds grow with: mean and deviation
+EXPERTS = 0.5
+EXPERTS_DEVIATION = 0.3
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
 # relative deviation of one size from its neighbour, and of the growth of one from the other's
 BUMP = 0.05
@@ -56,10 +64,10 @@ class LengthCosts:
         sizes = np.arange(max_nodes + 2.0)
         sizes[EMPTY_DRAFT] = 0
         count = len(sizes)
-        # a size's logarithm: its own number and, times the texts' length, the last two, growth and
-        # growth per node
-        self._own = np.eye(count, count + 2)
-        self._growth = np.zeros((count, count + 2))
+        # a size's logarithm: its own number and, times the texts' length, growth and growth per node,
+        # times the logarithm of its experts, the last one
+        self._own = np.eye(count, count + 3)
+        self._growth = np.zeros((count, count + 3))
         self._growth[:, count], self._growth[:, count + 1] = 1, sizes
         slope = NODE_DEVIATION * sizes / (1 + NODE * sizes)
         shape = BUMP**2 * np.minimum.outer(sizes, sizes)
@@ -72,8 +80,10 @@ class LengthCosts:
             + self._own.T @ np.outer(slope, slope) @ self._own
             + self._shape
         )
-        self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2])
-        self._known = np.append(np.log1p(NODE * sizes), [0.0, 0.0])
+        self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2, EXPERTS_DEVIATION**2])
+        self._known = np.append(np.log1p(NODE * sizes), [0.0, 0.0, EXPERTS])
+        self.experts = ExpertsByNodes()
+        self._base: float | None = None  # experts of a plain step when the first were seen
         self._spread = self._prior
         self._max_nodes = max_nodes
         self._timed_at = 0
@@ -85,17 +95,27 @@ class LengthCosts:
         self.times: Counter[int] = Counter()  # by size
 
     def observe(
-        self, size: int, seconds: float, now: int = 0, count: int = 1, context: float = 0.0
+        self,
+        size: int,
+        seconds: float,
+        now: int = 0,
+        count: int = 1,
+        context: float = 0.0,
+        experts: float | None = None,
     ) -> None:
         """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) after texts of `context`
-        tokens in all, or the median of `count` alike. `now`: steps so far."""
+        tokens in all, or the median of `count` alike. `now`: steps so far; `experts`: distinct ones
+        that its pass read, where that is known."""
         if size > self._max_nodes:
             return
         steps = now - self._timed_at
         self._timed_at = now
         self.times[size] += count
         self._spread = self._spread + steps * (DRIFT**2 * self._level + self._shape / RENEWAL)
-        reading = self._readings(context)[size]
+        if experts:
+            self.experts.observe(max(size, 0), experts, count)
+            self._base = self._base or self.experts.plain
+        reading = self._readings(context, experts)[size]
         error = math.log(seconds) - float(reading @ self._known)
         if error < -SPOILT:
             self._spread = self._spread + self._prior
@@ -140,18 +160,31 @@ class LengthCosts:
         other._timed_at = self._timed_at
         other.times = Counter(self.times)
         other._noise = replace(self._noise)
+        other.experts = self.experts.copy()
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2 * self._level
         return other
 
-    def _readings(self, context: float) -> np.ndarray:
-        """Row `size`: what is read off `_known` for a step of this size."""
-        return self._own + math.log1p(context / LONG) * self._growth
+    def _readings(self, context: float, experts: float | None = None) -> np.ndarray:
+        """Row `size`: what is read off `_known` for a step of this size, whose pass reads `experts`
+        distinct ones, else as many as expected."""
+        readings = self._own + math.log1p(context / LONG) * self._growth
+        if self._base is not None:
+            expected = self.expected_experts()
+            expected.append(expected[0])  # an empty draft has a plain pass
+            readings[:, -1] = np.log((experts or np.array(expected)) / self._base)
+        return readings
 
     def drafted(self, context: float = 0.0) -> list[float]:
         """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step never
         costs more than another."""
         seconds: list[float] = np.exp(self._readings(context) @ self._known).tolist()
         return [min(seconds), *seconds[1:]]
+
+    def expected_experts(self) -> list[float]:
+        """Distinct experts by nodes drafted, 0 to `max_nodes`; empty where they are not known."""
+        if self._base is None:
+            return []
+        return [self.experts.expected(size) for size in range(self._max_nodes + 1)]
 
     def asked(self, context: float = 0.0) -> list[float]:
         """Seconds by nodes asked for, 0 to `max_nodes`."""

@@ -30,6 +30,8 @@ MAX_PLAN = 16
 # steps from a change to a probe; each probe that changes nothing doubles the time to the next one
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
+EARLY_SHARE = 0.012  # the same of mixtures at first
+BEGIN = 1.05  # times a plain step's goodput, from which drafting begins for a mixture
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
 FILE_COUNT = 10  # times that a median from a file counts for
 
@@ -47,6 +49,7 @@ class ObservedStep(NamedTuple):
     rows: Sequence[int]  # that this drafter drafts for
     phases: Sequence[Phase]  # that each row of the step was in
     context: int  # tokens of all its rows' texts
+    experts: float | None = None  # distinct ones that its pass read; None: not known
 
     def kept_budgets(self, row: int) -> list[int] | None:
         """How much must be asked for to get each of the row's kept nodes; None: the drafter does
@@ -69,6 +72,7 @@ class Crowd:
     gap: int = MIN_GAP  # steps between the latest probe and the next one
     due: int = MIN_GAP  # steps until the next probe
     context: int = 0  # tokens of the texts in the latest step
+    prices: list[float] = field(default_factory=list)  # see `Goodput.prices`
     missed: float = 0.0  # plain steps' worth of gain that was let go by
     chosen: Counter[int] = field(default_factory=Counter)
 
@@ -113,11 +117,17 @@ class Goodput:
         """A step is over."""
         self._waiting.append(step)
 
-    def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
-        """Step times by nodes drafted, from another hour."""
+    def learn_costs(
+        self,
+        num_rows: int,
+        seconds: Mapping[int, float],
+        experts: Mapping[int, float] | None = None,
+    ) -> None:
+        """Step times, and distinct experts where they are known, by nodes drafted, from another
+        hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
-            costs.observe(size, value, count=FILE_COUNT)
+            costs.observe(size, value, count=FILE_COUNT, experts=(experts or {}).get(size))
         costs.unsettle()
 
     def settled(self, num_rows: int) -> int:
@@ -136,6 +146,17 @@ class Goodput:
         return [
             count / (step + more) for count, step, more in zip(tokens, steps, reading, strict=True)
         ]
+
+    def prices(self, num_rows: int) -> list[float]:
+        """What nodes must bring, by how many a pass verifies (`trees/paying.py`), where the target is
+        a mixture; else none. Of the latest plan."""
+        return self._crowd(num_rows).prices
+
+    def _prices(self, crowd: Crowd, rates: Sequence[float] | None) -> list[float]:
+        if rates is None or not crowd.costs.expected_experts():
+            return []
+        *seconds, empty = crowd.costs.drafted(crowd.context)
+        return [0.0, *(max(rates) * max(each - empty, 0.0) for each in seconds[1:])]
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
         """Whether drafting pays in a step in which only this many of the rows that asked can be
@@ -173,6 +194,7 @@ class Goodput:
                 size: seconds[size] for size in sorted(crowd.costs.times) if size != EMPTY_DRAFT
             },
             "tokens_per_s": dict(enumerate(rates)),
+            "experts": crowd.costs.expected_experts(),
             "best_fixed": best,
             "regret": 1 - sum(tokens.values()) / spent / rates[best],
         }
@@ -224,16 +246,22 @@ class Goodput:
         crowd.costs.observe_offers(
             [(max(asked), max(drafted)) for asked, drafted in asking if any(asked)]
         )
-        alike: dict[int, list[tuple[float, int]]] = {}
+        alike: dict[int, list[ObservedStep]] = {}
         for step in steps:
             if step.seconds is not None:
                 size = max(step.drafted)
                 alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(
-                    (step.seconds, step.context)
+                    step
                 )
-        for size, times in alike.items():
-            seconds, contexts = zip(*times, strict=True)
-            crowd.costs.observe(size, median(seconds), self._now, len(times), fmean(contexts))
+        for size, same in alike.items():
+            crowd.costs.observe(
+                size,
+                median(step.seconds for step in same if step.seconds is not None),
+                self._now,
+                len(same),
+                fmean(step.context for step in same),
+                fmean(step.experts or 0.0 for step in same),
+            )
 
     # ---------------------------------------------------------------- deciding
 
@@ -248,15 +276,21 @@ class Goodput:
             crowd.missed += (rates[best] / rates[0] - 1) * crowd.planned
             if crowd.missed < self.unread_s * rates[0] / num_rows:
                 best = 0
+        crowd.prices = self._prices(crowd, rates)
+        is_mixture = bool(crowd.prices)  # whose nodes may cost as much as plain steps
+        if rates is not None and is_mixture and not crowd.settled:
+            best = best if rates[best] >= BEGIN * rates[0] else 0
         if best != crowd.settled:
-            crowd.pace = max(1, crowd.pace // 4) if best else MIN_GAP
+            few = 1 if is_mixture and not crowd.settled else max(1, crowd.pace // 4)
+            crowd.pace = few if best else MIN_GAP
         crowd.settled = best
         crowd.plan = [best] * crowd.pace
         crowd.due -= crowd.pace
         if crowd.due <= 0:
             crowd.plan[0] = probe = self._probe(crowd, rates)
             loss = 0.0 if rates is None else 1 - rates[probe] / rates[best]
-            crowd.due = crowd.gap = max(MIN_GAP, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
+            least = max(MIN_GAP, int(loss / EARLY_SHARE)) if is_mixture else MIN_GAP
+            crowd.due = crowd.gap = max(least, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
         crowd.planned, crowd.pace = crowd.pace, min(2 * crowd.pace, MAX_PLAN)
 
     def _probe(self, crowd: Crowd, rates: Sequence[float] | None) -> int:

@@ -37,7 +37,7 @@ def row_trees(rows: Rows, budgets: Sequence[int], plan: TreePlan) -> list[RowTre
     """An empty tree for each row, for at most budgets[b] nodes."""
     drawn = drawn_rows(rows, plan)
     return [
-        RowTree(plan.growth(budget, sampled=sampled), sampled)
+        RowTree(plan.growth(budget, sampled=sampled, prices=rows.prices), sampled)
         for budget, sampled in zip(budgets, drawn, strict=True)
     ]
 

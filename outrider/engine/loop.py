@@ -152,6 +152,7 @@ class EngineLoop:
                 seconds=done.seconds,
                 kv_tokens=scheduler.kv_budget.used,
                 kv_capacity=scheduler.kv_budget.positions,
+                experts=facts.experts,
             )
         )
 

@@ -32,6 +32,8 @@ class StepReport:
     seconds: dict[str, float]  # draft, target, verify, other: of the whole step
     kv_tokens: int  # committed positions of running rows; layers with windows count those they hold
     kv_capacity: int  # positions there is memory for
+    # distinct experts that the pass read, the mean of its layers; None: no mixture, or not known
+    experts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

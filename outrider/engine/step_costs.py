@@ -19,14 +19,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.rows import Rows
 from outrider.step import StepFacts
 
-VERSION = 2
+VERSION = 3
 MAX_FILES = 200  # the oldest go first
 MIN_TIMES = 2  # how often a size is timed, whatever it takes: what was timed once may be anything
 
@@ -39,6 +39,7 @@ class Sweep:
         self.lengths = list(lengths)
         self.asked: list[int] = []  # step by step, before what rows have room for
         self.seconds: dict[int, list[float]] = {}  # by draft nodes of the widest row
+        self.experts: dict[int, list[float]] = {}  # the same: of passes that tell
         self._skip = skip
 
     def known(self) -> dict[int, float]:
@@ -51,6 +52,10 @@ class Sweep:
         }
         return {size: median_low(seconds) for size, seconds in often.items()}
 
+    def known_experts(self) -> dict[int, float]:
+        """Mean distinct experts of the sizes whose passes told."""
+        return {size: fmean(read) for size, read in sorted(self.experts.items())}
+
     def choose(self, rows: Rows) -> list[int]:
         length = self.lengths[len(self.asked) % len(self.lengths)]
         self.asked.append(length)
@@ -62,6 +67,8 @@ class Sweep:
         # one that asked and got no draft is no plain one
         if self._skip < 0 and bool(drafted) == bool(self.asked[-1]):
             self.seconds.setdefault(drafted, []).append(facts.seconds)
+            if facts.experts is not None:
+                self.experts.setdefault(drafted, []).append(facts.experts)
 
     def summary(self) -> dict[str, Any]:
         return {}
@@ -69,10 +76,12 @@ class Sweep:
 
 @dataclass
 class StepTimes:
-    """`seconds`: by number of rows, then by nodes of the widest row."""
+    """`seconds`, and `experts` where passes told, by number of rows, then by nodes of the widest
+    row."""
 
     facts: dict[str, Any]
     seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    experts: dict[int, dict[int, float]] = field(default_factory=dict)
     is_kept: bool = True  # for the next start
 
     @classmethod
@@ -86,35 +95,46 @@ class StepTimes:
         """The times that an earlier start has kept; empty where nothing was, or nothing that
         fits."""
 
-        def read(content: Any) -> dict[int, dict[int, float]]:
+        def read(content: Any) -> tuple[dict[int, dict[int, float]], ...]:
             if content["version"] != VERSION or content["facts"] != facts:
                 raise ValueError("it is of another model or machine")
-            seconds = {
-                int(rows): {int(n): float(s) for n, s in sizes.items()}
-                for rows, sizes in content["seconds"].items()
-            }
-            if not all(
-                value > 0 and math.isfinite(value)
-                for sizes in seconds.values()
-                for value in sizes.values()
-            ):
-                raise ValueError("it has a time that is none")
-            return seconds
+            return _numbers(content["seconds"]), _numbers(content["experts"])
 
-        return cls(facts, kept_json(_path(facts), read) or {})
+        return cls(facts, *(kept_json(_path(facts), read) or ()))
 
-    def add(self, rows: int, seconds: dict[int, float]) -> None:
-        """Keep the times just measured for the next start."""
+    def add(self, rows: int, seconds: dict[int, float], experts: dict[int, float]) -> None:
+        """Keep what was just measured for the next start."""
         if seconds:
             self.seconds[rows] = seconds
+            self.experts[rows] = experts
             if self.is_kept:
                 self.save()
 
     def save(self) -> None:
         """Keep the costs for the next start. An error costs that start its time, nothing else."""
-        content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
+        content = {
+            "version": VERSION,
+            "facts": self.facts,
+            "seconds": self.seconds,
+            "experts": self.experts,
+        }
         with keeping("what steps take"):
             keep_json(_path(self.facts), content, max_files=MAX_FILES)
+
+
+def _numbers(content: Any) -> dict[int, dict[int, float]]:
+    """Numbers by rows and nodes as a file has them. Raises ValueError for what is no positive one."""
+    found = {
+        int(rows): {int(n): float(number) for n, number in sizes.items()}
+        for rows, sizes in content.items()
+    }
+    if not all(
+        number > 0 and math.isfinite(number)
+        for sizes in found.values()
+        for number in sizes.values()
+    ):
+        raise ValueError("it has a number that is none")
+    return found
 
 
 def _path(facts: dict[str, Any]) -> Path:

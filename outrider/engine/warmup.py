@@ -111,9 +111,9 @@ def calibrate(
             drafter_pool.choose(batch.decoder.drafter, name)
             sizes = _sizes(control.drafters[name].max_nodes, count)
             budget_s = left / 2 if count == 1 < max_rows else left  # crowds need the other half
-            costs.add(count, _times(batch.decoder, batch.built, name, count, sizes, budget_s))
+            costs.add(count, *_times(batch.decoder, batch.built, name, count, sizes, budget_s))
         for count, seconds in costs.seconds.items():
-            control.drafters[name].learn_costs(count, seconds)
+            control.drafters[name].learn_costs(count, seconds, costs.experts.get(count, {}))
     batch.reset()  # what drafters learned from these texts is no user's
 
 
@@ -126,10 +126,11 @@ def calibrate_alone(
     if not isinstance(control, AutoLength):
         return
     (goodput,) = control.drafters.values()
-    goodput.learn_costs(1, step_seconds(built, decoder, parts, 1, status))
+    costs = step_times(built, decoder, parts, 1, status)
+    goodput.learn_costs(1, costs.seconds.get(1, {}), costs.experts.get(1, {}))
 
 
-def step_seconds(
+def step_times(
     built: Built,
     decoder: Decoder,
     parts: Parts,
@@ -137,8 +138,8 @@ def step_seconds(
     status: Say = lambda line: None,
     *,
     anew: bool = False,
-) -> dict[int, float]:
-    """Draft nodes of the widest row -> seconds of a step of this many rows.
+) -> StepTimes:
+    """Costs, with those of steps of this many rows.
 
     As an earlier start kept them, else timed now, and kept; `anew`: timed now in any case.
     """
@@ -154,9 +155,9 @@ def step_seconds(
             )
         trial = Decoder(decoder.target, drafter, decoder.verifier, decoder.control)
         costs.add(
-            rows, _times(trial, built, None, rows, _sizes(parts.length.max_nodes, rows), BUDGET_S)
+            rows, *_times(trial, built, None, rows, _sizes(parts.length.max_nodes, rows), BUDGET_S)
         )
-    return costs.seconds.get(rows, {})
+    return costs
 
 
 def _counts(max_rows: int) -> list[int]:
@@ -188,8 +189,9 @@ def _times(
     count: int,
     sizes: list[int],
     budget_s: float,
-) -> dict[int, float]:
-    """Median seconds of a step by the number of nodes in the widest row.
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Median seconds of a step, and distinct experts of its pass where it tells, by the number of
+    nodes in the widest row.
 
     The step has `count` rows that `drafter` drafts for; empty where the context is too short for
     any.
@@ -221,4 +223,4 @@ def _times(
     finally:
         steps.close()
         decoder.control = control
-    return sweep.known()
+    return sweep.known(), sweep.known_experts()

@@ -20,7 +20,7 @@ from typing import Any
 from outrider.build import DEMO, Built, Models, Needs, Options, assemble, choose, load_models
 from outrider.configuration import Configuration
 from outrider.engine.step_costs import Sweep
-from outrider.engine.warmup import step_seconds
+from outrider.engine.warmup import step_times
 from outrider.errors import ConfigError
 from outrider.lab.disturbance import Disturbance
 from outrider.lab.workload.prompts import PreparedPrompt
@@ -284,7 +284,7 @@ class Runner:
         for its next start."""
         built = self.open(configuration, any_length=True).built
         parts = replace(self._parts(configuration), any_length=True)
-        return step_seconds(built, built.decoder, parts, rows, anew=True)
+        return step_times(built, built.decoder, parts, rows, anew=True).seconds.get(rows, {})
 
     def _parts(self, configuration: Configuration) -> Parts:
         """`lossy` allows lossy verifiers, alongside which the others stay lossless. The demo's own

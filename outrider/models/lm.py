@@ -45,6 +45,8 @@ class PassOutput:
 
     logits: Tensor  # (B, T, V), or (B, K, V) for the K columns that were asked for
     hidden: dict[int, Tensor] = field(default_factory=dict)  # (B, T, H) by each key of `capture`
+    # distinct experts that it read, the mean of its layers; None: no mixture, or not known
+    experts: float | None = None
 
 
 class Run(Protocol):
@@ -168,6 +170,7 @@ class LM:
             parents = None if parents is None else F.pad(parents, (0, width - num_tokens), value=-1)
         parts: list[Tensor] = []
         hidden: list[list[Tensor]] = []
+        experts: list[float | None] = []
         for start in range(0, num_rows, per_pass):
             some = tokens
             their_parents = parents
@@ -182,13 +185,15 @@ class LM:
             else:
                 logits = self.run(some, positions, plan, columns)
             parts.append(logits)
+            experts.append(getattr(self.run, "experts_read", None))
         logits = _joined(parts)
         if logits.shape[1] > num_tokens:
             logits = logits[:, :num_tokens]
         layers = [_joined(list(states)) for states in zip(*hidden, strict=True)]
         if width > num_tokens:
             layers = [states[:, :num_tokens] for states in layers]
-        return PassOutput(logits, dict(zip(capture, layers, strict=True)))
+        read = None if None in experts else sum(filter(None, experts))
+        return PassOutput(logits, dict(zip(capture, layers, strict=True)), read)
 
     def catch_up(
         self,

@@ -93,6 +93,8 @@ def _lengths(result: EstimateResult) -> Table:
         "step": lambda length: number(length.step_cost) + ("*" if length.extrapolated else ""),
         "break-even α": lambda length: number(length.break_even_alpha, 3),
     }
+    if result.mixture is not None:
+        cells["distinct experts"] = lambda length: number(length.experts)
     for alpha, speedups in result.by_alpha.items():
         cells[f"α {alpha:g}"] = partial(_at, speedups)
     title = "By draft length; last the speedup if every position accepted with α"

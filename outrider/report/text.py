@@ -113,6 +113,8 @@ def stats_line(
             f"τ {number(stats.tau)} tokens per target pass",
             f"α {number(stats.alpha)} (accepted {stats.accepted} of {stats.tested} tested)",
         ]
+    if stats.experts_per_pass is not None:
+        parts.append(f"{number(stats.experts_per_pass)} experts of a layer per pass")
     if stats.parts:
         parts.append(f"accepted of drafted: {by_part(stats.parts)}")
     if seeded:

@@ -43,6 +43,25 @@ class GrownTrees(NamedTuple):
     parents: Tensor  # (B, N) int64, -1: the pending token
     # (B, N): which of the tokens that the model was fed after the first pass a node is; -1: none
     fed: list[list[int]]
+    values: list[list[float]]  # of each node, the product of the draft's probabilities on its path
+
+    def only(self, kept: Sequence[Sequence[int]]) -> GrownTrees:
+        """Trees of these nodes of each row, in ascending order, parents among them."""
+        width = max(map(len, kept))
+        tokens = torch.zeros(len(kept), width, dtype=torch.int64)
+        parents = torch.full_like(tokens, -1)
+        for row, nodes in enumerate(kept):
+            number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
+            tokens[row, : len(nodes)] = self.tokens[row, list(nodes)]
+            above = self.parents[row].tolist()
+            parents[row, : len(nodes)] = torch.tensor([number[above[node]] for node in nodes])
+        return GrownTrees(
+            torch.tensor(list(map(len, kept))),
+            tokens,
+            parents,
+            [[fed[node] for node in nodes] for fed, nodes in zip(self.fed, kept, strict=True)],
+            [[each[node] for node in nodes] for each, nodes in zip(self.values, kept, strict=True)],
+        )
 
 
 def grow_trees(
@@ -80,6 +99,7 @@ def grow_trees(
     tables = addresses(noise)
     lengths = torch.empty_like(asked)
     (tokens, parents, fed) = torch.empty(3, num_rows, num_nodes, dtype=torch.int64)
+    values = torch.empty(num_rows, num_nodes, dtype=torch.float64)
     struct = GrowingStruct(
         nodes=num_nodes,
         top_k=limits.top_k,
@@ -96,6 +116,7 @@ def grow_trees(
         lengths=lengths.data_ptr(),
         tokens=tokens.data_ptr(),
         parents=parents.data_ptr(),
+        values=values.data_ptr(),
         fed=fed.data_ptr(),
     )
     rotary = bound.rotary.up_to(max(map(max, first.positions.tolist())) + limits.max_depth)
@@ -107,7 +128,11 @@ def grow_trees(
         return None
     width = max(lengths.tolist())
     return GrownTrees(
-        lengths, tokens[:, :width].contiguous(), parents[:, :width].contiguous(), fed.tolist()
+        lengths,
+        tokens[:, :width].contiguous(),
+        parents[:, :width].contiguous(),
+        fed.tolist(),
+        values.tolist(),
     )
 
 

@@ -76,6 +76,7 @@ class PassInputs:
     sees: np.ndarray | None = None
     state_pass: StatePass | None = None
     bases: Tensor | None = None
+    experts_read: np.ndarray | None = None  # (1,) int64
     largest: tuple[int, int] = (0, 0)
 
 
@@ -118,6 +119,9 @@ class Executor:
         # and one with
         self._short = next((layer for layer, window in enumerate(windows) if window is not None), 0)
         self._arena = torch.empty(0, dtype=torch.uint8)
+        self._num_products = sum(op.code == Code.EXPERTS for op in program.body)
+        # distinct experts that the latest pass read, the mean of its layers; None: there are none
+        self.experts_read: float | None = None
         # of keys, values, rotary tables, states and records
         self._lists = tuple(KeptAddresses() for _ in range(5))
 
@@ -153,6 +157,7 @@ class Executor:
             )
             for key in layers
         }
+        experts_read = np.zeros(1, dtype=np.int64) if self._num_products else None
         call = self.call(
             PassInputs(
                 num_rows,
@@ -171,9 +176,12 @@ class Executor:
                 sees=plan.sees,
                 state_pass=plan.states,
                 bases=None if plan.short is None else plan.short.bases,
+                experts_read=experts_read,
             )
         )
         self.make(call)
+        if experts_read is not None:
+            self.experts_read = int(experts_read[0]) / self._num_products
         return logits, [hidden[layer].to(self.dtype) for layer in layers]
 
     def draft(
@@ -303,6 +311,7 @@ class Executor:
             short_capacity=0 if pass_inputs.bases is None else keys[self._short].shape[1],
             logits=_address(pass_inputs.logits),
             arena=-(-arena.data_ptr() // 64) * 64,
+            experts_read=_address(pass_inputs.experts_read),
         )
         pass_struct.kept = (pass_inputs, known, inputs, signals, depths, paths, arena)
         return pass_struct
@@ -378,6 +387,11 @@ class NativeRun(OnOwnThreads):
     @property
     def executor(self) -> Executor:
         return self.bound.executor
+
+    @property
+    def experts_read(self) -> float | None:
+        """Distinct experts that the latest pass read, the mean of its layers; None: there are none."""
+        return self.executor.experts_read
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""

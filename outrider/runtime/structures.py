@@ -64,7 +64,7 @@ class PassStruct(ctypes.Structure):
         *_numbers("num_columns rows_differ"),
         *_pointers("bases"),
         *_numbers("short_capacity"),
-        *_pointers("logits arena"),
+        *_pointers("logits arena experts_read"),
     ]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class GrowingStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("nodes top_k max_depth"), ("min_gain", Real), *_numbers("width last_position"),
         *_pointers("budgets temperatures noise known carried"), *_numbers("carried_bytes"),
-        *_pointers("lengths tokens parents fed"),
+        *_pointers("lengths tokens parents values fed"),
     ]  # fmt: skip
 
 

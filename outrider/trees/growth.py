@@ -17,10 +17,11 @@ A growth names the outputs after which it wants children, and how many (`wanted`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.trees.paying import paying
 from outrider.trees.shape import TreeShape
 from outrider.trees.worth import draft_prob
 
@@ -79,7 +80,7 @@ class ShapeGrowth:
 
 class BestFirstGrowth:
     """Grows where acceptance is likeliest. `num_nodes` >= 1. `worth`: P(kept | its parent is) of a
-    child, by its rank among its siblings and the draft's probability."""
+    child, by its rank among its siblings and the draft's probability; `prices`: see `paying`."""
 
     def __init__(
         self,
@@ -88,11 +89,13 @@ class BestFirstGrowth:
         max_depth: int,
         min_gain: float,
         worth: Callable[[int, float], float] = draft_prob,
+        prices: Sequence[float] = (),
     ) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.ranked_probs: list[tuple[int, float]] = []  # of every node: rank and probability
         self._worth = worth
+        self._prices = prices
         self._value = [1.0]  # of every output: product of what the nodes of its path are worth
         self._num_nodes = num_nodes
         self._top_k = min(top_k, num_nodes)
@@ -122,7 +125,9 @@ class BestFirstGrowth:
             self._levels_left = 0
 
     def finish(self) -> list[int]:
-        return sorted(self._best_nodes())
+        nodes = sorted(self._best_nodes())
+        kept = paying([self._value[node + 1] for node in nodes], self._prices)
+        return [nodes[index] for index in kept]
 
     def _best_nodes(self) -> list[int]:
         # a path's value only falls and ties go to the earlier node, so a chosen node's ancestors

@@ -115,13 +115,14 @@ class TreePlan:
         """Whether this row's nodes are drawn."""
         return not params.is_greedy and params.temperature >= self.settings.sample_from
 
-    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
-        """A tree of at most `num_nodes`. Drawn nodes always get a shape that is fixed beforehand."""
+    def growth(self, num_nodes: int, *, sampled: bool, prices: Sequence[float] = ()) -> Growth:
+        """A tree of at most `num_nodes`. Drawn nodes always get a shape that is fixed beforehand;
+        of others a best-first tree has those that are worth their `prices` (`paying`)."""
         if num_nodes and self.kind == "best-first" and not sampled:
             settings = self.settings
             worth = self.worth if settings.adapt else draft_prob
             return BestFirstGrowth(
-                num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth
+                num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth, prices
             )
         return ShapeGrowth(self._shape(num_nodes))
 

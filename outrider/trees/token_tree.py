@@ -48,6 +48,15 @@ class TokenTree:
                 return
             parent = self.add(parent, token)
 
+    def first(self, count: int) -> TokenTree:
+        """The tree of the first `count` nodes."""
+        if count >= len(self):
+            return self
+        tree = TokenTree()
+        for parent, token in zip(self.parents[:count], self.tokens[:count], strict=True):
+            tree.append(parent, token)
+        return tree
+
 
 def to_draft(
     trees: Sequence[TokenTree], device: torch.device | str, *, nested: bool = False

@@ -90,10 +90,10 @@ class MedusaPlan(TreePlan):
             settings.acceptance(), heads.num_heads
         )
 
-    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
+    def growth(self, num_nodes: int, *, sampled: bool, prices: Sequence[float] = ()) -> Growth:
         if self.kind == MEDUSA:
             return ShapeGrowth(cartesian_shape(self._accuracies, num_nodes))
-        return super().growth(num_nodes, sampled=sampled)
+        return super().growth(num_nodes, sampled=sampled, prices=prices)
 
 
 def assumed_accuracies(

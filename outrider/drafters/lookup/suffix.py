@@ -26,6 +26,7 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import checked, setting
+from outrider.trees.paying import paying
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -130,8 +131,9 @@ class SuffixDrafter(Drafter):
             self.scored(index, row, count)
             for index, (row, count) in enumerate(zip(rows, gamma, strict=True))
         ]
+        trees = [guess.tree.first(len(paying(guess.survival, rows.prices))) for guess in guesses]
         # nested but for the rare budget at which another match is the better one
-        return to_draft([guess.tree for guess in guesses], rows.device, nested=True)
+        return to_draft(trees, rows.device, nested=True)
 
     def scored(self, index: int, row: Row, count: int) -> Guess:
         """The guess for one row, at most `count` nodes, with each node's estimated probability of

@@ -49,6 +49,7 @@ from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
 from outrider.settings import checked, setting
 from outrider.trees.growth import Child, Growth
+from outrider.trees.paying import paying
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -196,6 +197,10 @@ class TreeModelDrafter(ModelDrafter):
         grown = self._whole_trees.grow(rows, pending, limits, budgets)
         if grown is None:  # the path level by level names the row
             return None
+        if rows.prices:
+            lengths = grown.lengths.tolist()
+            values = zip(grown.values, lengths, strict=True)
+            grown = grown.only([paying(each[:count], rows.prices) for each, count in values])
         self._fed_nodes = grown.fed
         return Draft(grown.tokens, grown.lengths, grown.parents)
 

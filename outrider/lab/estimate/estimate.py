@@ -15,7 +15,12 @@ from outrider.build import model_source
 from outrider.configuration import Configuration
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.bench.bench_result import BenchResult, Cell, Measured
-from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
+from outrider.lab.estimate.estimate_result import (
+    EstimateResult,
+    LengthEstimate,
+    Mixture,
+    ModelSize,
+)
 from outrider.lab.predict import (
     CostPoints,
     StepCosts,
@@ -41,12 +46,18 @@ class MeasuredChain:
 
 
 def estimate(
-    acceptance: Sequence[float], costs: StepCosts, source: str, memory: Sequence[ModelSize] = ()
+    acceptance: Sequence[float],
+    costs: StepCosts,
+    source: str,
+    memory: Sequence[ModelSize] = (),
+    mixture: Mixture | None = None,
 ) -> EstimateResult:
     """All lengths up to LONGEST. Raises ConfigError for what is no acceptance."""
     lengths = [
         LengthEstimate(
-            **predict(acceptance, costs, k).model_dump(), break_even_alpha=break_even(costs, k)
+            **predict(acceptance, costs, k).model_dump(),
+            break_even_alpha=break_even(costs, k),
+            experts=None if mixture is None else mixture.distinct(k + 1),
         )
         for k in range(LONGEST + 1)
     ]
@@ -61,12 +72,15 @@ def estimate(
             for alpha in ALPHAS
         },
         memory=list(memory),
+        mixture=mixture,
     )
 
 
-def costs_of(c: float, pass_costs: Mapping[int, float]) -> StepCosts:
-    """Costs in plain passes: `c` of a draft token, and v(n) of passes over n tokens, flat where
-    none are given.
+def costs_of(
+    c: float, pass_costs: Mapping[int, float], mixture: Mixture | None = None
+) -> StepCosts:
+    """Costs in plain passes: `c` of a draft token, and v(n) of passes over n tokens. Where none are
+    given, a mixture's cost its bytes, and others are flat.
 
     Raises ConfigError for numbers that cannot be costs.
     """
@@ -78,6 +92,8 @@ def costs_of(c: float, pass_costs: Mapping[int, float]) -> StepCosts:
                 f"a pass over {num_tokens} tokens cannot cost {cost} passes over one: give 2 or "
                 "more tokens, and at least 1"
             )
+    if mixture is not None and not pass_costs:
+        pass_costs = {count: mixture.pass_cost(count) for count in range(2, LONGEST + 2)}
     return StepCosts(
         target=CostPoints.of({1: 1.0, **(pass_costs or {LONGEST + 1: 1.0})}), draft_s_per_token=c
     )

@@ -136,7 +136,8 @@ class Execution {
   }
 
   void expert_linear(const Op& op, int64_t count) const {
-    experts::run(op, count, block(op.in[0], 0), block(op.in[1], 0), block(op.out, 0), pool_, room_.experts, room_.rounded);
+    const int64_t read = experts::run(op, count, block(op.in[0], 0), block(op.in[1], 0), block(op.out, 0), pool_, room_.experts, room_.rounded);
+    if (pass_.experts_read && op.code == EXPERTS) *pass_.experts_read += read;
   }
 
   void tokenwise(const Phase& phase, int64_t count) const {

@@ -52,8 +52,8 @@ struct Division {
   }
 };
 
-// `x`, `index`, `out`: the blocks of the first token
-inline void run(const Op& op, int64_t tokens, const char* x, const char* index, char* out, Pool& pool, std::vector<char>& room,
+// `x`, `index`, `out`: the blocks of the first token. How many experts were read
+inline int64_t run(const Op& op, int64_t tokens, const char* x, const char* index, char* out, Pool& pool, std::vector<char>& room,
                 std::vector<Inputs>& rounded) {
   const int64_t width = op.out.is_bf16 ? 2 : 4, each = op.rows, inputs = op.K * width, outputs = op.N * width;
   const auto row_in = [&](int64_t i) {
@@ -96,6 +96,7 @@ inline void run(const Op& op, int64_t tokens, const char* x, const char* index, 
     pool.run(count, [&](int64_t p) {
       std::memcpy(row_out(division.order[p]), room.data() + count * inputs + p * outputs, outputs);
     });
+  return int64_t(division.groups.size());
 }
 
 }  // namespace experts

@@ -30,6 +30,7 @@ struct Growing {
   int64_t carried_bytes;       // of one
   int64_t* lengths;            // (B,) nodes of each draft
   int64_t *tokens, *parents;   // (B, N)
+  double* values;              // (B, N) of every node the product of the shares on its path
   int64_t* fed;                // (B, N) which of the tokens behind the first pass a node was; -1: none
 };
 
@@ -82,6 +83,8 @@ class Tree {
       fed_at[node] = known++;
     }
   }
+
+  double value(int64_t node) const { return values_[node + 1]; }
 
   // Nodes of the draft, parents before their children
   std::vector<int64_t> chosen() const {
@@ -172,6 +175,7 @@ inline void finish(const Growing& g, const Tree& tree, int64_t b) {
     const int64_t at = b * g.nodes + n, node = n < int64_t(chosen.size()) ? chosen[n] : -1, parent = node < 0 ? -1 : tree.parents[node];
     g.tokens[at] = node < 0 ? 0 : tree.tokens[node];
     g.fed[at] = node < 0 ? -1 : tree.fed_at[node];
+    g.values[at] = node < 0 ? 0 : tree.value(node);
     g.parents[at] = parent < 0 ? -1 : std::lower_bound(chosen.begin(), chosen.end(), parent) - chosen.begin();
   }
 }

@@ -99,6 +99,7 @@ struct Pass {
   int64_t short_capacity;              // positions of a short slot
   float* logits;                       // (B, K, V)
   char* arena;                         // of the body's values, then the head's, then what attention leaves
+  int64_t* experts_read;               // grows by the experts that each product of experts reads; null where nobody asks
 
   // The tokens of its tree on the way to a token
   const int32_t* path(int64_t row, int64_t token) const { return paths + (row * tokens + token) * (known + tokens); }

@@ -41,6 +41,10 @@ COUNTERS = {
         "engine_steps",
         "Steps of the batch: target passes of all running requests together.",
     ),
+    "experts": (
+        "engine_step_experts",
+        "Distinct experts that target passes read, the mean of the layers; 0 where it is not known.",
+    ),
     "row_steps": (
         "request_steps",
         "Steps counted once per running request; generation_tokens / request_steps = tau.",

@@ -113,6 +113,7 @@ class ModelTotals(Observer):
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
+        self.experts = 0.0
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         self.finished_by = dict.fromkeys(FINISHES, 0)
         self.by_drafter: dict[str, DrafterTotals] = {}
@@ -157,6 +158,7 @@ class ModelTotals(Observer):
         rows = zip(*parts, strict=True)
         with self.lock:
             self.steps += 1
+            self.experts += report.experts or 0.0
             self.row_steps += report.rows
             self.generation_tokens += sum(report.emitted)
             for phase, seconds in report.seconds.items():

@@ -418,3 +418,19 @@ def test_probes_become_rarer_while_they_change_nothing() -> None:
         [step for step in steps if run.asked[step]] for steps in (range(20, 120), range(500, 900))
     )
     assert 3 <= len(late) < 2 * len(early)
+
+
+def test_nodes_of_a_mixture_have_prices() -> None:
+    """What the time of verifying them would bring otherwise; of other targets nodes have none."""
+    dense, mixture = (Goodput(4, trees=True) for _ in range(2))
+    seconds = {size: 1.0 + 0.2 * size for size in range(5)}
+    dense.learn_costs(1, seconds)
+    mixture.learn_costs(1, seconds, {size: 4.0 + 2 * size for size in range(5)})
+    for control in (dense, mixture):
+        control.next_size(1, {Phase(): 1.0}, 0)
+    assert dense.prices(1) == []
+    rates = mixture.goodput(1)
+    assert rates is not None
+    assert mixture.prices(1) == pytest.approx(
+        [0.2 * size * max(rates) for size in range(5)], rel=0.15
+    )

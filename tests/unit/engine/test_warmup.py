@@ -285,7 +285,7 @@ def test_what_was_timed_once_is_not_known() -> None:
     row = SimpleNamespace(clamp_draft=lambda size: size)
     for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
         (asked,) = sweep.choose(cast(Any, [row]))
-        sweep.observe(cast(Any, SimpleNamespace(drafted=[asked], seconds=seconds)))
+        sweep.observe(cast(Any, SimpleNamespace(drafted=[asked], seconds=seconds, experts=None)))
     assert sweep.known() == {0: 0.006, 2: 0.008}
     sweep.lengths = [8]
     assert sweep.choose(cast(Any, [row])) == [8]
@@ -305,6 +305,6 @@ def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(
         return Draft.empty(len(rows), rows.device)
 
     monkeypatch.setattr(NgramDrafter, "propose", nothing)
-    seconds = warmup._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
+    seconds, _ = warmup._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
     assert set(seconds) == {0}
     assert len(steps) <= 2 * (warmup.WARM_UP + 3 * step_costs.MIN_TIMES)

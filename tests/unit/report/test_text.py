@@ -134,3 +134,14 @@ def test_intervals_end_at_the_same_decimal() -> None:
     assert with_interval(3.0, None, None) == "3"
     assert with_interval(2.0, 0.0, None) == "2.00 [0.00, -]"
     assert with_interval(None, 1.0, 2.0) == "-"
+
+
+def test_experts_are_told_where_they_are_known() -> None:
+    stats = DecodeStats(ttft_s=0.25)
+    stats.count_step(4, 2, 3, rejected=True)
+    assert "experts" not in stats_line(stats)
+    assert stats.as_dict()["experts_per_pass"] is None
+    stats.experts = 12.5
+    twice = stats.merge(stats)
+    assert twice.as_dict()["experts_per_pass"] == 12.5
+    assert "12.50 experts of a layer per pass" in stats_line(twice)

@@ -245,3 +245,36 @@ def test_passes_make_no_masks(
     lm.forward(tokens)
     lm.forward(tokens[:1])
     lm.forward(tokens, torch.tensor([[-1, -1, 0], [-1, 0, 1]]))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_a_pass_tells_how_many_experts_it_read(family: str, library_path: Path) -> None:
+    """The distinct ones of each layer, its tokens together, as the module's own routers name them.
+    Catches counts of tokens, of rows alone, of one layer, and of passes before."""
+    module = make(family, torch.float32)
+    plain = build_lm(module, family, torch.float32, CPU)
+    lm = LM(NativeRun(plain, module, lower(module), library_path), plain.shape, torch.float32, CPU)
+    lm.limits = plain.limits = PassLimits(granularity=1)
+    named: list[torch.Tensor] = []
+    routers = [
+        part for part in module.modules() if type(part).__name__.endswith(("TopKRouter", "Router"))
+    ]
+    assert len(routers) == plain.shape.num_layers
+    for router in routers:
+        router.register_forward_hook(lambda _, given, out: named.append(out[-1]))
+    for rows, width in ((1, 1), (1, 5), (3, 4)):
+        tokens = probe_tokens(plain.shape.vocab_size, rows * width, "cpu").view(rows, width)
+        for model in (lm, plain):
+            model.kv.clear()
+            for _ in range(rows):
+                model.kv.add_row()
+        named.clear()
+        told = lm.forward(tokens).experts
+        assert plain.forward(tokens).experts is None, "torch's own code does not tell"
+        assert told == sum(len(each.unique()) for each in named) / len(routers)
+
+
+def test_a_model_without_experts_tells_none(library_path: Path) -> None:
+    lm, _ = on_executor("llama", torch.float32, library_path)
+    lm.kv.add_row()
+    assert lm.forward(torch.ones(1, 3, dtype=torch.int64)).experts is None

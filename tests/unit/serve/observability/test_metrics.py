@@ -167,6 +167,14 @@ def test_step_is_counted_once_per_row_and_position() -> None:
     assert lengths == {"0.0": 1, "3.0": 2, "4.0": 3, "+Inf": 3}
 
 
+def test_experts_of_passes_that_tell_are_summed() -> None:
+    metrics = ServerMetrics()
+    totals = metrics.observer("m")
+    for experts in (12.5, None, 8.0):
+        totals.stepped(step([4], [4], [2], [3], experts=experts))
+    assert value(metrics, "engine_step_experts_total") == 20.5
+
+
 def test_accepted_tokens_behind_the_end_of_a_text_do_not_count() -> None:
     """The verifier kept four, the text ended with the second: two went into it, and nothing was
     rejected."""
