@@ -69,17 +69,20 @@ inline void panels_fp32(const float* x, int64_t M, const Op& op, float* out, int
   }
 }
 
-// Blocks of a row of x once it is rounded.
-inline int64_t num_rounded(const Op& op) { return blocks::num_blocks(op.K, op.group); }
+// Inputs that BLOCKS fill up with zeros, in blocks.
+inline int64_t num_blocks(const Op& op) { return blocks::num_blocks(op.K, op.group); }
 
-// A row of x as BLOCKS take it.
-inline void round_row(const Op& op, const void* x, Inputs* to) {
-  if (op.out.is_bf16) row_to_bytes(static_cast<const bf16*>(x), op.K, num_rounded(op), to);
-  else row_to_bytes(static_cast<const float*>(x), op.K, num_rounded(op), to);
+// Memory for so many rows of x as BLOCKS take them.
+inline int64_t rounded_lines(const Op& op, int64_t rows) { return ::rounded_lines(rows, num_blocks(op)); }
+
+// Row m of so many as BLOCKS take it.
+inline void round_row(const Op& op, const void* x, int64_t m, int64_t rows, Line* to) {
+  if (op.out.is_bf16) ::round_row(static_cast<const bf16*>(x), m, rows, op.K, num_blocks(op), to);
+  else ::round_row(static_cast<const float*>(x), m, rows, op.K, num_blocks(op), to);
 }
 
 template <class Number>
-void blocks_piece(const Op& op, const Inputs* x, int64_t M, void* out, int64_t begin, int64_t end) {
+void blocks_piece(const Op& op, const Line* x, int64_t M, void* out, int64_t begin, int64_t end) {
   blocks::multiply_panels(x, M, op.K, static_cast<const uint8_t*>(op.weight), op.form, op.group,
                           static_cast<const Number*>(op.bias), static_cast<Number*>(out), op.N, begin, end);
 }
@@ -89,8 +92,8 @@ inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, voi
   const int64_t begin = piece * panels_a_piece(op), end = std::min(begin + panels_a_piece(op), num_panels(op));
   switch (op.format) {
     case BLOCKS:
-      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Inputs*>(x), M, out, begin, end);
-      return blocks_piece<float>(op, static_cast<const Inputs*>(x), M, out, begin, end);
+      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Line*>(x), M, out, begin, end);
+      return blocks_piece<float>(op, static_cast<const Line*>(x), M, out, begin, end);
     case TABLE: return;  // of tables alone
     case FLOATS:
       return float_panels::multiply_panels(
