@@ -1,13 +1,9 @@
-// How rounded rows lie in memory for the kernels of blocks: one behind the other for vectors (`rounded_inputs.h`), and as they are
-// loaded into matrix tiles (`block_tiles.h`) where the processor has some.
-//
-//     BY_ROW      rows[blocks] of Inputs
-//     SIXTEENS    rows / 16, [blocks] of TileInputs: sixteen rows
-//     PAIRS       [blocks / 2] of TileInputs: eight rows of the first block, then the same rows of the second one. Their codes lie at
-//                 places of their own, zeros at those of the other block: a product of tiles is those of both blocks, each by itself
+// How rounded rows lie in memory for the kernels of blocks: one behind the other for vectors (`rounded_inputs.h`), or sixteen side by
+// side, block by block, for matrix tiles (`block_tiles.h`).
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -16,63 +12,44 @@
 
 struct alignas(64) Line { char bytes[64]; };
 
-enum Arrangement { BY_ROW, PAIRS, SIXTEENS };
-
-constexpr int64_t FEWEST_TILED = 16;  // rows; fewer are multiplied as fast by vectors
-
-inline Arrangement arrangement(int64_t rows) {
-  if (!has_tiles() || rows < FEWEST_TILED) return BY_ROW;
-  return rows > 8 ? SIXTEENS : PAIRS;
-}
-
-// Sixteen rows of a block, or eight of two.
-template <bool PAIRED>
+// A block of sixteen rows. Codes are bf16, which holds them exactly; of each four the second and third have changed places, since
+// weights are unpacked in that order.
 struct alignas(64) TileInputs {
-  int8_t codes[16][PAIRED ? 64 : 32];
+  bf16 codes[16][BLOCK];
   float scales[16];
   float wholes[16];    // scale times the sum of all codes
   float parts[2][16];  // scale times the sum of the codes of each half
 };
 
+constexpr int64_t FEWEST_TILED = 16;  // rows; fewer are multiplied as fast by vectors
+
+inline bool are_tiled(int64_t rows) { return rows >= FEWEST_TILED && has_tiles(); }
+
 // Lines that hold so many rows.
 inline int64_t rounded_lines(int64_t rows, int64_t blocks) {
-  switch (arrangement(rows)) {
-    case PAIRS: return (blocks + 1) / 2 * sizeof(TileInputs<true>) / sizeof(Line);
-    case SIXTEENS: return (rows + 15) / 16 * blocks * sizeof(TileInputs<false>) / sizeof(Line);
-    default: return (rows * blocks * sizeof(Inputs) + sizeof(Line) - 1) / sizeof(Line);
-  }
-}
-
-// Puts a block of row m, of so many rows, where it belongs.
-inline void place(const Inputs& x, int64_t m, int64_t block, int64_t blocks, Arrangement as, Line* to) {
-  if (as == BY_ROW) {
-    reinterpret_cast<Inputs*>(to)[m * blocks + block] = x;
-    return;
-  }
-  const auto put_factors = [&](auto& tile, int64_t row) {
-    tile.scales[row] = x.scale;
-    tile.wholes[row] = x.whole;
-    for (int s = 0; s < 2; ++s) tile.parts[s][row] = x.scale * x.sums[s];
-  };
-  if (as == SIXTEENS) {
-    auto& tile = reinterpret_cast<TileInputs<false>*>(to)[m / 16 * blocks + block];
-    std::memcpy(tile.codes[m % 16], x.codes, BLOCK);
-    put_factors(tile, m % 16);
-  } else {
-    auto& tile = reinterpret_cast<TileInputs<true>*>(to)[block / 2];
-    const int64_t row = 8 * (block % 2) + m;
-    for (int64_t k = 0; k < BLOCK / 4; ++k) {
-      std::memset(tile.codes[row] + 8 * k, 0, 8);
-      std::memcpy(tile.codes[row] + 8 * k + 4 * (block % 2), x.codes + 4 * k, 4);
-    }
-    put_factors(tile, row);
-  }
+  if (are_tiled(rows)) return (rows + 15) / 16 * blocks * int64_t(sizeof(TileInputs) / sizeof(Line));
+  return (rows * blocks * sizeof(Inputs) + sizeof(Line) - 1) / sizeof(Line);
 }
 
 // Row m of so many, (K,) -> (blocks,), zeros behind K.
 template <class Number>
 inline void round_row(const Number* x, int64_t m, int64_t rows, int64_t K, int64_t blocks, Line* to) {
-  const Arrangement as = arrangement(rows);
-  for (int64_t b = 0; b < blocks; ++b)
-    place(to_bytes(x + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK)), m, b, blocks, as, to);
+  const bool is_tiled = are_tiled(rows);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Inputs found = to_bytes(x + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK));
+    if (!is_tiled) {
+      reinterpret_cast<Inputs*>(to)[m * blocks + b] = found;
+      continue;
+    }
+    TileInputs& tile = reinterpret_cast<TileInputs*>(to)[m / 16 * blocks + b];
+    for (int64_t i = 0; i < BLOCK; ++i) {
+      const float code = found.codes[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i];
+      uint32_t bits;
+      std::memcpy(&bits, &code, sizeof bits);
+      tile.codes[m % 16][i] = bf16(bits >> 16);
+    }
+    tile.scales[m % 16] = found.scale;
+    tile.wholes[m % 16] = found.whole;
+    for (int s = 0; s < 2; ++s) tile.parts[s][m % 16] = found.scale * found.sums[s];
+  }
 }
