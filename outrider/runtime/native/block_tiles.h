@@ -1,11 +1,11 @@
-// Sixteen rows at a time times panels of blocks, on processors with matrix tiles (Intel AMX).
+// Sixteen rows at a time times panels of blocks, on processors with matrix tiles for bytes (Intel AMX).
 //
-// Codes and activations are whole numbers that bf16 holds exactly, and so are the sums of their products in fp32: a tile of products is
-// [16 rows][16 outputs] of one block, or of one step of it where it has two, and each row's bits are those that vectors find
-// (`block_panels.h`). Tiles of bytes would take as long, and leave products that are still to be widened.
+// A tile of products is [16 rows][16 outputs] of one block, or of one step of it where it has two. They add up exactly, as integers, so
+// that each row's bits are those that vectors find (`block_panels.h`).
 //
-// Storing a tile takes 16 cycles in which nothing else begins, and while tiles are at work only one of two units adds and multiplies
-// fp32: scales take most of the time. Products are stored while those before them are added.
+// Storing a tile takes 16 cycles in which nothing else begins, however few rows it has, and while tiles are at work only one of two
+// units adds and multiplies fp32. So scales take most of the time; products are stored while those before them are added. Fewer than
+// sixteen rows are left to vectors. Tiles of bf16, whose products need no widening, are slower: inputs twice as large leave the cache.
 
 #pragma once
 
@@ -26,11 +26,11 @@ struct Tiled {
   static constexpr int64_t TOGETHER = 4 / F::SUBS;  // blocks that are added to the sums at once
   static constexpr int64_t PRODUCTS = 4;            // of steps, each with sixteen rows: outputs 0 to 15, 16 to 31
 
-  // Some blocks of a panel, their codes as bf16: [half of the outputs][pair of inputs][16 outputs][2 inputs].
+  // Some blocks of a panel, their codes a signed byte each: [half of the outputs][8][16 outputs][4 inputs].
   struct Some {
     int64_t count;
     Floats scales[TOGETHER][F::SUBS][2], zeros[F::ZERO ? TOGETHER : 1][F::SUBS][2];
-    alignas(64) bf16 codes[TOGETHER][2][16][32];
+    alignas(64) uint8_t codes[TOGETHER][2][8][64];
   };
 
   // The products of some rows with some blocks, to be added to these rows' sums.
@@ -39,47 +39,47 @@ struct Tiled {
     const TileInputs* x;
     int64_t rows;
     float* sums;
-    const float (*products)[2][16][16];
+    const int32_t (*products)[2][16][16];
   };
 
   Some some[2];
-  alignas(64) float products[2][PRODUCTS][2][16][16];
+  alignas(64) int32_t products[2][PRODUCTS][2][16][16];
 
-  WITH_TILES static void shape() {
+  WITH_BYTE_TILES static void shape() {
     tiles::Shapes shapes;
     std::fill_n(shapes.bytes_per_row, 8, 64);
     std::fill_n(shapes.rows, 8, tiles::ROWS);
-    shapes.bytes_per_row[INPUTS] = F::STEP * sizeof(bf16);
-    shapes.rows[LOW_CODES] = shapes.rows[HIGH_CODES] = F::STEP / 2;
+    shapes.bytes_per_row[INPUTS] = F::STEP;
+    shapes.rows[LOW_CODES] = shapes.rows[HIGH_CODES] = F::STEP / 4;
     tiles::settle(&shapes);
     _tile_loadconfig(&shapes);
   }
 
   // Multiplies the n-th step of sixteen rows.
   template <int64_t n>
-  WITH_TILES static void multiply(const Some& by, const TileInputs* x) {
+  WITH_BYTE_TILES static void multiply(const Some& by, const TileInputs* x) {
     constexpr int64_t block = n / F::SUBS, first = n % F::SUBS * F::STEP;
     _tile_loadd(INPUTS, x[block].codes[0] + first, sizeof x->codes[0]);
-    _tile_loadd(LOW_CODES, by.codes[block][0][first / 2], 64);
+    _tile_loadd(LOW_CODES, by.codes[block][0][first / 4], 64);
     if constexpr (n % 2 == 0) {
       _tile_zero(4);
-      _tile_dpbf16ps(4, INPUTS, LOW_CODES);
+      _tile_dpbssd(4, INPUTS, LOW_CODES);
     } else {
       _tile_zero(6);
-      _tile_dpbf16ps(6, INPUTS, LOW_CODES);
+      _tile_dpbssd(6, INPUTS, LOW_CODES);
     }
-    _tile_loadd(HIGH_CODES, by.codes[block][1][first / 2], 64);
+    _tile_loadd(HIGH_CODES, by.codes[block][1][first / 4], 64);
     if constexpr (n % 2 == 0) {
       _tile_zero(5);
-      _tile_dpbf16ps(5, INPUTS, HIGH_CODES);
+      _tile_dpbssd(5, INPUTS, HIGH_CODES);
     } else {
       _tile_zero(7);
-      _tile_dpbf16ps(7, INPUTS, HIGH_CODES);
+      _tile_dpbssd(7, INPUTS, HIGH_CODES);
     }
   }
 
   template <int64_t n>
-  WITH_TILES static void keep(float (*to)[2][16][16]) {
+  WITH_BYTE_TILES static void keep(int32_t (*to)[2][16][16]) {
     if constexpr (n % 2 == 0) {
       _tile_stored(4, to[n][0], 64);
       _tile_stored(5, to[n][1], 64);
@@ -115,7 +115,7 @@ struct Tiled {
         for (int s = 0; s < F::SUBS; ++s)
 #pragma GCC unroll 2
           for (int h = 0; h < 2; ++h) {
-            const Floats found = load(of.products[i * F::SUBS + s][h][r]);
+            const Floats found = to_floats(load(of.products[i * F::SUBS + s][h][r]));
             totals[h] = multiply_add(found * floats(x.scales[r]), scales[i][s][h], totals[h]);
             if constexpr (F::ZERO)
               totals[h] = multiply_add(floats(F::SUBS == 1 ? x.wholes[r] : x.parts[s][r]), zeros[i][s][h], totals[h]);
@@ -137,19 +137,15 @@ struct Tiled {
       }
     Bytes codes[VECTORS];
     read_codes<F>(at, codes);
-    const WholeNumbers<F::BITS, F::MIDDLE> numbers;
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k)
 #pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        store_pairs(to.codes[i][h][2 * k], numbers.evens(codes[2 * k + h]));
-        store_pairs(to.codes[i][h][2 * k + 1], numbers.odds(codes[2 * k + h]));
-      }
+      for (int h = 0; h < 2; ++h) store(to.codes[i][h][k], less(codes[2 * k + h], F::MIDDLE));
     to.count = i + 1;
   }
 
   // Rows (rows / 16, blocks) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
-  WITH_TILES void run(const TileInputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
+  WITH_BYTE_TILES void run(const TileInputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
     std::memset(sums, 0, rows * PANEL * sizeof(float));
     Factors<F> factors;
     int64_t read = 0;

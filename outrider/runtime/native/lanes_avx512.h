@@ -158,6 +158,9 @@ inline void store(uint8_t* at, Bytes x) { _mm512_storeu_si512(at, x.all); }
 inline Bytes low_halves(Bytes x) { return {_mm512_and_si512(x.all, _mm512_set1_epi8(15))}; }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm512_srli_epi16(x.all, 4)}); }
 
+// Each byte less this amount: for matrix tiles, which no other processor has
+inline Bytes less(Bytes x, int amount) { return {_mm512_sub_epi8(x.all, _mm512_set1_epi8(char(amount)))}; }
+
 inline Bytes looked_up(const uint8_t* sixteen, Bytes codes) {
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)sixteen)), codes.all)};
 }
@@ -178,36 +181,3 @@ inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
 
 // The same where no code is above 127
 inline Ints add_small_products(Ints sum, Bytes codes, const int8_t* inputs) { return add_products(sum, codes, inputs); }
-
-// Codes less `MIDDLE` as bf16, which holds them exactly: the even bytes of each four, and the odd ones
-template <int BITS, int MIDDLE>
-struct WholeNumbers {
-  __m512i table;  // of all codes of up to five bits
-
-  WholeNumbers() {
-    alignas(64) uint16_t words[32];
-    for (int code = 0; code < 32; ++code) {
-      const float number = float(code - MIDDLE);
-      uint32_t bits;
-      std::memcpy(&bits, &number, sizeof bits);
-      words[code] = uint16_t(bits >> 16);
-    }
-    table = _mm512_load_si512(words);
-  }
-  static __m512i whole(__m512i high_bytes) {  // of each lane, as fp32
-    const __m512i code = _mm512_srli_epi32(high_bytes, 24);
-    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(MIDDLE))));
-  }
-  static Pairs pair(__m512i low, __m512i high) {
-    return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(whole(low), 16), whole(high))};
-  }
-  Pairs evens(Bytes codes) const {
-    if constexpr (BITS <= 5)
-      return {(__m512bh)_mm512_permutexvar_epi16(_mm512_and_si512(codes.all, _mm512_set1_epi16(31)), table)};
-    return pair(_mm512_slli_epi32(codes.all, 24), _mm512_slli_epi32(codes.all, 8));
-  }
-  Pairs odds(Bytes codes) const {
-    if constexpr (BITS <= 5) return {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes.all, 8), table)};
-    return pair(_mm512_slli_epi32(codes.all, 16), codes.all);
-  }
-};

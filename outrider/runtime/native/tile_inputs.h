@@ -12,10 +12,9 @@
 
 struct alignas(64) Line { char bytes[64]; };
 
-// A block of sixteen rows. Codes are bf16, which holds them exactly; of each four the second and third have changed places, since
-// weights are unpacked in that order.
+// A block of sixteen rows.
 struct alignas(64) TileInputs {
-  bf16 codes[16][BLOCK];
+  int8_t codes[16][BLOCK];
   float scales[16];
   float wholes[16];    // scale times the sum of all codes
   float parts[2][16];  // scale times the sum of the codes of each half
@@ -42,12 +41,7 @@ inline void round_row(const Number* x, int64_t m, int64_t rows, int64_t K, int64
       continue;
     }
     TileInputs& tile = reinterpret_cast<TileInputs*>(to)[m / 16 * blocks + b];
-    for (int64_t i = 0; i < BLOCK; ++i) {
-      const float code = found.codes[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i];
-      uint32_t bits;
-      std::memcpy(&bits, &code, sizeof bits);
-      tile.codes[m % 16][i] = bf16(bits >> 16);
-    }
+    std::memcpy(tile.codes[m % 16], found.codes, BLOCK);
     tile.scales[m % 16] = found.scale;
     tile.wholes[m % 16] = found.whole;
     for (int s = 0; s < 2; ++s) tile.parts[s][m % 16] = found.scale * found.sums[s];
