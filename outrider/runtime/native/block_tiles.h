@@ -1,125 +1,201 @@
 // Sixteen rows at a time times panels of blocks, on processors with matrix tiles for bytes (Intel AMX).
 //
-// A block's codes are two tiles, the activations of sixteen rows are a third. Their products add up exactly, as integers, so that each
-// row's bits are those that vectors find (`block_panels.h`).
+// A tile of products is [16 rows][16 outputs] of one block, or of one step of it where it has two. They add up exactly, as integers, so
+// that each row's bits are those that vectors find (`block_panels.h`).
 //
-// Storing a tile of products takes as long for one row as for sixteen: fewer rows, and blocks of two scales, are left to vectors.
+// Storing a tile takes 16 cycles in which nothing else begins, however few rows it has, and while tiles are at work only one of two
+// units adds and multiplies fp32. So scales take most of the time; products are stored while those before them are added. Fewer than
+// sixteen rows are left to vectors. Tiles of bf16, whose products need no widening, are slower: inputs twice as large leave the cache.
 
 #pragma once
 
 #include "block_panels.h"
+#include "tile_inputs.h"
 
 namespace blocks {
 
 #ifdef HAS_TILES
 
-constexpr int64_t TILED_ROWS = 2 * tiles::ROWS;  // share one reading of a panel
-constexpr int64_t TOGETHER = 4;                  // blocks whose products are added up at once
-
 #define INPUTS 0
 #define LOW_CODES 1
 #define HIGH_CODES 2
-#define LOW_PRODUCTS 3
-#define HIGH_PRODUCTS 4
 
-WITH_BYTE_TILES inline void shape_tiles() {
-  tiles::Shapes shapes;
-  std::fill_n(shapes.bytes_per_row, 5, 64);
-  std::fill_n(shapes.rows, 5, tiles::ROWS);
-  shapes.bytes_per_row[INPUTS] = BLOCK;
-  shapes.rows[LOW_CODES] = shapes.rows[HIGH_CODES] = BLOCK / 4;
-  tiles::settle(&shapes);
-  _tile_loadconfig(&shapes);
-}
-
-// Some blocks of a panel: their factors, their codes where they lie as bytes, and their products with rows.
+// A form's blocks times rows.
 template <class F>
 struct Tiled {
-  Factors<F> factors[TOGETHER];
-  const uint8_t* codes[TOGETHER];
-  alignas(64) uint8_t unpacked[F::BITS < 8 ? TOGETHER : 1][VECTORS * 64];
-  alignas(64) int32_t products[TOGETHER][TILED_ROWS * PANEL];
+  static constexpr int64_t TOGETHER = 4 / F::SUBS;  // blocks that are added to the sums at once
+  static constexpr int64_t PRODUCTS = 4;            // of steps, each with sixteen rows: outputs 0 to 15, 16 to 31
 
-  // The i-th is now the block at `at`, `current` the factors of its group.
-  void read(int64_t i, const uint8_t* at, const Factors<F>& current) {
-    factors[i] = current;
-    factors[i].read_block(at);
-    codes[i] = at + F::STEPS;
-    if constexpr (F::BITS < 8) {
-      Bytes vectors[VECTORS];
-      read_codes<F>(codes[i], vectors);
-#pragma GCC unroll 16
-      for (int64_t line = 0; line < VECTORS; ++line) store(unpacked[i] + 64 * line, vectors[line]);
-      codes[i] = unpacked[i];
-    }
-    tiles::settle(codes[i]);
+  // Some blocks of a panel, their codes a signed byte each: [half of the outputs][8][16 outputs][4 inputs].
+  struct Some {
+    int64_t count;
+    Floats scales[TOGETHER][F::SUBS][2], zeros[F::ZERO ? TOGETHER : 1][F::SUBS][2];
+    alignas(64) uint8_t codes[TOGETHER][2][8][64];
+  };
+
+  // The products of some rows with some blocks, to be added to these rows' sums.
+  struct Waiting {
+    const Some* some = nullptr;
+    const TileInputs* x;
+    int64_t rows;
+    float* sums;
+    const int32_t (*products)[2][16][16];
+  };
+
+  Some some[2];
+  alignas(64) int32_t products[2][PRODUCTS][2][16][16];
+
+  WITH_BYTE_TILES static void shape() {
+    tiles::Shapes shapes;
+    std::fill_n(shapes.bytes_per_row, 8, 64);
+    std::fill_n(shapes.rows, 8, tiles::ROWS);
+    shapes.bytes_per_row[INPUTS] = F::STEP;
+    shapes.rows[LOW_CODES] = shapes.rows[HIGH_CODES] = F::STEP / 4;
+    tiles::settle(&shapes);
+    _tile_loadconfig(&shapes);
   }
 
-  // Multiplies rows with the i-th block; `x`: inputs of the block, `stride` bytes between two rows.
-  WITH_BYTE_TILES void multiply(int64_t i, const Inputs* x, int64_t rows, int64_t stride) {
-    const int8_t* from = x->codes;
-    _tile_loadd(LOW_CODES, codes[i], 128);
-    _tile_loadd(HIGH_CODES, codes[i] + 64, 128);
-    for (int64_t m = 0; m < rows; m += tiles::ROWS, from += tiles::ROWS * stride) {
-      int32_t* const to = products[i] + m * PANEL;
-      _tile_loadd(INPUTS, from, stride);
-      _tile_zero(LOW_PRODUCTS);
-      _tile_dpbsud(LOW_PRODUCTS, INPUTS, LOW_CODES);
-      _tile_zero(HIGH_PRODUCTS);
-      _tile_dpbsud(HIGH_PRODUCTS, INPUTS, HIGH_CODES);
-      _tile_stored(LOW_PRODUCTS, to, PANEL * sizeof(int32_t));
-      _tile_stored(HIGH_PRODUCTS, to + PANEL / 2, PANEL * sizeof(int32_t));
+  // Multiplies the n-th step of sixteen rows.
+  template <int64_t n>
+  WITH_BYTE_TILES static void multiply(const Some& by, const TileInputs* x) {
+    constexpr int64_t block = n / F::SUBS, first = n % F::SUBS * F::STEP;
+    _tile_loadd(INPUTS, x[block].codes[0] + first, sizeof x->codes[0]);
+    _tile_loadd(LOW_CODES, by.codes[block][0][first / 4], 64);
+    if constexpr (n % 2 == 0) {
+      _tile_zero(4);
+      _tile_dpbssd(4, INPUTS, LOW_CODES);
+    } else {
+      _tile_zero(6);
+      _tile_dpbssd(6, INPUTS, LOW_CODES);
     }
-    tiles::settle(products);
+    _tile_loadd(HIGH_CODES, by.codes[block][1][first / 4], 64);
+    if constexpr (n % 2 == 0) {
+      _tile_zero(5);
+      _tile_dpbssd(5, INPUTS, HIGH_CODES);
+    } else {
+      _tile_zero(7);
+      _tile_dpbssd(7, INPUTS, HIGH_CODES);
+    }
   }
 
-  // Adds the products of `count` blocks, COUNT at most, to sums (rows, 32).
+  template <int64_t n>
+  WITH_BYTE_TILES static void keep(int32_t (*to)[2][16][16]) {
+    if constexpr (n % 2 == 0) {
+      _tile_stored(4, to[n][0], 64);
+      _tile_stored(5, to[n][1], 64);
+    } else {
+      _tile_stored(6, to[n][0], 64);
+      _tile_stored(7, to[n][1], 64);
+    }
+  }
+
+  // Adds rows [begin, end) of what waits to their sums.
   template <int COUNT = TOGETHER>
-  void add(int64_t count, const Inputs* x, int64_t rows, int64_t blocks, float* sums) const {
+  static void add(const Waiting& of, int64_t begin, int64_t end) {
     if constexpr (COUNT > 1) {
-      if (count < COUNT) return add<COUNT - 1>(count, x, rows, blocks, sums);
+      if (of.some->count < COUNT) return add<COUNT - 1>(of, begin, end);
     }
-    Factors<F> scales[COUNT];
+    Floats scales[COUNT][F::SUBS][2], zeros[COUNT][F::SUBS][2];
 #pragma GCC unroll 4
-    for (int i = 0; i < COUNT; ++i) scales[i] = factors[i];
-    for (int64_t m = 0; m < rows; ++m, x += blocks, sums += PANEL) {
+    for (int i = 0; i < COUNT; ++i)
+#pragma GCC unroll 2
+      for (int s = 0; s < F::SUBS; ++s)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          scales[i][s][h] = of.some->scales[i][s][h];
+          if constexpr (F::ZERO) zeros[i][s][h] = of.some->zeros[i][s][h];
+        }
+    for (int64_t r = begin; r < end; ++r) {
+      float* const sums = of.sums + r * PANEL;
       Floats totals[2] = {load(sums), load(sums + 16)};
 #pragma GCC unroll 4
       for (int i = 0; i < COUNT; ++i) {
-        const int32_t* const found = products[i] + m * PANEL;
-        const Ints middle = ints(-F::MIDDLE * codes_sum<F>(x[i], 0));
-        const Ints both[2] = {middle + load(found), middle + load(found + 16)};
-        add_scaled<F>(x[i], 0, both, scales[i], totals);
+        const TileInputs& x = of.x[i];
+#pragma GCC unroll 2
+        for (int s = 0; s < F::SUBS; ++s)
+#pragma GCC unroll 2
+          for (int h = 0; h < 2; ++h) {
+            const Floats found = to_floats(load(of.products[i * F::SUBS + s][h][r]));
+            totals[h] = multiply_add(found * floats(x.scales[r]), scales[i][s][h], totals[h]);
+            if constexpr (F::ZERO)
+              totals[h] = multiply_add(floats(F::SUBS == 1 ? x.wholes[r] : x.parts[s][r]), zeros[i][s][h], totals[h]);
+          }
       }
       store(sums, totals[0]);
       store(sums + 16, totals[1]);
     }
   }
-};
 
-// Sixteen rows, or TILED_ROWS, (of inputs (rows, blocks)) times one panel -> sums (rows, 32).
-template <class F>
-WITH_BYTE_TILES void multiply_by_tiles(
-    const Inputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
-  Tiled<F> tiled;
-  Factors<F> current;
-  std::memset(sums, 0, rows * PANEL * sizeof(float));
-  for (int64_t first = 0; first < blocks; first += TOGETHER, x += TOGETHER) {
-    const int64_t count = std::min(TOGETHER, blocks - first);
-    for (int64_t i = 0; i < count; ++i) {
-      if ((first + i) % per_group == 0) {
-        current.read_group(at);
-        at += F::FACTORS;
+  // The i-th block of `to` is now the one at `at`, with its factors.
+  static void unpack(const uint8_t* at, const Factors<F>& factors, int64_t i, Some& to) {
+#pragma GCC unroll 2
+    for (int s = 0; s < F::SUBS; ++s)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        to.scales[i][s][h] = factors.scales[s][h];
+        if constexpr (F::ZERO) to.zeros[i][s][h] = factors.zeros[s][h];
       }
-      if (fetch)
-        for (int64_t byte = 0; byte < F::FACTORS + F::STEPS + F::CODES; byte += 64) fetch_near(at + AHEAD + byte);
-      tiled.read(i, at, current);
-      at += F::STEPS + F::CODES;
-    }
-    for (int64_t i = 0; i < count; ++i) tiled.multiply(i, x + i, rows, blocks * sizeof(Inputs));
-    tiled.add(count, x, rows, blocks, sums);
+    Bytes codes[VECTORS];
+    read_codes<F>(at, codes);
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) store(to.codes[i][h][k], less(codes[2 * k + h], F::MIDDLE));
+    to.count = i + 1;
   }
-}
+
+  // Rows (rows / 16, blocks) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
+  WITH_BYTE_TILES void run(const TileInputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
+    std::memset(sums, 0, rows * PANEL * sizeof(float));
+    Factors<F> factors;
+    int64_t read = 0;
+    const auto unpack_some = [&](Some& to) {
+      for (int64_t i = 0; i < TOGETHER && read < blocks; ++i, ++read) {
+        if (read % per_group == 0) {
+          factors.read_group(at);
+          at += F::FACTORS;
+        }
+        if (fetch)
+          for (int64_t byte = 0; byte < F::FACTORS + F::STEPS + F::CODES; byte += 64) fetch_far(at + AHEAD + byte);
+        factors.read_block(at);
+        unpack(at + F::STEPS, factors, i, to);
+        at += F::STEPS + F::CODES;
+      }
+    };
+    unpack_some(some[0]);
+    Waiting waiting;
+    int turn = 0;
+    for (int64_t first = 0; first < blocks; first += TOGETHER, x += TOGETHER) {
+      Some &now = some[first / TOGETHER % 2], &next = some[first / TOGETHER % 2 ^ 1];
+      for (int64_t m = 0; m < rows; m += 16) {
+        const TileInputs* const own = x + m / 16 * blocks;
+        auto* const to = products[turn];
+        const int64_t part = waiting.some ? waiting.rows : 0;
+        const auto add_some = [&](int64_t n) {
+          if (part) add(waiting, part * n / PRODUCTS, part * (n + 1) / PRODUCTS);
+        };
+        tiles::settle(&now);
+        multiply<0>(now, own);
+        add_some(0);
+        multiply<1>(now, own);
+        keep<0>(to);
+        add_some(1);
+        multiply<2>(now, own);
+        keep<1>(to);
+        add_some(2);
+        multiply<3>(now, own);
+        keep<2>(to);
+        add_some(3);
+        keep<3>(to);
+        tiles::settle(to);
+        if (m == 0) unpack_some(next);
+        waiting = {&now, own, std::min<int64_t>(16, rows - m), sums + m * PANEL, to};
+        turn ^= 1;
+      }
+    }
+    add(waiting, 0, waiting.rows);
+  }
+};
 
 #endif
 
@@ -133,40 +209,40 @@ inline void write(const float* sums, const Number* bias, Number* out, int64_t co
   }
 }
 
-// Panels [begin, end) of a layer: `x` (M, blocks) -> columns of out (M, N). Number: of bias and results.
+// Panels [begin, end) of a layer times rows [first, last), a multiple of sixteen the first: `x` of M rows as `round_row` left it ->
+// columns of out (M, N). Number: of bias and results.
 template <class Number>
 void multiply_panels(
-    const Inputs* x, int64_t M, int64_t K, const uint8_t* panels, int64_t form, int64_t group, const Number* bias,
-    Number* out, int64_t N, int64_t begin, int64_t end) {
+    const Line* x, int64_t M, int64_t K, const uint8_t* panels, int64_t form, int64_t group, const Number* bias,
+    Number* out, int64_t N, int64_t begin, int64_t end, int64_t first, int64_t last) {
   const int64_t blocks = num_blocks(K, group), size = panel_bytes(form, K, group);
   with_form(form, [&](auto kind) {
     using F = decltype(kind);
-    int64_t tiled = 0;  // rows that tiles multiply
-#ifdef HAS_TILES
-    if (F::SUBS == 1 && M >= tiles::ROWS && has_tiles()) {
-      tiled = M / tiles::ROWS * tiles::ROWS;
-      shape_tiles();
-    }
-#endif
-    for (int64_t p = begin; p < end; ++p) {
-      alignas(64) float sums[ROWS * PANEL];
-      const int64_t start = p * PANEL;
-      for (int64_t m = 0, rows; m < M; m += rows) {
-        const auto multiply_some = [&](const auto& by) { by(x + m * blocks, rows, blocks, group / BLOCK, panels + p * size, m == 0, sums); };
-        if (m < tiled) {
-#ifdef HAS_TILES
-          rows = std::min(TILED_ROWS, tiled - m);
-          if constexpr (F::SUBS == 1) multiply_some(multiply_by_tiles<F>);
-#endif
-        } else {
-          rows = std::min(ROWS, M - m);
-          multiply_some(multiply<F>);
+    const auto all_rows = [&](const auto& some_rows) {
+      for (int64_t p = begin; p < end; ++p) {
+        alignas(64) float sums[ROWS * PANEL];
+        const int64_t start = p * PANEL;
+        for (int64_t m = first; m < last; m += ROWS) {
+          const int64_t rows = std::min(ROWS, last - m);
+          some_rows(m, rows, panels + p * size, sums);
+          for (int64_t r = 0; r < rows; ++r)
+            write(sums + r * PANEL, bias ? bias + start : nullptr, out + (m + r) * N + start, std::min(PANEL, N - start));
         }
-        for (int64_t r = 0; r < rows; ++r)
-          write(sums + r * PANEL, bias ? bias + start : nullptr, out + (m + r) * N + start, std::min(PANEL, N - start));
       }
+    };
+#ifdef HAS_TILES
+    if (are_tiled(M)) {
+      Tiled<F>::shape();
+      all_rows([&](int64_t m, int64_t rows, const uint8_t* at, float* sums) {
+        Tiled<F> tiled;
+        tiled.run(reinterpret_cast<const TileInputs*>(x) + m / 16 * blocks, rows, blocks, group / BLOCK, at, m == first, sums);
+      });
+      return tiles::release();
     }
-    if (tiled) tiles::release();
+#endif
+    all_rows([&](int64_t m, int64_t rows, const uint8_t* at, float* sums) {
+      multiply<F>(reinterpret_cast<const Inputs*>(x) + m * blocks, rows, blocks, group / BLOCK, at, m == first, sums);
+    });
   });
 }
 

@@ -26,7 +26,7 @@ constexpr int64_t FEW = 4;  // tokens that one thread computes alone, faster tha
 struct Room {
   std::vector<char> attention;   // what it leaves between two parts
   std::vector<char> experts;     // rows side by side
-  std::vector<Inputs> rounded;   // inputs of the linear layers of a phase, and where each layer's begin
+  std::vector<Line> rounded;     // inputs of the linear layers of a phase, and where each layer's begin
   std::vector<int64_t> starts;
 };
 
@@ -73,16 +73,22 @@ class Execution {
   static int64_t width(const Operand& o) { return o.is_bf16 ? 2 : 4; }
 
   void linears(const Phase& phase, int64_t count) const {
-    int64_t pieces = 0;
-    for (int64_t i = phase.begin; i < phase.end; ++i) pieces += linear::num_pieces(program_.ops[i]);
+    int64_t pieces = 0, parts = 1;
+    for (int64_t i = phase.begin; i < phase.end; ++i) {
+      pieces += linear::num_pieces(program_.ops[i]);
+      parts = std::max(parts, linear::num_parts(program_.ops[i], count));
+    }
     round_inputs(phase, count);
-    pool_.run(pieces, [&](int64_t piece) {
+    pool_.run(pieces * parts, [&](int64_t piece) {
+      const int64_t part = piece / pieces;
+      piece %= pieces;
       int64_t i = phase.begin;
       for (; piece >= linear::num_pieces(program_.ops[i]); ++i) piece -= linear::num_pieces(program_.ops[i]);
       const Op& op = program_.ops[i];
+      if (part >= linear::num_parts(op, count)) return;
       const void* x = input(op, 0);
       if (op.format == BLOCKS) x = room_.rounded.data() + room_.starts[i - phase.begin];
-      linear::run_piece(op, piece, x, count, block(op.out, 0));
+      linear::run_piece(op, piece, x, count, block(op.out, 0), part);
     });
   }
 
@@ -99,18 +105,17 @@ class Execution {
       while (like < i && !shares_input(program_.ops[like], op)) ++like;
       room_.starts[i - phase.begin] = like < i ? room_.starts[like - phase.begin] : needed;
       if (like < i) continue;
-      needed += count * linear::num_rounded(op);
+      needed += linear::rounded_lines(op, count);
       if (int64_t(room_.rounded.size()) < needed) room_.rounded.resize(needed);
-      const auto row = [&](int64_t m) {
-        linear::round_row(op, input(op, m), room_.rounded.data() + room_.starts[i - phase.begin] + m * linear::num_rounded(op));
-      };
+      Line* const to = room_.rounded.data() + room_.starts[i - phase.begin];
+      const auto row = [&](int64_t m) { linear::round_row(op, input(op, m), m, count, to); };
       if (count > FEW) pool_.run(count, row);
       else for (int64_t m = 0; m < count; ++m) row(m);
     }
   }
 
   static bool shares_input(const Op& a, const Op& b) {
-    return a.format == BLOCKS && linear::num_rounded(a) == linear::num_rounded(b) && a.in[0].source == b.in[0].source &&
+    return a.format == BLOCKS && linear::num_blocks(a) == linear::num_blocks(b) && a.in[0].source == b.in[0].source &&
            a.in[0].at == b.in[0].at && a.in[0].offset == b.in[0].offset && a.K == b.K;
   }
 
@@ -247,15 +252,18 @@ void outrider_runtime_linear(const Op* op, const char* x, int64_t M, char* out, 
   std::lock_guard<std::mutex> turn(own.pool.turn());
   const void* from = x;
   if (op->format == BLOCKS) {
-    const int64_t blocks = linear::num_rounded(*op), bytes = op->K * (op->out.is_bf16 ? 2 : 4);
-    if (int64_t(own.room.rounded.size()) < M * blocks) own.room.rounded.resize(M * blocks);
-    Inputs* const rounded = own.room.rounded.data();
-    const auto row = [&](int64_t m) { linear::round_row(*op, x + m * bytes, rounded + m * blocks); };
+    const int64_t needed = linear::rounded_lines(*op, M), bytes = op->K * (op->out.is_bf16 ? 2 : 4);
+    if (int64_t(own.room.rounded.size()) < needed) own.room.rounded.resize(needed);
+    Line* const rounded = own.room.rounded.data();
+    const auto row = [&](int64_t m) { linear::round_row(*op, x + m * bytes, m, M, rounded); };
     if (M > FEW) own.pool.run(M, row);
     else for (int64_t m = 0; m < M; ++m) row(m);
     from = rounded;
   }
-  own.pool.run(linear::num_pieces(*op), [&](int64_t piece) { linear::run_piece(*op, piece, from, M, out); });
+  const int64_t pieces = linear::num_pieces(*op);
+  own.pool.run(pieces * linear::num_parts(*op, M), [&](int64_t piece) {
+    linear::run_piece(*op, piece % pieces, from, M, out, piece / pieces);
+  });
 }
 
 // The headers of the coded panels of a weight (N, K), without the places of their escapes.

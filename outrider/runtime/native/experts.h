@@ -22,6 +22,7 @@ namespace experts {
 struct Group {
   int64_t expert, begin, count;  // in `order`
   int64_t first_piece;
+  int64_t first_line;  // of its rounded rows, for BLOCKS
 };
 
 // All choices in the order of their experts, choices of one expert by token.
@@ -39,7 +40,7 @@ struct Division {
     for (int64_t i = 0; i < tokens * each; ++i) ++ends[chosen(i) + 1];
     for (int64_t e = 0; e < experts; ++e) {
       if (ends[e + 1]) {
-        groups.push_back({e, ends[e], ends[e + 1], pieces});
+        groups.push_back({e, ends[e], ends[e + 1], pieces, 0});
         pieces += pieces_of_one;
       }
       ends[e + 1] += ends[e];
@@ -50,11 +51,16 @@ struct Division {
   const Group& of(int64_t piece) const {
     return *std::prev(std::upper_bound(groups.begin(), groups.end(), piece, [](int64_t p, const Group& g) { return p < g.first_piece; }));
   }
+
+  // The group of the choice that stands at this place in `order`
+  const Group& holding(int64_t place) const {
+    return *std::prev(std::upper_bound(groups.begin(), groups.end(), place, [](int64_t p, const Group& g) { return p < g.begin; }));
+  }
 };
 
 // `x`, `index`, `out`: the blocks of the first token. How many experts were read
 inline int64_t run(const Op& op, int64_t tokens, const char* x, const char* index, char* out, Pool& pool, std::vector<char>& room,
-                std::vector<Inputs>& rounded) {
+                std::vector<Line>& rounded) {
   const int64_t width = op.out.is_bf16 ? 2 : 4, each = op.rows, inputs = op.K * width, outputs = op.N * width;
   const auto row_in = [&](int64_t i) {
     return x + i / each * op.in[0].token_step + (op.in[0].offset + i % each * op.in[0].row_step) * width;
@@ -74,9 +80,15 @@ inline int64_t run(const Op& op, int64_t tokens, const char* x, const char* inde
   const bool in_blocks = op.format == BLOCKS;
   if (!are_alone) room.resize(count * (inputs + outputs));
   if (in_blocks) {
-    if (int64_t(rounded.size()) < count * linear::num_rounded(op)) rounded.resize(count * linear::num_rounded(op));
+    int64_t needed = 0;
+    for (Group& group : division.groups) {
+      group.first_line = needed;
+      needed += linear::rounded_lines(op, group.count);
+    }
+    if (int64_t(rounded.size()) < needed) rounded.resize(needed);
     pool.run(count, [&](int64_t p) {
-      linear::round_row(op, row_in(division.order[p]), rounded.data() + p * linear::num_rounded(op));
+      const Group& group = division.holding(p);
+      linear::round_row(op, row_in(division.order[p]), p - group.begin, group.count, rounded.data() + group.first_line);
     });
   } else if (!are_alone) {
     pool.run(count, [&](int64_t p) { std::memcpy(room.data() + p * inputs, row_in(division.order[p]), inputs); });
@@ -88,9 +100,10 @@ inline int64_t run(const Op& op, int64_t tokens, const char* x, const char* inde
     if (op.bias) own.bias = static_cast<const char*>(op.bias) + group.expert * outputs;
     const int64_t i = division.order[group.begin];
     const void* from = are_alone ? row_in(i) : room.data() + group.begin * inputs;
-    if (in_blocks) from = rounded.data() + group.begin * linear::num_rounded(op);
+    if (in_blocks) from = rounded.data() + group.first_line;
     void* const to = are_alone ? row_out(i) : room.data() + count * inputs + group.begin * outputs;
-    linear::run_piece(own, piece - group.first_piece, from, group.count, to);
+    for (int64_t part = 0; part < linear::num_parts(own, group.count); ++part)
+      linear::run_piece(own, piece - group.first_piece, from, group.count, to, part);
   });
   if (!are_alone)
     pool.run(count, [&](int64_t p) {

@@ -21,7 +21,8 @@
 
 namespace linear {
 
-constexpr int64_t PIECE = 32 << 10;  // bytes of weights at least, that is a microsecond or two
+constexpr int64_t PIECE = 32 << 10;     // bytes of weights at least, that is a microsecond or two
+constexpr int64_t ROWS_A_PART = 128;    // of a layer in BLOCKS: all panels are read for so many, whose inputs stay in a cache
 
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
 inline int64_t panel_bytes(const Op& op) {
@@ -31,6 +32,7 @@ inline int64_t panel_bytes(const Op& op) {
   return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4);
 }
 inline int64_t panels_a_piece(const Op& op) { return std::max<int64_t>(1, PIECE / panel_bytes(op)); }
+inline int64_t num_parts(const Op& op, int64_t M) { return op.format == BLOCKS ? (M + ROWS_A_PART - 1) / ROWS_A_PART : 1; }
 inline int64_t num_pieces(const Op& op) { return (num_panels(op) + panels_a_piece(op) - 1) / panels_a_piece(op); }
 
 constexpr int ROWS_FP32 = IS_WIDE ? 8 : 2;  // of x at once: so many sums are registers
@@ -88,28 +90,32 @@ inline void panels_coded(const Op& op, const bf16* x, int64_t M, bf16* out, int6
   vectors::multiply_coded_panels(x, M, op.K, weight, bias, out, op.N, begin, end);
 }
 
-// Blocks of a row of x once it is rounded.
-inline int64_t num_rounded(const Op& op) { return blocks::num_blocks(op.K, op.group); }
+// Inputs that BLOCKS fill up with zeros, in blocks.
+inline int64_t num_blocks(const Op& op) { return blocks::num_blocks(op.K, op.group); }
 
-// A row of x as BLOCKS take it.
-inline void round_row(const Op& op, const void* x, Inputs* to) {
-  if (op.out.is_bf16) row_to_bytes(static_cast<const bf16*>(x), op.K, num_rounded(op), to);
-  else row_to_bytes(static_cast<const float*>(x), op.K, num_rounded(op), to);
+// Memory for so many rows of x as BLOCKS take them.
+inline int64_t rounded_lines(const Op& op, int64_t rows) { return ::rounded_lines(rows, num_blocks(op)); }
+
+// Row m of so many as BLOCKS take it.
+inline void round_row(const Op& op, const void* x, int64_t m, int64_t rows, Line* to) {
+  if (op.out.is_bf16) ::round_row(static_cast<const bf16*>(x), m, rows, op.K, num_blocks(op), to);
+  else ::round_row(static_cast<const float*>(x), m, rows, op.K, num_blocks(op), to);
 }
 
 template <class Number>
-void blocks_piece(const Op& op, const Inputs* x, int64_t M, void* out, int64_t begin, int64_t end) {
-  blocks::multiply_panels(x, M, op.K, static_cast<const uint8_t*>(op.weight), op.form, op.group,
-                          static_cast<const Number*>(op.bias), static_cast<Number*>(out), op.N, begin, end);
+void blocks_piece(const Op& op, const Line* x, int64_t M, void* out, int64_t begin, int64_t end, int64_t part) {
+  const int64_t first = part * ROWS_A_PART, last = std::min(first + ROWS_A_PART, M);
+  blocks::multiply_panels(x, M, op.K, static_cast<const uint8_t*>(op.weight), op.form, op.group, static_cast<const Number*>(op.bias),
+                          static_cast<Number*>(out), op.N, begin, end, first, last);
 }
 
-// One piece of out (M, N) = x (M, K) W^T + b; `x` rounded for BLOCKS.
-inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out) {
+// One piece of out (M, N) = x (M, K) W^T + b, some of its rows; `x` rounded for BLOCKS.
+inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out, int64_t part) {
   const int64_t begin = piece * panels_a_piece(op), end = std::min(begin + panels_a_piece(op), num_panels(op));
   switch (op.format) {
     case BLOCKS:
-      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Inputs*>(x), M, out, begin, end);
-      return blocks_piece<float>(op, static_cast<const Inputs*>(x), M, out, begin, end);
+      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Line*>(x), M, out, begin, end, part);
+      return blocks_piece<float>(op, static_cast<const Line*>(x), M, out, begin, end, part);
     case TABLE: return;  // of tables alone
     case FLOATS:
       return float_panels::multiply_panels(

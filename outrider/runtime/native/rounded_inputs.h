@@ -37,10 +37,3 @@ inline Inputs to_bytes(const Number* x, int64_t count) {
   found.whole = found.scale * (found.sums[0] + found.sums[1]);
   return found;
 }
-
-// A row (K,) -> (blocks,), zeros behind K.
-template <class Number>
-inline void row_to_bytes(const Number* x, int64_t K, int64_t blocks, Inputs* inputs) {
-  for (int64_t b = 0; b < blocks; ++b)
-    inputs[b] = to_bytes(x + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK));
-}

@@ -132,6 +132,22 @@ def test_a_row_has_the_same_bits_beside_any_other(kind: Kind, library_path: Path
 
 
 @every_format
+@pytest.mark.parametrize("inputs", [32, 64, 96, 352, 512])
+def test_many_rows_have_the_bits_of_one(kind: Kind, inputs: int, library_path: Path) -> None:
+    """Where a processor has matrix tiles, sixteen rows and more go through them: whole and begun
+    sixteens, several parts of a layer, any number of blocks."""
+    if inputs % gguf.GGML_QUANT_SIZES[kind][0]:
+        pytest.skip("no whole blocks")
+    layer = linear(kind, 45, inputs)
+    x = torch.randn(290, inputs).bfloat16()
+    x[5] = 0  # its scale is 0
+    use_kernels(layer, library_path, 2)
+    alone = torch.cat([layer(x[i : i + 1]) for i in range(290)])
+    for rows in (15, 16, 17, 31, 33, 128, 129, 272, 290):
+        assert torch.equal(layer(x[:rows]), alone[:rows]), rows
+
+
+@every_format
 def test_rows_of_a_table_are_those_of_gguf(kind: Kind, library_path: Path) -> None:
     """To the bit of bf16, with and without the kernel."""
     weight = reference(kind, 45, 512).bfloat16()
