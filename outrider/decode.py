@@ -96,18 +96,8 @@ class Decoder:
             own_verdict = grown.own_verdict(verdict)
             seen = grown.own_output(TargetOutput(output.logits, output.hidden, kept_columns))
             self.drafter.commit(rows, own, own_verdict, seen)
-        clock.share(rows)
-        for row in rows:
-            row.stats.experts += output.experts or 0.0
-        facts = StepFacts(
-            rows,
-            asked,
-            draft,
-            verdict,
-            clock.priced,
-            clock.seconds["draft"],
-            experts=output.experts,
-        )
+        clock.share(rows, output.experts)
+        facts = StepFacts(rows, asked, draft, verdict, *clock.of_step, experts=output.experts)
         for observer in self.observers:
             observer.observe(facts)
         self.control.observe(facts.of_drafter(own, own_verdict))

@@ -117,9 +117,15 @@ class Clock:
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + seconds
         self.priced += self._is_priced * seconds
 
-    def share(self, rows: Rows) -> None:
+    @property
+    def of_step(self) -> tuple[float, float]:
+        """Seconds of the step as `StepFacts` has them: priced ones, and those of its drafts."""
+        return self.priced, self.seconds["draft"]
+
+    def share(self, rows: Rows, experts: float | None) -> None:
         """Every row waited for the whole step, so each is charged an equal share: sums over rows
-        stay wall time."""
+        stay wall time. All read the same `experts`."""
         for row in rows:
+            row.stats.experts += experts or 0.0
             for phase, seconds in self.seconds.items():
                 row.stats.time_s[phase] += seconds / len(rows)

@@ -60,7 +60,7 @@ class ExpertsByNodes:
         return self._sharing.mean(SHARING, WEIGHT)
 
     def _beyond_at(self, nodes: int) -> float:
-        """Of a number of nodes that was never seen, what the nearest one has."""
+        """The p of this many nodes beyond the text's; of a number never seen, the nearest one's."""
         if not self._beyond:
             return 0.0
         nearest = min(self._beyond, key=lambda seen: abs(seen - nodes))
