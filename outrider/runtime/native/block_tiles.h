@@ -145,7 +145,8 @@ struct Tiled {
   }
 
   // Rows (rows / 16, blocks) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
-  WITH_BYTE_TILES void run(const TileInputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
+  WITH_BYTE_TILES void run(const TileInputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch,
+                           float* sums) {
     std::memset(sums, 0, rows * PANEL * sizeof(float));
     Factors<F> factors;
     int64_t read = 0;
