@@ -33,7 +33,7 @@ from workload import BENCHMARKS, PEERS, REPOSITORY, console, read_result, write_
 NAME = "real-heads"
 PLAIN = "none"
 SETTINGS = {
-    "eagle3": ("draft_vocab=16384", "unrolls=3", "loss=ce", "layers=2,15,30", "kv_heads=9"),
+    "eagle3": ("draft_vocab=9728", "unrolls=3", "loss=ce", "layers=2,15,30", "kv_heads=9"),
     "block": ("num_layers=1", "block_size=5", "num_anchors=24", "target_layers=1,15,26"),
 }
 DRAFTINGS = {

@@ -28,6 +28,7 @@ from outrider.errors import CapabilityError, CheckpointError, OutriderError, fir
 from outrider.lazy import huggingface_hub
 from outrider.models.heads.kinds import head_kind
 from outrider.models.heads.mtp_files import ships_mtp
+from outrider.models.heads.shipped import shipped_head
 from outrider.models.heads.source import WEIGHT_FILES
 from outrider.models.loading import hub
 from outrider.models.loading.load import load_config, load_tokenizer
@@ -301,9 +302,9 @@ def _digest(source: ModelSource) -> str | None:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder with the files of a drafter that is whole on this machine, in the hub's cache or
-    by this path."""
-    path = Path(name)
+    """The folder with the files of a drafter that is whole on this machine: by this path, with
+    Outrider, or in the hub's cache."""
+    path = shipped_head(name) or Path(name)
     if not path.is_dir():
         try:
             path = hub.cached_snapshot(name, None)

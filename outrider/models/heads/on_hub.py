@@ -1,5 +1,6 @@
 """A trained head that is named by its hub id: told from a whole model by its config and the names of
-its files, then fetched like any other download that was asked for."""
+its files, then fetched like any other download that was asked for. Names of heads that come with
+Outrider need no hub."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from outrider.errors import CheckpointError, first_line
 from outrider.lazy import huggingface_hub
 from outrider.models.families import ASSISTANTS
 from outrider.models.heads.kinds import OURS, TOKENIZERS
+from outrider.models.heads.shipped import shipped_head
 from outrider.models.heads.source import CONFIG, WEIGHT_FILES
 from outrider.models.loading import hub
 from outrider.wellformed import load_object
@@ -27,12 +29,17 @@ ARCHITECTURES = re.compile(r"eagle|medusa|dflash|dspark|speculator|assistant", r
 
 
 def fetched_head(name: str) -> str:
-    """The folder of the trained head that a hub id means, fetched where it is not here.
+    """The folder of the trained head that a name means: one that comes with Outrider, or one on the
+    hub, fetched where it is not here.
 
     The name itself where it means anything else, or nothing that can be had. Raises CheckpointError
     where the weights of a head cannot be fetched.
     """
-    if hub.REPOSITORY.fullmatch(name) is None or Path(name).exists():
+    if Path(name).exists():
+        return name
+    if (shipped := shipped_head(name)) is not None:
+        return str(shipped)
+    if hub.REPOSITORY.fullmatch(name) is None:
         return name
     offline = hub.only_cached(name)
     try:

@@ -274,8 +274,8 @@ def _widened(weight: Stored, scale: Stored) -> Tensor:
 
 
 def in_fp8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors with every matrix of floats in fp8 (e4m3) and one scale a row, as
-    `with_scales` reads them."""
+    """Store every matrix of floats in fp8 (e4m3) with one scale a row, as `with_scales` reads them;
+    other tensors stay as they are."""
     stored = dict(tensors)
     for name, tensor in tensors.items():
         if _is_matrix(tensor):

@@ -54,8 +54,8 @@ def answers(head: EagleHead) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_in_8_bits_a_head_is_small_and_still_itself(kind: Any, tmp_path: Path) -> None:
-    """Catches tables of the target that travel along, scales that are lost, rows without a weight
-    that become NaN, and rounding by more than half a step of e4m3."""
+    """Catches tables of the target that travel along, and scales that are lost. A row of zeros must
+    not become NaN, and rounding goes to the nearest number of e4m3."""
     head = random_eagle(kind, target().config)
     with torch.no_grad():
         head.fc.weight[3] = 0
