@@ -1,4 +1,4 @@
-"""Before a wheel is built or a checkout installed: the demo target's weights are unpacked and the
+"""Before a wheel is built or a checkout installed: the demo's packed weights are unpacked and the
 native runtime is compiled.
 
 An installation may be read-only, and its machine may have no compiler. Without one here, the wheel
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-TARGET = "outrider/demo/models/target"
+PACKED_FOLDERS = ("outrider/demo/models/target", "outrider/demo/models/heads/block")
 LIBRARIES = "outrider/runtime/lib"
 
 
@@ -26,14 +26,15 @@ class UnpackDemo(BuildHookInterface):
         sys.path.insert(0, self.root)
         from outrider.demo.packed import WEIGHTS, with_weights
 
-        ours = Path(self.root) / TARGET
-        if (folder := with_weights(ours)) != ours:  # the sources cannot be written
-            build_data["force_include"][str(folder / WEIGHTS)] = f"{TARGET}/{WEIGHTS}"
+        for name in PACKED_FOLDERS:
+            ours = Path(self.root) / name
+            if (folder := with_weights(ours)) != ours:  # the sources cannot be written
+                build_data["force_include"][str(folder / WEIGHTS)] = f"{name}/{WEIGHTS}"
         if folder := os.environ.get("OUTRIDER_WHEEL_LIBRARIES"):
             for library in sorted(Path(folder).iterdir()):
                 build_data["force_include"][str(library)] = f"{LIBRARIES}/{library.name}"
             self._for_platform(Path(folder).name, build_data)
-        elif (ours / "../../../runtime/building.py").resolve().exists():
+        elif (Path(self.root) / "outrider/runtime/building.py").exists():
             self._compile(build_data)
 
     def _compile(self, build_data: dict[str, Any]) -> None:

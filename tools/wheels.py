@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
 INSIDE = "outrider/runtime/lib/"
+UNPACKED = ("target", "heads/block")  # of the demo, which a checkout carries packed
 ZIG = (sys.executable, "-m", "ziglang")
 COMPILED = (*(flag for flag in building.FLAGS if flag != "-shared"), "-g0")
 LINKED = ("-O3", "-shared", "-s")  # -O3: zig compiles its C++ library now, in the same mode
@@ -204,9 +205,8 @@ def check_contents(wheel: Path, tag: str) -> None:
         raise WheelError(f"{wheel.name} has {found} instead of {expected}")
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    needed = {"outrider/demo/models/target/model.safetensors"} | {
-        f"outrider/runtime/native/{source.name}" for source in building.SOURCES
-    }
+    weights = [f"outrider/demo/models/{model}/model.safetensors" for model in UNPACKED]
+    needed = {*weights} | {f"outrider/runtime/native/{source.name}" for source in building.SOURCES}
     if missing := sorted(needed - names):
         raise WheelError(f"{wheel.name} lacks {missing[0]}")
 

@@ -37,14 +37,20 @@ def demo_template() -> str:
 
 
 def demo_heads() -> dict[str, Path]:
-    """The folders of the embedded heads, by the drafter that drafts with them."""
-    heads = Path(__file__).parent / "models" / "heads"
-    return {folder.name: folder for folder in sorted(heads.glob("*/"))} if heads.is_dir() else {}
+    """The folders of the embedded heads, by the drafter that drafts with them; packed weights are
+    unpacked as `demo_paths` does."""
+    return {folder.name: with_weights(folder) for folder in _head_folders()}
 
 
 def demo_head(drafter: str) -> Path | None:
     """The folder of the embedded head that this drafter drafts with; None where there is none."""
-    return demo_heads().get(drafter)
+    folder = next((folder for folder in _head_folders() if folder.name == drafter), None)
+    return None if folder is None else with_weights(folder)
+
+
+def _head_folders() -> list[Path]:
+    heads = Path(__file__).parent / "models" / "heads"
+    return sorted(heads.glob("*/")) if heads.is_dir() else []
 
 
 DEMO_PROMPTS: tuple[str, ...] = (

@@ -3,7 +3,8 @@ bit on first use.
 
 The bytes at even and at odd offsets are two entries of the archive. Odd ones hold sign and exponent
 of each weight and shrink to 40 %; even ones look random and are stored as they are. A checkout
-carries the archive alone, a wheel the file alone. Once the pair was trained anew:
+carries the archive alone, a wheel the file alone. The target's and the block head's lie so; once they
+were trained anew:
 
     python -c "import pathlib, outrider.demo.packed as packed;
     packed.pack(pathlib.Path('outrider/demo/models/target'))"

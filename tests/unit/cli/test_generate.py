@@ -22,7 +22,7 @@ KEYS = [
 ]  # fmt: skip
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
-    "accepted_per_position", "parts", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s",
+    "accepted_per_position", "experts_per_pass", "parts", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s",
     "time_s",
 ]  # fmt: skip
 EVERY_OPTION = (

@@ -29,7 +29,8 @@ def stub(folder: Path, tag: str, leave_out: str = "", add: str = "") -> Path:
     """A wheel without code."""
     content = [f"outrider/runtime/lib/{name}" for name in names(tag)]
     content += [f"outrider/runtime/native/{path.name}" for path in building.SOURCES]
-    content += ["outrider/demo/models/target/model.safetensors", *([add] if add else [])]
+    content += [f"outrider/demo/models/{model}/model.safetensors" for model in wheels.UNPACKED]
+    content += [add] if add else []
     path = folder / f"outrider-1-py3-none-{tag}.whl"
     with ZipFile(path, "w") as archive:
         for name in content:
