@@ -22,8 +22,8 @@ KEYS = [
 ]  # fmt: skip
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
-    "accepted_per_position", "experts_per_pass", "parts", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s",
-    "time_s",
+    "accepted_per_position", "experts_per_pass", "parts", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s",
+    "tokens_per_s", "time_s",
 ]  # fmt: skip
 EVERY_OPTION = (
     "--drafter 'draft-model max_ngram=3 tree=t' --draft d --num-draft-tokens 3 "
