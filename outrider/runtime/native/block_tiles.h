@@ -175,19 +175,20 @@ struct Tiled {
         const auto add_some = [&](int64_t n) {
           if (part) add(waiting, part * n / PRODUCTS, part * (n + 1) / PRODUCTS);
         };
+        const int64_t steps = now.count * F::SUBS;  // those behind the last block are not there
         tiles::settle(&now);
         multiply<0>(now, own);
         add_some(0);
-        multiply<1>(now, own);
+        if (steps > 1) multiply<1>(now, own);
         keep<0>(to);
         add_some(1);
-        multiply<2>(now, own);
-        keep<1>(to);
+        if (steps > 2) multiply<2>(now, own);
+        if (steps > 1) keep<1>(to);
         add_some(2);
-        multiply<3>(now, own);
-        keep<2>(to);
+        if (steps > 3) multiply<3>(now, own);
+        if (steps > 2) keep<2>(to);
         add_some(3);
-        keep<3>(to);
+        if (steps > 3) keep<3>(to);
         tiles::settle(to);
         if (m == 0) unpack_some(next);
         waiting = {&now, own, std::min<int64_t>(16, rows - m), sums + m * PANEL, to};
@@ -210,12 +211,11 @@ inline void write(const float* sums, const Number* bias, Number* out, int64_t co
   }
 }
 
-// Panels [begin, end) of a layer times rows [first, last), a multiple of sixteen the first: `x` of M rows as `round_row` left it ->
-// columns of out (M, N). Number: of bias and results.
+// Panels [begin, end) of a layer: `x` of M rows as `round_row` left it -> columns of out (M, N). Number: of bias and results.
 template <class Number>
 void multiply_panels(
     const Line* x, int64_t M, int64_t K, const uint8_t* panels, int64_t form, int64_t group, const Number* bias,
-    Number* out, int64_t N, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    Number* out, int64_t N, int64_t begin, int64_t end) {
   const int64_t blocks = num_blocks(K, group), size = panel_bytes(form, K, group);
   with_form(form, [&](auto kind) {
     using F = decltype(kind);
@@ -223,8 +223,8 @@ void multiply_panels(
       for (int64_t p = begin; p < end; ++p) {
         alignas(64) float sums[ROWS * PANEL];
         const int64_t start = p * PANEL;
-        for (int64_t m = first; m < last; m += ROWS) {
-          const int64_t rows = std::min(ROWS, last - m);
+        for (int64_t m = 0; m < M; m += ROWS) {
+          const int64_t rows = std::min(ROWS, M - m);
           some_rows(m, rows, panels + p * size, sums);
           for (int64_t r = 0; r < rows; ++r)
             write(sums + r * PANEL, bias ? bias + start : nullptr, out + (m + r) * N + start, std::min(PANEL, N - start));
@@ -236,13 +236,13 @@ void multiply_panels(
       Tiled<F>::shape();
       all_rows([&](int64_t m, int64_t rows, const uint8_t* at, float* sums) {
         Tiled<F> tiled;
-        tiled.run(reinterpret_cast<const TileInputs*>(x) + m / 16 * blocks, rows, blocks, group / BLOCK, at, m == first, sums);
+        tiled.run(reinterpret_cast<const TileInputs*>(x) + m / 16 * blocks, rows, blocks, group / BLOCK, at, m == 0, sums);
       });
       return tiles::release();
     }
 #endif
     all_rows([&](int64_t m, int64_t rows, const uint8_t* at, float* sums) {
-      multiply<F>(reinterpret_cast<const Inputs*>(x) + m * blocks, rows, blocks, group / BLOCK, at, m == first, sums);
+      multiply<F>(reinterpret_cast<const Inputs*>(x) + m * blocks, rows, blocks, group / BLOCK, at, m == 0, sums);
     });
   });
 }

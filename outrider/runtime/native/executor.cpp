@@ -73,22 +73,16 @@ class Execution {
   static int64_t width(const Operand& o) { return o.is_bf16 ? 2 : 4; }
 
   void linears(const Phase& phase, int64_t count) const {
-    int64_t pieces = 0, parts = 1;
-    for (int64_t i = phase.begin; i < phase.end; ++i) {
-      pieces += linear::num_pieces(program_.ops[i]);
-      parts = std::max(parts, linear::num_parts(program_.ops[i], count));
-    }
+    int64_t pieces = 0;
+    for (int64_t i = phase.begin; i < phase.end; ++i) pieces += linear::num_pieces(program_.ops[i]);
     round_inputs(phase, count);
-    pool_.run(pieces * parts, [&](int64_t piece) {
-      const int64_t part = piece / pieces;
-      piece %= pieces;
+    pool_.run(pieces, [&](int64_t piece) {
       int64_t i = phase.begin;
       for (; piece >= linear::num_pieces(program_.ops[i]); ++i) piece -= linear::num_pieces(program_.ops[i]);
       const Op& op = program_.ops[i];
-      if (part >= linear::num_parts(op, count)) return;
       const void* x = input(op, 0);
       if (op.format == BLOCKS) x = room_.rounded.data() + room_.starts[i - phase.begin];
-      linear::run_piece(op, piece, x, count, block(op.out, 0), part);
+      linear::run_piece(op, piece, x, count, block(op.out, 0));
     });
   }
 
@@ -260,10 +254,7 @@ void outrider_runtime_linear(const Op* op, const char* x, int64_t M, char* out, 
     else for (int64_t m = 0; m < M; ++m) row(m);
     from = rounded;
   }
-  const int64_t pieces = linear::num_pieces(*op);
-  own.pool.run(pieces * linear::num_parts(*op, M), [&](int64_t piece) {
-    linear::run_piece(*op, piece % pieces, from, M, out, piece / pieces);
-  });
+  own.pool.run(linear::num_pieces(*op), [&](int64_t piece) { linear::run_piece(*op, piece, from, M, out); });
 }
 
 // The headers of the coded panels of a weight (N, K), without the places of their escapes.

@@ -102,8 +102,7 @@ inline int64_t run(const Op& op, int64_t tokens, const char* x, const char* inde
     const void* from = are_alone ? row_in(i) : room.data() + group.begin * inputs;
     if (in_blocks) from = rounded.data() + group.first_line;
     void* const to = are_alone ? row_out(i) : room.data() + count * inputs + group.begin * outputs;
-    for (int64_t part = 0; part < linear::num_parts(own, group.count); ++part)
-      linear::run_piece(own, piece - group.first_piece, from, group.count, to, part);
+    linear::run_piece(own, piece - group.first_piece, from, group.count, to);
   });
   if (!are_alone)
     pool.run(count, [&](int64_t p) {

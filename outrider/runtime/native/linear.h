@@ -21,8 +21,7 @@
 
 namespace linear {
 
-constexpr int64_t PIECE = 32 << 10;     // bytes of weights at least, that is a microsecond or two
-constexpr int64_t ROWS_A_PART = 128;    // of a layer in BLOCKS: all panels are read for so many, whose inputs stay in a cache
+constexpr int64_t PIECE = 32 << 10;  // bytes of weights at least, that is a microsecond or two
 
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
 inline int64_t panel_bytes(const Op& op) {
@@ -32,7 +31,6 @@ inline int64_t panel_bytes(const Op& op) {
   return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4);
 }
 inline int64_t panels_a_piece(const Op& op) { return std::max<int64_t>(1, PIECE / panel_bytes(op)); }
-inline int64_t num_parts(const Op& op, int64_t M) { return op.format == BLOCKS ? (M + ROWS_A_PART - 1) / ROWS_A_PART : 1; }
 inline int64_t num_pieces(const Op& op) { return (num_panels(op) + panels_a_piece(op) - 1) / panels_a_piece(op); }
 
 constexpr int ROWS_FP32 = IS_WIDE ? 8 : 2;  // of x at once: so many sums are registers
@@ -103,19 +101,18 @@ inline void round_row(const Op& op, const void* x, int64_t m, int64_t rows, Line
 }
 
 template <class Number>
-void blocks_piece(const Op& op, const Line* x, int64_t M, void* out, int64_t begin, int64_t end, int64_t part) {
-  const int64_t first = part * ROWS_A_PART, last = std::min(first + ROWS_A_PART, M);
+void blocks_piece(const Op& op, const Line* x, int64_t M, void* out, int64_t begin, int64_t end) {
   blocks::multiply_panels(x, M, op.K, static_cast<const uint8_t*>(op.weight), op.form, op.group, static_cast<const Number*>(op.bias),
-                          static_cast<Number*>(out), op.N, begin, end, first, last);
+                          static_cast<Number*>(out), op.N, begin, end);
 }
 
-// One piece of out (M, N) = x (M, K) W^T + b, some of its rows; `x` rounded for BLOCKS.
-inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out, int64_t part) {
+// One piece of out (M, N) = x (M, K) W^T + b; `x` rounded for BLOCKS.
+inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out) {
   const int64_t begin = piece * panels_a_piece(op), end = std::min(begin + panels_a_piece(op), num_panels(op));
   switch (op.format) {
     case BLOCKS:
-      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Line*>(x), M, out, begin, end, part);
-      return blocks_piece<float>(op, static_cast<const Line*>(x), M, out, begin, end, part);
+      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Line*>(x), M, out, begin, end);
+      return blocks_piece<float>(op, static_cast<const Line*>(x), M, out, begin, end);
     case TABLE: return;  // of tables alone
     case FLOATS:
       return float_panels::multiply_panels(
