@@ -4,14 +4,13 @@ One model is loaded both ways, and passes are timed in turns; the fastest of sev
 both must have the same bits. A text is behind every pass, its keys and values random.
 
     python benchmarks/coded.py FOLDER_OR_GGUF
-    python benchmarks/coded.py 1B      # random weights in the shape of a Llama with 1.2 billion,
+    python benchmarks/coded.py 1B      # a file of random weights in a shape of shape_files.py,
                                        # made once below .peers/models
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,13 +19,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from real_model import MODEL, gguf_file
 from rich.table import Table
-from transformers import AutoModelForCausalLM, LlamaConfig
+from shape_files import SHAPES, file_of
 from workload import PEERS, console, model_name, write_result
 
 from outrider import __version__
 from outrider.build import load_models
-from outrider.demo import demo_paths
 from outrider.machine import memory_bandwidth
 from outrider.models.lm import LM
 from outrider.models.probes.probe import probe_tokens
@@ -36,29 +35,19 @@ from outrider.runtime.coding import ALWAYS, NEVER, SWITCH
 WIDTHS = (1, 8, 16)
 PROMPT = 512
 WAYS = {"bf16": NEVER, "coded": ALWAYS}
-ONE_BILLION = LlamaConfig(
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=128256,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
-)
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="A model folder or GGUF file, or 1B.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a GGUF file or a shape (1B).")],
     context: Annotated[int, typer.Option(min=1, help="Tokens in front of a pass.")] = 128,
     repeats: Annotated[int, typer.Option(min=1)] = 20,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "coded",
 ) -> None:
     """Measure passes both ways."""
-    folder = random_model(PEERS / "models" / "random-1B") if model == "1B" else model
+    path = model_of(model)
     lms, loading = {}, {}
-    options = Options(folder, drafter="none", runtime="native", threads=threads)
+    options = Options(path, drafter="none", runtime="native", threads=threads)
     os.environ[SWITCH] = NEVER
     load_models(options, Needs())
     for way, choice in WAYS.items():  # later starts, both
@@ -72,7 +61,7 @@ def main(
     sizes = {way: weight_bytes(lm) for way, lm in lms.items()}
     content = {
         "versions": {"outrider": __version__, "torch": torch.__version__},
-        "model": model if model == "1B" else model_name(Path(model)),
+        "model": model if model in SHAPES else model_name(Path(model)),
         "context": context,
         "same_bits": same,
         "weight_bytes": sizes,
@@ -81,7 +70,7 @@ def main(
         "loading_s": loading,
         "read_bytes_per_s": memory_bandwidth(threads),
     }
-    path = write_result(name, content, threads)
+    file = write_result(name, content, threads)
     table = Table("", *WAYS, "times as fast")
     for width, row in passes.items():
         row_ms = [f"{row[way] * 1e3:.2f}" for way in WAYS]
@@ -97,24 +86,18 @@ def main(
     out.print(table)
     share = sizes["coded"] / sizes["bf16"]
     out.print(f"{'same' if same else 'OTHER'} bits; weights take {share:.3f} of bf16's memory")
-    out.print(f"written to benchmarks/results/{path.name}")
+    out.print(f"written to benchmarks/results/{file.name}")
 
 
-def random_model(folder: Path) -> str:
-    """A model of normal weights, whose exponents are spread as those of trained ones, with the
-    tokenizer of the demo's."""
-    if (folder / "tokenizer.json").exists():
-        return str(folder)
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        AutoModelForCausalLM.from_config(ONE_BILLION).save_pretrained(folder)
-    finally:
-        torch.set_default_dtype(before)
-    for file in demo_paths()[0].glob("tokenizer*.json"):
-        shutil.copy(file, folder)
-    return str(folder)
+def model_of(name: str) -> str:
+    """The path of a model, or of the bf16 file of a shape. Its weights are normal, and so their
+    exponents spread as those of trained ones."""
+    if name not in SHAPES:
+        return name
+    words = gguf_file(MODEL)
+    if words is None:
+        raise typer.BadParameter(f"no GGUF file at {MODEL}, whose tokenizer a shape's file gets")
+    return str(file_of(SHAPES[name], name, "BF16", words, PEERS / "models" / "shapes"))
 
 
 def weight_bytes(lm: LM) -> int:

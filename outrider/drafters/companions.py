@@ -234,12 +234,17 @@ def candidates(target: Target, notes: list[str]) -> Iterator[Candidate]:
 
 def offer(name: str) -> str | None:
     """One line about the companion of a target that nobody asked for: None where the table knows
-    none, or none that fits. No weight is read, and the hub is not asked."""
+    none, or none that fits. No weight is read, and the hub is not asked.
+
+    Heads that come along are not offered for GGUF files: passes of a small model in 4 bits cost too
+    little for them (docs/results/real-model.md)."""
     try:
         target = Target(name, fetches=False)
         listed = [_candidate(entry, target) for entry in _listed(target)]
     except OutriderError:  # whoever loaded the target has said so
         return None
+    if target.source.weights.gguf is not None:
+        listed = [one for one in listed if shipped_head(one.companion.drafter) is None]
     here = next((one.companion.drafter for one in listed if one.fits), None)
     if here is not None:
         return f"{here} is here and drafts for this model: --draft auto"

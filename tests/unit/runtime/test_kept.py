@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from outrider.models.loading.read_card import card_of
 from outrider.models.probes.probe import probe_logits
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import library, program_text
+from outrider.runtime.first_start import nothing_ships
 from outrider.runtime.lower import lower
 from outrider.runtime.rotary import rotary_of, waves_of
 from outrider.serve.observability import monitoring
@@ -40,9 +42,10 @@ TEMPLATE = (
 
 
 @pytest.fixture(autouse=True)
-def without_starts_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_starts_that_ship() -> Iterator[None]:
     """A first start is one by transformers here; `test_first_start.py` compares those that ship."""
-    monkeypatch.setattr("outrider.loader.first_start", lambda source, label: None)
+    with nothing_ships():
+        yield
 
 
 @pytest.fixture(params=["safetensors", "gguf"])

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.drafters.companions import Target, choose_companion, published
+from outrider.drafters.companions import Target, choose_companion, offer, published
 from outrider.models.heads.on_hub import fetched_head
 from outrider.models.heads.shipped import HEADS, shipped_head
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 NAMES = sorted(folder.name for folder in HEADS.iterdir() if folder.is_dir())
 MAX_BYTES = 12_000_000
@@ -50,6 +51,7 @@ def test_the_head_of_smollm2_drafts_for_it_and_changes_nothing(smollm: Path) -> 
     model = str(next(smollm.glob("*.gguf")))
     choice = choose_companion(Target(model))
     assert choice.kind == "eagle3"
+    assert offer(model) is None, "it does not pay for a file in 4 bits"
     prompt = [{"role": "user", "content": "Why is the sky blue? Answer in three sentences."}]
     sampling = SamplingParams(max_tokens=64)
     with LLM(model, drafter="none") as plain:
@@ -58,3 +60,18 @@ def test_the_head_of_smollm2_drafts_for_it_and_changes_nothing(smollm: Path) -> 
         answer = drafted.chat(prompt, sampling)[0]
     assert answer.token_ids == expected.token_ids
     assert answer.stats.tau > 1.5
+
+
+def test_the_head_of_smollm2_is_offered_for_its_own_weights(tmp_path: Path) -> None:
+    """A folder of that name and shape, as the hub has it."""
+    model = tiny_llama(
+        49152,
+        hidden_size=576,
+        intermediate_size=64,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+    )
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    save_checkpoint(folder, model, byte_tokenizer())
+    assert offer(str(folder)) == f"{NAMES[0]} is here and drafts for this model: --draft auto"
