@@ -1,7 +1,7 @@
 """bf16 weights in 12 bits a number beside bf16 panels: passes by width, a prompt, memory and loading.
 
 One model is loaded both ways, and passes are timed in turns; the fastest of several counts. Logits of
-both must have the same bits. A text is behind every pass, its keys and values random.
+both must have the same bits. Every pass follows a text of random keys and values.
 
     python benchmarks/coded.py FOLDER_OR_GGUF
     python benchmarks/coded.py 1B      # a file of random weights in a shape of shape_files.py,

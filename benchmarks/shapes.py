@@ -249,7 +249,7 @@ def markdown(content: dict[str, Any]) -> str:
     wide = ", ".join(map(str, WIDTHS[1:]))
     columns = [
         "file", "engine", "plain, ms a token", f"prompt of {PROMPT_TOKENS}, s",
-        *(f"passes of {wide} behind {context}, times one of 1 (ms)" for context in CONTEXTS),
+        *(f"passes of {wide} after {context}, times one of 1 (ms)" for context in CONTEXTS),
         "first load, s (times reading)", "later load", "command, first and later, s", "peak, GB",
     ]  # fmt: skip
     lines = [

@@ -91,7 +91,7 @@ class Worker:
     def passes(
         self, contexts: Sequence[int], widths: Sequence[int], repeats: int
     ) -> list[list[float]]:
-        """Seconds of the fastest pass of each width behind each context."""
+        """Seconds of the fastest pass of each width after each context."""
         asked = {"contexts": [*contexts], "widths": [*widths], "repeats": repeats}
         found: list[list[float]] = self._ask({"cmd": "passes", **asked}, RUN_TIMEOUT_S)["seconds"]
         return found

@@ -148,7 +148,7 @@ class Goodput:
         ]
 
     def prices(self, num_rows: int) -> list[float]:
-        """What nodes must bring, by how many a pass verifies (`trees/paying.py`), where the target is
+        """The tokens that nodes must bring, by how many a pass verifies (`trees/paying.py`), where the target is
         a mixture; else none. Of the latest plan."""
         return self._crowd(num_rows).prices
 

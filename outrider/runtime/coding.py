@@ -78,7 +78,7 @@ def choice() -> str:
 
 
 def coder_for(path: Path, library: ctypes.CDLL, threads: int, num_bytes: int) -> Coder | None:
-    """What codes the bf16 matrices of a model that has so many bytes of them; None where they stay
+    """The coder of the bf16 matrices of a model that has so many bytes of them; None where they stay
     as they are. Raises ConfigError for a switch in the environment that is none."""
     coder = Coder(library, workers(library, threads))
     if (chosen := choice()) != AUTO:

@@ -34,7 +34,7 @@ LAYER = "{layer}"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What tells models of one family apart."""
+    """The numbers by which models of one family differ."""
 
     layers: int
     hidden: int
@@ -62,7 +62,7 @@ class Sizes:
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """The factor of products of queries and keys."""
         return float(self.head**-0.5)
 
     @property

@@ -95,10 +95,12 @@ def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
 def recommended(file: GgufFile) -> dict[str, Any]:
     """The sampling that a file recommends, by generation_config's names; an fp32 0.6 is meant as
     0.6."""
-    found = {ours: file.metadata.get(f"general.sampling.{name}") for name, ours in SAMPLING.items()}
+    values = {
+        ours: file.metadata.get(f"general.sampling.{name}") for name, ours in SAMPLING.items()
+    }
     return {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
-        for name, value in found.items()
+        for name, value in values.items()
         if value is not None
     }
 

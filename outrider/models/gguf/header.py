@@ -370,7 +370,7 @@ class _HeaderReader:
         return stepped
 
     def entries(self, kind: int, start: int, count: int) -> list[Any]:
-        """The entries of a list that begin at `start`; reading goes on behind them."""
+        """The entries of a list that begin at `start`; reading goes on after them."""
         self._at = start
         if kind in NUMBERS:
             raw = self._take(count * struct.calcsize(f"<{NUMBERS[kind]}"))

@@ -60,12 +60,12 @@ class ModelTokenizer:
     ) -> ModelTokenizer:
         """One of a `tokenizers` part that was just made, and the values of VALUES. A large
         vocabulary takes long to be written down and read again."""
-        made = cls.__new__(cls)
-        made.backend_tokenizer = backend
-        made.__dict__ |= values
-        made._load_whole = load_whole
-        made._whole = None
-        return made
+        tokenizer = cls.__new__(cls)
+        tokenizer.backend_tokenizer = backend
+        tokenizer.__dict__ |= values
+        tokenizer._load_whole = load_whole
+        tokenizer._whole = None
+        return tokenizer
 
     @classmethod
     def of(cls, tokenizer: Any) -> ModelTokenizer | None:

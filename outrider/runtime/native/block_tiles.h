@@ -175,7 +175,7 @@ struct Tiled {
         const auto add_some = [&](int64_t n) {
           if (part) add(waiting, part * n / PRODUCTS, part * (n + 1) / PRODUCTS);
         };
-        const int64_t steps = now.count * F::SUBS;  // those behind the last block are not there
+        const int64_t steps = now.count * F::SUBS;  // after the last block there are none
         tiles::settle(&now);
         multiply<0>(now, own);
         add_some(0);

@@ -3,7 +3,7 @@
 //
 //     panels[N / 32]    64 bytes: the sixteen, where the panel's escapes lie, how many there are
 //                       [K / 4][192 bytes]: 64 of codes, the first pair of four inputs in their low halves, then 128 low bytes
-//     behind all of them their escapes, by place: (place in the panel) << 8 | high byte
+//     after all of them their escapes, by place: (place in the panel) << 8 | high byte
 //
 // Sixteen bytes of a line belong to eight numbers of the first sixteen outputs and eight of the others, so that putting low and high
 // bytes side by side gives the lines of a panel. Kernels read the same numbers in the same order as from a panel of bf16.
@@ -26,7 +26,7 @@ constexpr int64_t MAX_PLACES = 1 << 24;       // numbers of a panel that escapes
 
 struct alignas(64) Header {
   uint8_t table[16];
-  int64_t escapes_at, num_escapes;  // bytes behind this header
+  int64_t escapes_at, num_escapes;  // bytes after this header
 };
 
 inline int64_t panel_bytes(int64_t K) { return sizeof(Header) + K / EACH * FOUR; }
@@ -65,7 +65,7 @@ class Reader {
     fetch_near(at), fetch_near(at + 64), fetch_near(at + 128);
   }
 
-  // Fours [begin, end) as lines of bf16, those behind the ones before.
+  // Fours [begin, end) as lines of bf16, which follow the ones before.
   void decode(int64_t begin, int64_t end, bf16* to) {
     for (int64_t f = begin; f < end; ++f) {
       fetch(f);
@@ -107,7 +107,7 @@ inline void read_row(const uint8_t* panels, int64_t K, int64_t index, bf16* out)
 
 // ---------------------------------------------------------------- how they are made
 
-// Some rows of a weight (rows, K); those behind the last one are 0.
+// Some rows of a weight (rows, K); those after the last one are 0.
 struct Rows {
   const bf16* weight;
   int64_t count, K;
@@ -134,7 +134,7 @@ inline void choose_table(const Rows& rows, Header& header) {
   for (int64_t i = 16; i < 256; ++i) header.num_escapes += counts[0][order[i]];
 }
 
-// A panel behind its header, which is complete.
+// A panel after its header, which is complete.
 inline void encode(const Rows& rows, uint8_t* panel) {
   const Header& header = *reinterpret_cast<const Header*>(panel);
   uint8_t *at = panel + sizeof(Header), code_of[256];

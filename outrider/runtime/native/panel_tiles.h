@@ -96,7 +96,7 @@ WITH_TILES inline void multiply_step(const bf16* x, int64_t stride, const bf16* 
 // One panel, step by step from the first to the last: as it lies, or decoded.
 struct Plain {
   const bf16* panel;
-  bool fetch;  // it comes from memory, and so do those behind it
+  bool fetch;  // it comes from memory, and so do those that follow
 
   const bf16* read(int64_t step) const {
     const bf16* const weights = panel + step * STEP * PANEL;

@@ -1,4 +1,4 @@
-// How rounded rows lie in memory for the kernels of blocks: one behind the other for vectors (`rounded_inputs.h`), or sixteen side by
+// How rounded rows lie in memory for the kernels of blocks: one after the other for vectors (`rounded_inputs.h`), or sixteen side by
 // side, block by block, for matrix tiles (`block_tiles.h`).
 
 #pragma once
@@ -30,7 +30,7 @@ inline int64_t rounded_lines(int64_t rows, int64_t blocks) {
   return (rows * blocks * sizeof(Inputs) + sizeof(Line) - 1) / sizeof(Line);
 }
 
-// Row m of so many, (K,) -> (blocks,), zeros behind K.
+// Row m of so many, (K,) -> (blocks,), zeros after K.
 template <class Number>
 inline void round_row(const Number* x, int64_t m, int64_t rows, int64_t K, int64_t blocks, Line* to) {
   const bool is_tiled = are_tiled(rows);
