@@ -15,7 +15,6 @@ anew, to the last number.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 
 from outrider.models.loading.tensor_store import tensor_as_text
+from outrider.wellformed import load_json
 
 FOLDER = Path(__file__).parent / "families"
 SECOND = 1  # the layer that stands for all but the first
@@ -80,7 +80,7 @@ def families() -> frozenset[str]:
 @lru_cache(maxsize=8)
 def family(model_type: str) -> dict[str, Any]:
     """A family's data."""
-    data: dict[str, Any] = json.loads((FOLDER / f"{model_type}.json").read_text(encoding="utf-8"))
+    data: dict[str, Any] = load_json(FOLDER / f"{model_type}.json")
     return data
 
 

@@ -36,7 +36,7 @@ OFF = {"speculation": {"mode": "off"}}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with live_server("demo", "--drafter", "draft-model") as address:
+    with live_server("demo", "--drafter", "draft-model", "--num-draft-tokens", "4") as address:
         yield address
 
 

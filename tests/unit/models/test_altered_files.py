@@ -51,7 +51,7 @@ IN_MEMORY = frozenset((  # read texts of a wire or of this process, no files
     "lab/journal.py", "train/responses.py", "train/run.py", "models/tokens/token_bytes.py", "integrations/vllm/options.py",
     "grammar/numbers.py",
     "serve/api/spelling.py", "grammar/trial.py", "grammar/trial_process.py",
-    "models/card.py",
+    "models/card.py", "runtime/first_start.py",
 ))  # fmt: skip
 READERS = {"wellformed.py": "loads"}
 

@@ -378,7 +378,7 @@ class TestTiming:
                     num_draft_tokens="auto:3",
                 )
             )
-            seconds = warmup._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
+            seconds, _ = warmup._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
         assert set(seconds) == {0, 1, 3}
         assert len(recorded) == 1
 

@@ -26,7 +26,8 @@ static std::vector<bf16> lines_of(const std::vector<bf16>& weight, int64_t N, in
   return lines;
 }
 
-static std::vector<uint8_t> coded_of(const std::vector<bf16>& weight, int64_t N, int64_t K, int64_t& escapes) {
+// Their bytes lie in headers, which are aligned as panels have to be.
+static std::vector<coded::Header> coded_of(const std::vector<bf16>& weight, int64_t N, int64_t K, int64_t& escapes) {
   const int64_t count = (N + PANEL - 1) / PANEL, bytes = coded::panel_bytes(K);
   std::vector<coded::Header> headers(count);
   const auto rows = [&](int64_t p) { return coded::Rows{weight.data() + p * PANEL * K, std::min(PANEL, N - p * PANEL), K}; };
@@ -36,10 +37,11 @@ static std::vector<uint8_t> coded_of(const std::vector<bf16>& weight, int64_t N,
     headers[p].escapes_at = (count - p) * bytes + 4 * escapes;
     escapes += headers[p].num_escapes;
   }
-  std::vector<uint8_t> panels(count * bytes + 4 * escapes);
+  std::vector<coded::Header> panels((count * bytes + 4 * escapes) / sizeof(coded::Header) + 1);
+  uint8_t* const at = reinterpret_cast<uint8_t*>(panels.data());
   for (int64_t p = 0; p < count; ++p) {
-    std::memcpy(panels.data() + p * bytes, &headers[p], sizeof headers[p]);
-    coded::encode(rows(p), panels.data() + p * bytes);
+    std::memcpy(at + p * bytes, &headers[p], sizeof headers[p]);
+    coded::encode(rows(p), at + p * bytes);
   }
   return panels;
 }
@@ -47,15 +49,16 @@ static std::vector<uint8_t> coded_of(const std::vector<bf16>& weight, int64_t N,
 static bool check(const std::vector<bf16>& weight, int64_t N, int64_t K, bool are_finite) {
   int64_t escapes;
   const std::vector<bf16> lines = lines_of(weight, N, K);
-  const std::vector<uint8_t> panels = coded_of(weight, N, K, escapes);
+  const std::vector<coded::Header> aligned = coded_of(weight, N, K, escapes);
+  const uint8_t* const panels = reinterpret_cast<const uint8_t*>(aligned.data());
   std::vector<bf16> decoded(K * PANEL), row(K);
   for (int64_t p = 0; p < (N + PANEL - 1) / PANEL; ++p) {
-    coded::Reader whole(panels.data() + p * coded::panel_bytes(K));
+    coded::Reader whole(panels + p * coded::panel_bytes(K));
     whole.decode(0, K / coded::EACH, decoded.data());
     if (std::memcmp(decoded.data(), lines.data() + p * PANEL * K, decoded.size() * 2)) return std::printf("panel %d differs\n", int(p)), false;
   }
   for (int64_t n = 0; n < N; ++n) {
-    coded::read_row(panels.data(), K, n, row.data());
+    coded::read_row(panels, K, n, row.data());
     if (std::memcmp(row.data(), weight.data() + n * K, K * 2)) return std::printf("row %d differs\n", int(n)), false;
   }
   if (!are_finite) return std::printf("same %d\n", int(escapes)), true;
@@ -64,7 +67,7 @@ static bool check(const std::vector<bf16>& weight, int64_t N, int64_t K, bool ar
     for (bf16& one : x) one = bf16(0x3f00 + bits() % 0x100 + (bits() & 0x8000));
     for (bf16& one : bias) one = usual();
     vectors::multiply_panels(x.data(), M, K, lines.data(), bias.data(), expected.data(), N, 0, (N + PANEL - 1) / PANEL);
-    vectors::multiply_coded_panels(x.data(), M, K, panels.data(), bias.data(), found.data(), N, 0, (N + PANEL - 1) / PANEL);
+    vectors::multiply_coded_panels(x.data(), M, K, panels, bias.data(), found.data(), N, 0, (N + PANEL - 1) / PANEL);
     if (std::memcmp(expected.data(), found.data(), found.size() * 2)) return std::printf("%d rows, %d inputs differ\n", int(M), int(K)), false;
   }
   return std::printf("same %d\n", int(escapes)), true;

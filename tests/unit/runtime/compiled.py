@@ -40,7 +40,8 @@ def printed(name: str, kind: str, folder: Path) -> list[str]:
         "-o",
         str(program),
     )
-    subprocess.run(command, check=True, capture_output=True)
-    return subprocess.run(
-        (*emulator, str(program)), check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    compiling = subprocess.run(command, capture_output=True, text=True)
+    assert compiling.returncode == 0, compiling.stderr
+    running = subprocess.run((*emulator, str(program)), capture_output=True, text=True)
+    assert running.returncode == 0, (running.returncode, running.stdout, running.stderr)
+    return running.stdout.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from outrider.engine.request import EngineSettings, Request
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.serve.observability.metrics_families import of_snapshots
+from outrider.step import StepFacts
 from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import PROMPTS, Demo, drafter_of
 
@@ -94,9 +96,18 @@ def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> 
 
 
 @pytest.mark.parametrize("k", [4, "auto:4"])
-def test_a_far_service_is_asked_seldom(demo: Demo, folder: Path, k: int | str) -> None:
+def test_a_far_service_is_asked_seldom(
+    demo: Demo, folder: Path, k: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If every reply is many steps late, requests become rare; when replies are fast again, drafts
     come."""
+    observe = AutoLength.observe
+
+    def even(control: AutoLength, facts: StepFacts) -> None:
+        """All steps cost the same, so what a busy machine's clock says decides nothing."""
+        observe(control, replace(facts, seconds=0.01))
+
+    monkeypatch.setattr(AutoLength, "observe", even)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     plain = demo.llm().generate(PROMPTS[0], params)[0]
     known = Known([plain.prompt_token_ids + plain.token_ids])
