@@ -5,7 +5,7 @@
 //
 // Storing a tile takes 16 cycles in which nothing else begins, however few rows it has, and while tiles are at work only one of two
 // units adds and multiplies fp32. So scales take most of the time; products are stored while those before them are added. Fewer than
-// sixteen rows are left to vectors. Tiles of bf16, whose products need no widening, were slower, with inputs twice as large.
+// thirteen rows are left to vectors. Tiles of bf16, whose products need no widening, were slower, with inputs twice as large.
 
 #pragma once
 
