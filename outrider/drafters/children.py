@@ -1,4 +1,4 @@
-"""The children of a tree's nodes, from the distributions behind them: the likeliest tokens, or
+"""The children of a tree's nodes, from the distributions after them: the likeliest tokens, or
 drawn ones."""
 
 from __future__ import annotations

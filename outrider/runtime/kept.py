@@ -2,7 +2,7 @@
 transformers' and imports none.
 
 Kept is what loading found and decided: the config's values, which tokens end a text, the program of
-a pass, where each of its tensors lies in the checkpoint's files, the numbers behind its rotary
+a pass, where each of its tensors lies in the checkpoint's files, the numbers of its rotary
 tables. The weights stay where they are. A model of which something cannot be kept to the bit
 (`models/loading/tensor_store.py`, `rotary.py`) starts as the first time.
 

@@ -103,16 +103,16 @@ class _Events(Lowering):
         assert self._recording.logits is not None
         entrance = self.flat(self.block(self._recording.signals[AFTER_NORM]))
         logits = self.flat(self.block(self._recording.logits))
-        behind = {logits.value}
+        needed = {logits.value}
         for op in reversed(self._ops):
             if (
                 op.output is not None
-                and op.output.value in behind
+                and op.output.value in needed
                 and op.output.value != entrance.value
             ):
-                behind |= {view.value for view in op.inputs}
-        behind -= {entrance.value}
-        head = [op for op in self._ops if op.output is not None and op.output.value in behind]
+                needed |= {view.value for view in op.inputs}
+        needed -= {entrance.value}
+        head = [op for op in self._ops if op.output is not None and op.output.value in needed]
         if any(op.code in (Code.ATTENTION, Code.CHOICE, Code.EMBED, *RECURRENT) for op in head):
             raise NotLoweredError("an output head that reads more than the last hidden state")
         wanted = {entrance.value}

@@ -121,7 +121,7 @@ class Lowering:
         return Block(("",) * tensor.dim(), dense(number, tuple(tensor.shape)))
 
     def weight(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """The weight behind the second factor of a matrix product, and whether it is stored (in,
+        """The weight that is the second factor of a matrix product, and whether it is stored (in,
         out)."""
         plain = self._transposed.get(id(tensor))
         return (tensor, True) if plain is None else (plain, False)

@@ -98,8 +98,8 @@ def bmm(low: Lowering, event: Event) -> list[Known]:
     small matrices of each token."""
     weight = low.spread(event.args[0])
     x = event.args[1]
-    if (behind := low.spread(event.args[1])) is not None:
-        weight, transposed = low.weight(behind)
+    if (factor := low.spread(event.args[1])) is not None:
+        weight, transposed = low.weight(factor)
         return linear(low, event.args[0], weight, None, event.outputs[0], transposed=transposed)
     if weight is None:
         return small_products(low, event)

@@ -278,10 +278,10 @@ def rewritten(low: Lowering, whole: Known, part: Known | None, result: Known) ->
     if rest or start < 0 or end > size:
         return UNKNOWN
     made = low.value(strided.sizes, low.dtype(strided.value))
-    for begin, behind in ((0, start), (end, size)):
-        if begin < behind:
+    for first, last in ((0, start), (end, size)):
+        if first < last:
             low.emit(
-                Code.COPY, [stretch(strided, dim, begin, behind)], stretch(made, dim, begin, behind)
+                Code.COPY, [stretch(strided, dim, first, last)], stretch(made, dim, first, last)
             )
     low.emit(Code.COPY, [result.own], stretch(made, dim, start, end))
     return Block(whole.axes, made)

@@ -147,8 +147,8 @@ class AcceptanceRecipe:
         ):
             estimates = chains(*self._estimates(seen, batch, greedy=greedy), batch.mask, depth)
             true = _spread(label, batch)
-            behind = _spread(accepted, batch)
-            real = chains((true, true), (behind, behind), batch.mask, depth)
+            after = _spread(accepted, batch)
+            real = chains((true, true), (after, after), batch.mask, depth)
             if depth <= fixed or len(real) == 0:  # texts too short to tell
                 continue
             report = saving(estimates, real, fixed)

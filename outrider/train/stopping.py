@@ -44,7 +44,7 @@ class Saving:
 
 
 def chains(
-    before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: Tensor, depth: int
+    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], mask: Tensor, depth: int
 ) -> Tensor:
     """(N, depth): chances along the drafts that fit whole into `mask` (B, T) bool, one for each
     position; the j-th is the product of those of the tokens drawn and of the next one.
@@ -58,7 +58,7 @@ def chains(
     def steps(values: tuple[Tensor, Tensor]) -> Tensor:
         return torch.stack([values[j > 0][:, j : j + length][whole] for j in range(depth)], dim=1)
 
-    drawn = steps(behind).cumprod(dim=1)
+    drawn = steps(after).cumprod(dim=1)
     before_it = torch.cat([torch.ones_like(drawn[:, :1]), drawn[:, :-1]], dim=1)
     return before_it * steps(before)
 

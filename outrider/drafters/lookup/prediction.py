@@ -117,10 +117,10 @@ class Alignment:
         ahead = self._longest(tokens, end, positions[middle : middle + MAX_POSITIONS])
         if ahead is not None and (ahead[1] >= self._settings.min_match or ahead[0] <= near):
             return ahead
-        behind = self._longest(
+        earlier = self._longest(
             tokens, end, reversed(positions[max(0, middle - MAX_POSITIONS) : middle])
         )
-        return behind if behind is not None and behind[1] >= SURE else None
+        return earlier if earlier is not None and earlier[1] >= SURE else None
 
     def _longest(
         self, tokens: Sequence[int], end: int, positions: Iterable[int]

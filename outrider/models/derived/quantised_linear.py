@@ -5,7 +5,7 @@ What the weights become (`rounding.py`) is the same for both:
     4 bits   w = (code - 8) * scale + zero    a pair per output and group of inputs
     8 bits   w = code * scale                 a scale per output
 
-torch's kernels for CPU (those behind torchao's weight-only configurations) serve every dtype and
+torch's kernels for CPU (those of torchao's weight-only configurations) serve every dtype and
 are the reference. They multiply bf16 activations, for fp32 models too: with fp32 or fp16
 activations they have no vector code (torch 2.13, 8192x1024, 1 row, 1 thread: int8 0.5 ms from bf16
 but 9 from fp32, where the plain fp32 product takes 1.6; int4 15). The int8 one reads beyond its

@@ -309,11 +309,11 @@ def _frame(backend: Any, bos: str | None, eos: str | None, file: GgufFile, *, be
     """Put the bos and eos tokens around texts, as the file says; where it does not say, `begins`:
     the bos token before."""
     before = bos if file.metadata.get(f"{_K}add_bos_token", begins) else None
-    behind = eos if file.metadata.get(f"{_K}add_eos_token", False) else None
-    used = [token for token in (before, behind) if token is not None]
+    after = eos if file.metadata.get(f"{_K}add_eos_token", False) else None
+    used = [token for token in (before, after) if token is not None]
     if not used:
         return
-    single, two = ([before, f"${name}", behind] for name in "AB")
+    single, two = ([before, f"${name}", after] for name in "AB")
     backend.post_processor = processors.TemplateProcessing(
         single=[part for part in single if part],
         pair=[part for part in (*single, *two) if part],

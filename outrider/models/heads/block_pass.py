@@ -125,10 +125,10 @@ class ModulePasses:
         )
         num_keys = min(-(-longest // BLOCK) * BLOCK, kv.capacity)
         indices = ((slots + cached)[:, None] + offsets).flatten()
-        behind = cached + count
+        ends = cached + count
         plans = {
             sight: PassPlan(
-                kv.keys, kv.values, indices, partial(config.mask, sight, behind, num_keys, kv.dtype)
+                kv.keys, kv.values, indices, partial(config.mask, sight, ends, num_keys, kv.dtype)
             )
             for sight in set(map(config.sight, range(config.num_layers)))
         }

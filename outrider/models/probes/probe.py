@@ -212,8 +212,8 @@ def probe_logits(lm: LM) -> Tensor:
     with _row_of_its_own(lm):
         prefix = lm.forward(tokens[:, :6]).logits
         lm.kv.advance(0, 6)
-        behind = lm.forward(tokens[:, 6:]).logits
-    return torch.cat([prefix, behind], dim=1)
+        rest = lm.forward(tokens[:, 6:]).logits
+    return torch.cat([prefix, rest], dim=1)
 
 
 def check_same_logits(

@@ -101,9 +101,9 @@ class TokenizerPair:
         for begin in context.windows():
             known = self.target.text(tokens[begin : context.covered], context.before(tokens, begin))
             ids = self.target.ids(known + text, continues=begin > context.segment)
-            behind = len(tokens) - begin
-            if ids[:behind] == list(tokens[begin:]):
-                return ids[behind:]
+            count = len(tokens) - begin
+            if ids[:count] == list(tokens[begin:]):
+                return ids[count:]
         return None
 
     def _until_special(self, drafted: Sequence[int]) -> tuple[list[int], list[int]]:

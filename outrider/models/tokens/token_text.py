@@ -160,11 +160,11 @@ def end_of_turn(tokenizer: Any) -> int | None:
         text = conversation_text(tokenizer, turns)
     except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
         return eos
-    _, mark, behind = text.rpartition(ANSWER)
+    _, mark, rest = text.rpartition(ANSWER)
     ends = [
         token
         for token, entry in tokenizer.added_tokens_decoder.items()
-        if behind.lstrip().startswith(entry.content)
+        if rest.lstrip().startswith(entry.content)
     ]
     return (
         max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content))

@@ -130,10 +130,10 @@ def convolution(
             ).to(tl.float32)
             outside = window + ((row + 1) * LAST + tl.minimum(newer, -1)) * CHANNELS
             older = tl.load(outside + c, mask=is_channel & (newer < 0), other=0.0)
-            behind = tl.where(newer >= 0, later, older)
+            latest = tl.where(newer >= 0, later, older)
             tl.store(
                 states + ((row * 2 + target) * LAST + i) * CHANNELS + c,
-                behind,
+                latest,
                 mask=is_channel & is_last,
             )
     now = tl.load(inputs + token * X_WIDTH, mask=is_channel, other=0.0)

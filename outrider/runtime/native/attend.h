@@ -8,7 +8,7 @@
 // Keys are taken by the position they stand at on the query's own path, 64 at a time. Within a span of 512 positions, weights are
 // relative to the largest score so far, and sums run on; spans are put together in order. Threads divide spans among each other, or
 // blocks of queries; the order is the same. A sink, a score of each head whose weight no value gets, joins the total at the very end.
-// In a chain the key of position p lies at place p; on a tree's path behind the prefix it lies
+// In a chain the key of position p lies at place p; on a tree's path after the prefix it lies
 // where the path says, so a path has the bits that it has alone.
 
 #pragma once
@@ -200,7 +200,7 @@ struct Block {
         continue;
       }
       const int64_t first = std::max<int64_t>(0, int64_t(low[query]) - begin);
-      const int64_t behind = std::min(num_keys, int64_t(high[query]) + 1 - begin);
+      const int64_t end = std::min(num_keys, int64_t(high[query]) + 1 - begin);
       Floats slope = floats(0), apart = slope;
       if (slopes) slope = floats(slopes[head * group() + (first_query + query) % group()] * LOG2_E);
       if (slopes) apart = load(COUNTED) - floats(float(start() + depth(token(query))));
@@ -209,7 +209,7 @@ struct Block {
         Floats score = load(own + LANES * v) * scale;
         if (op.softcap) score = hyperbolic_tangent(score / cap) * (cap * floats(LOG2_E));
         if (slopes) score = multiply_add(apart + floats(float(begin + LANES * v)), slope, score);
-        const Mask seen = first16(behind - LANES * v) & Mask(~first16(first - LANES * v));
+        const Mask seen = first16(end - LANES * v) & Mask(~first16(first - LANES * v));
         score = choose(seen, score, floats(LEAST));
         store(own + LANES * v, score);
         most = larger(most, score);

@@ -55,7 +55,7 @@ struct Chain {
     return kept;
   }
 
-  // Tokens kept, and the one behind them
+  // Tokens kept, and the one after them
   Kept decide(const Coins& coins) const {
     float scale = 1;
     const int64_t kept = is_block && proposals ? longest(coins, scale) : agreed(coins);

@@ -284,7 +284,7 @@ void outrider_runtime_rows(const Op* op, const int64_t* tokens, int64_t count, c
   for (int64_t i = 0; i < count; ++i) read_row(*op, tokens[i], out + i * bytes);
 }
 
-// A chain of draft tokens for each row, behind `pass`, whose logits are room for those of one token a row. False where scores are no
+// A chain of draft tokens for each row, after `pass`, whose logits are room for those of one token a row. False where scores are no
 // numbers, infinite or all masked.
 bool outrider_runtime_draft(const Program* program, const Pass* pass, const Drafting* drafting, void* workers) {
   auto& own = *static_cast<Workers*>(workers);
@@ -293,7 +293,7 @@ bool outrider_runtime_draft(const Program* program, const Pass* pass, const Draf
                              [&](const Pass& next) { Execution(*program, next, own.pool, own.room).run(); });
 }
 
-// A tree of draft tokens for each row, behind `pass`, in the same way.
+// A tree of draft tokens for each row, after `pass`, in the same way.
 bool outrider_runtime_grow(const Program* program, const Pass* pass, const Growing* trees, void* workers) {
   auto& own = *static_cast<Workers*>(workers);
   std::lock_guard<std::mutex> turn(own.pool.turn());

@@ -31,7 +31,7 @@ struct Growing {
   int64_t* lengths;            // (B,) nodes of each draft
   int64_t *tokens, *parents;   // (B, N)
   double* values;              // (B, N) of every node the product of the shares on its path
-  int64_t* fed;                // (B, N) which of the tokens behind the first pass a node was; -1: none
+  int64_t* fed;                // (B, N) which of the tokens after the first pass a node was; -1: none
 };
 
 namespace growing {
@@ -40,7 +40,7 @@ namespace growing {
 class Tree {
  public:
   std::vector<int64_t> tokens, parents, depths;
-  std::vector<int64_t> fed_at;       // of every node, which of the tokens behind the first pass it was; -1: it was not fed
+  std::vector<int64_t> fed_at;       // of every node, which of the tokens after the first pass it was; -1: it was not fed
   std::vector<int64_t> frontier{0};  // outputs that get children
   std::vector<char> features;        // of the nodes that are fed now, what they are given
   int64_t top_k;
@@ -115,7 +115,7 @@ class Tree {
   double min_gain_;
 };
 
-// A pass behind the first one: every row's frontier, at depths and on paths of its own, behind `known` nodes that the cache holds.
+// A pass after the first one: every row's frontier, at depths and on paths of its own, after `known` nodes that the cache holds.
 struct Feed {
   std::vector<int64_t> ids, positions, columns;
   std::vector<int32_t> depths, paths;

@@ -254,7 +254,7 @@ inline Pairs load_pairs(const bf16* at) {
   return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)at + 1)};
 }
 
-// The first `count` numbers, zeros behind them
+// The first `count` numbers, zeros after them
 inline Pairs load_pairs(const bf16* at, int64_t count) {
   if (count >= 32) return load_pairs(at);
   alignas(32) bf16 padded[32] = {};

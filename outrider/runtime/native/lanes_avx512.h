@@ -97,7 +97,7 @@ inline void store_some(Mask some, bf16* at, Floats x) { _mm256_mask_storeu_epi16
 
 inline Pairs load_pairs(const bf16* at) { return {(__m512bh)_mm512_loadu_si512(at)}; }
 
-// The first `count` numbers, zeros behind them
+// The first `count` numbers, zeros after them
 inline Pairs load_pairs(const bf16* at, int64_t count) {
   const __mmask32 some = count >= 32 ? 0xffffffffu : (1u << count) - 1;
   return {(__m512bh)_mm512_maskz_loadu_epi16(some, at)};

@@ -273,7 +273,7 @@ inline void store_pairs(bf16* at, Pairs x) {
   vst1q_u16(at + 24, vreinterpretq_u16_u32(x.d));
 }
 
-// The first `count` numbers, zeros behind them
+// The first `count` numbers, zeros after them
 inline Pairs load_pairs(const bf16* at, int64_t count) {
   if (count >= 32) return load_pairs(at);
   bf16 padded[32] = {};

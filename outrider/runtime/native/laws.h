@@ -1,6 +1,6 @@
 // Laws of sampled rows: from scores to probabilities by temperature, top-k, top-p and min-p, one output at a time.
 //
-// torch takes a dozen operations for it, each of which finds its code driven out of the caches behind a pass, and sorts whole
+// torch takes a dozen operations for it, each of which finds its code driven out of the caches after a pass, and sorts whole
 // vocabularies where a nucleus is large. Nothing is sorted here but one bucket of a histogram, the one that an edge falls into:
 // what lies above it stays, what lies below goes. An output is summed up by one thread in one order: its bits depend on
 // nothing but itself.
@@ -19,8 +19,8 @@
 #include "lanes.h"
 
 inline constexpr float INFINITE = std::numeric_limits<float>::infinity();
-inline constexpr float FAR = 87.f;                       // scores so far behind the largest have no mass in fp32
-inline constexpr int64_t BUCKETS = 2048, PER_UNIT = 64;  // of how far a score is behind the largest one; the last takes the rest
+inline constexpr float FAR = 87.f;                       // scores so far below the largest have no mass in fp32
+inline constexpr int64_t BUCKETS = 2048, PER_UNIT = 64;  // of how far a score is below the largest one; the last takes the rest
 
 struct Options {
   double temperature, top_k, top_p, min_p;
@@ -40,8 +40,8 @@ struct Scratch {
 
 // e^(score - most) of sixteen scores, 0 where nothing is left of it
 inline Floats mass(Floats scores, Floats most) {
-  const Floats behind = scores - most;
-  return keep(is_at_least(behind, floats(-FAR)), exponential(behind));
+  const Floats below = scores - most;
+  return keep(is_at_least(below, floats(-FAR)), exponential(below));
 }
 
 // The first largest of the scores; -1 where they are no numbers, or all masked
@@ -70,8 +70,8 @@ void each_bucket(const float* scores, int64_t V, float most, float least, Use us
   for (int64_t v = 0; v < V; v += 16) {
     const Floats some = load_some(first16(V - v), scores + v, floats(-INFINITE));
     Mask stays = is_at_least(some, floor);
-    const Floats behind = (floats(most) - some) * floats(float(PER_UNIT));
-    store(buckets, truncated(smaller(behind, floats(float(BUCKETS - 1)))));
+    const Floats below = (floats(most) - some) * floats(float(PER_UNIT));
+    store(buckets, truncated(smaller(below, floats(float(BUCKETS - 1)))));
     for (; stays; stays &= stays - 1) {
       const int i = __builtin_ctz(stays);
       use(v + i, buckets[i]);
@@ -183,7 +183,7 @@ inline bool make_law(const float* scores, int64_t V, const Options& o, float* la
 }
 
 // scores (B, M, V) -> laws (B, M, V), by `options` (B, 4). False where an output that counts (up to lengths[b]) has scores that are
-// no numbers, infinite or all masked; behind output lengths[b] of row b some law, whatever the scores. Without `point_masses` greedy
+// no numbers, infinite or all masked; after output lengths[b] of row b some law, whatever the scores. Without `point_masses` greedy
 // rows are left out.
 inline bool make_laws(const float* scores, const int64_t* lengths, const double* options, int64_t B, int64_t M, int64_t V,
                       bool point_masses, float* laws) {

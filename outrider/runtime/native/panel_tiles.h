@@ -67,7 +67,7 @@ WITH_TILES inline void shape_tiles(int64_t rows) {
   _tile_loadconfig(&shapes);
 }
 
-// The inputs behind the last whole step, padded with zeros.
+// The inputs after the last whole step, padded with zeros.
 struct Tail {
   alignas(64) bf16 x[2 * ROWS][STEP] = {};
   alignas(64) bf16 weights[STEP / 2][2 * PANEL] = {};

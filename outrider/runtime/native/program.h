@@ -74,7 +74,7 @@ struct Program {
 // What a pass does to the running states of one row, which have two buffers: `outrider/kv/state_slots.py`.
 struct Move {
   int64_t base, begin, end;  // this buffer is brought from the first `begin` tokens forward to the first `end`, by their records
-  int64_t source, target;    // the buffers that the pass goes on from, and leaves the state behind its last token in
+  int64_t source, target;    // the buffers that the pass goes on from, and leaves the state after its last token in
   int64_t is_recorded;       // whether its tokens leave records
 };
 
@@ -83,14 +83,14 @@ struct Pass {
   const int64_t *ids, *positions;      // (B, T)
   const int64_t* starts;               // (B,) positions in front of the pass
   const int32_t *depths, *paths;       // (B, T), and (B, T, known + T): tree tokens on the way to each one; null: chains
-  int64_t known;                       // tokens of each row's tree that the cache holds behind `starts`, in front of the pass's own
+  int64_t known;                       // tokens of each row's tree that the cache holds after `starts`, in front of the pass's own
   void* const* keys;                   // of each layer
   void* const* values;
   const void* const* tables;           // rotary, by position
   const void* const* inputs;           // (B, T) blocks each, that are given with the pass
   void* const* states;                 // of each recurrent operation: (slots, 2, its size) fp32
   void* const* records;                // (slots, num_records, its bytes), of position p at p % num_records
-  const Move* moves;                   // (B,), and behind them those of the passes that follow in the same call
+  const Move* moves;                   // (B,), and after them those of the passes that follow in the same call
   int64_t num_records;
   void* const* signals;                // where hidden states go, null where nobody wants them
   const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
@@ -103,7 +103,7 @@ struct Pass {
 
   // The tokens of its tree on the way to a token
   const int32_t* path(int64_t row, int64_t token) const { return paths + (row * tokens + token) * (known + tokens); }
-  // The place behind the last token of a row
+  // The place after the last token of a row
   int64_t end(int64_t row) const { return starts[row] + known + tokens; }
   // The token that a token of a tree follows; none where it follows what the cache holds
   int64_t parent(int64_t row, int64_t token) const {
@@ -119,6 +119,6 @@ struct Pass {
   int64_t origin(const Op& op, int64_t row) const {
     return op.is_short && bases ? row * short_capacity - bases[row] : row * capacity;
   }
-  // The position behind the last one of the slot
+  // The position after the last one of the slot
   int64_t slot_end(const Op& op, int64_t row) const { return op.is_short && bases ? bases[row] + short_capacity : capacity; }
 };

@@ -4,7 +4,7 @@
 // passes, and tokens that were kept of a draft are brought into it again (`Move`) in the arithmetic that they were passed in.
 //
 // In a tree each token goes on from the state of the one that it follows, all of which the thread holds while the pass lasts. It
-// leaves records, as a chain does, and no state behind its last token.
+// leaves records, as a chain does, and no state after its last token.
 
 #pragma once
 
@@ -118,7 +118,7 @@ void convolve(const Op& op, const Pass& pass, const At& at, Pool& pool) {
     const Slot slot = slot_of(op, pass, b, (width - 1) * channels, channels * (is_bf16 ? 2 : 4));
     const auto record = [&](int64_t position) { return Row{slot.record(position), 1, is_bf16}; };
     Window window{{}, width - 1, channels};
-    thread_local std::vector<Window> branches;  // in a tree, behind each token
+    thread_local std::vector<Window> branches;  // in a tree, after each token
     if (pass.depths) branches.resize(pass.tokens);
     for (int64_t c = first; c < end; c += 16) {
       const Mask some = first16(end - c);

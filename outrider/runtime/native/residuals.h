@@ -11,7 +11,7 @@
 
 inline constexpr int64_t PART = 256;  // numbers summed up at once where a token is drawn
 
-// What a verdict keeps of a row's draft: the path that ends at this node (-1: nothing), and the token behind it.
+// What a verdict keeps of a row's draft: the path that ends at this node (-1: nothing), and the token after it.
 struct Kept {
   int64_t end, next;
 };
@@ -66,7 +66,7 @@ inline int64_t drawn(const float* weights, int64_t V, double uniform) {
     before += weights[v];
     if (before > wanted) break;
   }
-  for (int64_t v = int64_t(part) * PART; found < 0; --v)  // rounding led behind the last weight
+  for (int64_t v = int64_t(part) * PART; found < 0; --v)  // rounding led past the last weight
     if (weights[v] > 0) found = v;
   return found;
 }

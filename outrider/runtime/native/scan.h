@@ -36,7 +36,7 @@ inline Given given_by(const Scanned& s, char* record) {
           {record + s.keys_at(), 1, s.key_width == 2}};
 }
 
-// One token in the sixteen channels from `c` on, whose state is read `apart` numbers behind the beginning of `from` and written to
+// One token in the sixteen channels from `c` on, whose state is read `apart` numbers after the beginning of `from` and written to
 // `to`; what queries read there, where they do.
 template <bool READS>
 inline Floats scanned(const Scanned& s, const Given& token, const float* keys, const float* queries, int64_t c, Mask some,

@@ -1,4 +1,4 @@
-// The likeliest tokens behind outputs of a pass, for drafters that remember them or branch on them.
+// The likeliest tokens after outputs of a pass, for drafters that remember them or branch on them.
 
 #include <cstdint>
 #include <vector>

@@ -32,14 +32,14 @@ inline void find(const float* scores, int64_t V, int64_t k, std::vector<Found>& 
       const float score = scores[id];
       if (score <= least) continue;  // so it is by now
       if (int64_t(found.size()) == k) found.pop_back();
-      const auto behind = std::find_if(found.begin(), found.end(), [&](const Found& one) { return one.score < score; });
-      found.insert(behind, {score, id});
+      const auto place = std::find_if(found.begin(), found.end(), [&](const Found& one) { return one.score < score; });
+      found.insert(place, {score, id});
       if (int64_t(found.size()) == k) least = found.back().score;
     }
   }
 }
 
-// Shares (k,) of what was found in the softmax of the scores at a temperature; 0 behind the last one
+// Shares (k,) of what was found in the softmax of the scores at a temperature; 0 after the last one
 inline void share(const float* scores, int64_t V, float temperature, const std::vector<Found>& found, int64_t k, float* shares) {
   thread_local std::vector<float> scaled;
   if (temperature != 1) {

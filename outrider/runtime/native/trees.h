@@ -1,6 +1,6 @@
 // Verdicts on trees by traversal: the first node in post-order whose coin shows heads is kept with its whole path. The rule is that of
 // outrider/sampling/traversal.py, which has the mathematics. A law is copied when something is first taken from it, and the walk ends
-// with the first heads, so what lies behind costs nothing.
+// with the first heads, so what follows costs nothing.
 
 #pragma once
 
@@ -30,7 +30,7 @@ class Tree {
     }
   }
 
-  // The node that is kept with its path, and the token behind it
+  // The node that is kept with its path, and the token after it
   Kept decide(const float* laws) {
     int64_t end = -1;
     visit(0, end);

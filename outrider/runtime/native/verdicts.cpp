@@ -1,5 +1,5 @@
-// The verdict on a whole batch's drafts, by one call behind a pass of the target: laws of its outputs, coins and noise, and the rule that
-// decides with them. Each row by itself: which path of its draft is kept, and the token behind it.
+// The verdict on a whole batch's drafts, by one call after a pass of the target: laws of its outputs, coins and noise, and the rule that
+// decides with them. Each row by itself: which path of its draft is kept, and the token after it.
 //
 //     table (B, N + 1, V) fp32: scores, or laws where `options` is null   options (B, 4) fp64, see laws.h
 //     proposals (B, N + 1, V) fp32, null: all tokens were placed          sampled (B, N) bool, null: all were drawn that could be
@@ -94,8 +94,8 @@ class Row {
     }
   }
 
-  // Of the text position behind `output`'s tokens: the row's own, or made now. A drafter that shares it asked for what it needed, and
-  // behind the last draft token nobody asks again
+  // Of the text position after `output`'s tokens: the row's own, or made now. A drafter that shares it asked for what it needed, and
+  // after the last draft token nobody asks again
   const double* noise(int64_t output, std::vector<double>& made) const {
     if (const double* known = call_.noise()[b_ * (call_.N + 1) + output]) return known;
     made.resize(call_.V);
