@@ -47,9 +47,12 @@ install_vllm() {
     && pip_in vllm -r "$list" "$torch" gguf grpcio grpcio-health-checking && pip_in vllm --no-deps -e "$root"
 }
 
-install_llamacpp() {  # compiled for the very CPU it runs on
+# Compiled for the very CPU it runs on, but for AMX: what GCC 12 makes of its kernels ends the process (ldtilecfg).
+install_llamacpp() {
+  local flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+  [ "$(uname -m)" = x86_64 ] || flags=""
   pip_in llamacpp gguf \
-    && CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" \
+    && CFLAGS="$flags" CXXFLAGS="$flags" CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" \
        pip_in llamacpp --no-binary llama-cpp-python llama-cpp-python==0.3.36
 }
 
