@@ -53,7 +53,7 @@ install_llamacpp() {
   [ "$(uname -m)" = x86_64 ] || flags=""
   pip_in llamacpp gguf \
     && CFLAGS="$flags" CXXFLAGS="$flags" CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" \
-       pip_in llamacpp --no-binary llama-cpp-python llama-cpp-python==0.3.36
+       pip_in llamacpp --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36
 }
 
 install_openvino() {  # torchvision comes along as a CUDA build, which this torch refuses and transformers then trips over
