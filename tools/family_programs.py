@@ -80,6 +80,27 @@ def _start(architecture: str, layers: int) -> dict[str, Any]:
         return start
 
 
+def folder_config(model_type: str) -> dict[str, Any]:
+    """What transformers reads where a folder's config.json names the family alone: its defaults;
+    None for a head's size that is a share of the hidden size."""
+    values, wide = (_folder_config(model_type, size) for size in ({}, {"hidden_size": 1 << 20}))
+    if values.get("head_dim") != wide.get("head_dim"):
+        values["head_dim"] = None
+    changing = ("_name_or_path", "transformers_version", "layer_types")
+    return {name: value for name, value in sorted(values.items()) if name not in changing}
+
+
+def _folder_config(model_type: str, more: dict[str, Any]) -> dict[str, Any]:
+    from outrider.models.loading.load import load_config
+    from outrider.models.loading.read_card import card_of
+    from outrider.models.source import resolve
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps({"model_type": model_type, **more}), encoding="utf-8")
+        return card_of(load_config(resolve(folder))).values
+
+
 @contextmanager
 def _settings(**values: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
@@ -203,6 +224,7 @@ class FamilyData:
             "plain": self._entries(stored["plain"], lambda entry: entry),
             "blocks": self._entries(stored["blocks"], lambda entry: [entry[0]]),
             "config": {name: value for name, value in sorted(one.items()) if value == other[name]},
+            "folder_config": folder_config(model_type),
             "config_by_layer": {
                 name: value[0]
                 for name, value in sorted(one.items())
