@@ -98,7 +98,7 @@ def first_start(source: ModelSource, label: str) -> FirstStart | None:
             return None if found is None else _first(*found)
         model = _Model.of(file)
         return None if model is None else model.start(source, label)
-    except (OutriderError, KeyError, TypeError, ValueError, IndexError):
+    except (OutriderError, OSError, AttributeError, KeyError, TypeError, ValueError, IndexError):
         return None  # a damaged file, which the usual way names
 
 

@@ -75,7 +75,7 @@ def folder_start(source: ModelSource, label: str) -> FolderStart | None:
         return None
     given = load_object(folder / "config.json")
     model_type = given.get("model_type")
-    if model_type not in families():
+    if model_type not in families() or not family(model_type)["takes_tokenizer_json"]:
         return None
     values = _values(given, family(model_type))
     asked = load_object(folder / FILE)
@@ -105,9 +105,10 @@ def _values(given: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | Non
         given.setdefault("rope_parameters", {"rope_theta": theta, "rope_type": "default"})
     if "sliding_window" in given and given.get("use_sliding_window") is False:
         given["sliding_window"] = None
-    layers = given.get("num_hidden_layers")
+    layers = given.get("num_hidden_layers", defaults["num_hidden_layers"])
     for name, each in data["config_by_layer"].items():
-        if given.pop(name, [each] * layers) != [each] * layers:
+        listed = given.pop(name, None)
+        if listed is not None and (len(listed) != layers or any(one != each for one in listed)):
             return None
     values = defaults | given
     if "head_dim" in defaults and values["head_dim"] is None:

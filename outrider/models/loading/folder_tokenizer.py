@@ -28,9 +28,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-def plain_folder_tokenizer(
-    folder: Path, load_whole: Callable[[], Any]
-) -> ModelTokenizer | None:
+def plain_folder_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> ModelTokenizer | None:
     """The tokenizer that transformers loads from this folder.
 
     None where a class or a setting may change what tokenizer.json says. `load_whole` loads
@@ -49,8 +47,13 @@ def plain_folder_tokenizer(
     file = folder / f"{TEMPLATE}.jinja"
     template = read_text(file, f"'{file}'") if file.exists() else settings.get(TEMPLATE)
     check_ids(folder / "tokenizer.json")
-    backend = Tokenizer.from_str(read_text(folder / "tokenizer.json", "the tokenizer"))
-    backend.no_padding()
+    text = read_text(folder / "tokenizer.json", "the tokenizer")
+    try:
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # of no kind of its own
+        raise ValueError(f"tokenizer.json is damaged: {error}") from error
+    if backend.padding is not None or backend.post_processor is None:
+        return None  # transformers takes a token from the one, and makes the other anew
     backend.no_truncation()
     ids = {token.content: number for number, token in _special(backend).items()}
     if not (template is None or isinstance(template, str)) or any(
