@@ -24,6 +24,7 @@ import gguf
 import numpy as np
 import torch
 
+from outrider.models.loading.folder_tokenizer import PLAIN_CLASSES
 from outrider.runtime.family_program import FOLDER, LAYER, SECOND, STEP, Sizes
 from outrider.runtime.ops import Code
 
@@ -78,6 +79,44 @@ def _start(architecture: str, layers: int) -> dict[str, Any]:
         (kept,) = (Path(folder) / "starts").glob("*.json")
         start: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8").splitlines()[1])
         return start
+
+
+def folder_config(model_type: str) -> dict[str, Any]:
+    """What transformers reads where a folder's config.json names the family alone: its defaults;
+    None for a head's size that is a share of the hidden size."""
+    values, wide = (_folder_config(model_type, size) for size in ({}, {"hidden_size": 1 << 20}))
+    if values.get("head_dim") != wide.get("head_dim"):
+        values["head_dim"] = None
+    changing = ("_name_or_path", "transformers_version", "layer_types")
+    return {name: value for name, value in sorted(values.items()) if name not in changing}
+
+
+def takes_tokenizer_json(model_type: str) -> bool:
+    """Whether transformers takes a folder's tokenizer.json as it is where the folder says so; for
+    some families it has a class of its own all the same."""
+    from tokenizers import Tokenizer, models
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        contents = {
+            "config.json": {"model_type": model_type},
+            "tokenizer_config.json": {"tokenizer_class": PLAIN_CLASSES[0]},
+            "tokenizer.json": json.loads(Tokenizer(models.BPE()).to_str()),
+        }
+        for name, content in contents.items():
+            (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
+        return type(AutoTokenizer.from_pretrained(folder)).__name__ == PLAIN_CLASSES[0]
+
+
+def _folder_config(model_type: str, more: dict[str, Any]) -> dict[str, Any]:
+    from outrider.models.loading.load import load_config
+    from outrider.models.loading.read_card import card_of
+    from outrider.models.source import resolve
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps({"model_type": model_type, **more}), encoding="utf-8")
+        return card_of(load_config(resolve(folder))).values
 
 
 @contextmanager
@@ -203,6 +242,8 @@ class FamilyData:
             "plain": self._entries(stored["plain"], lambda entry: entry),
             "blocks": self._entries(stored["blocks"], lambda entry: [entry[0]]),
             "config": {name: value for name, value in sorted(one.items()) if value == other[name]},
+            "folder_config": folder_config(model_type),
+            "takes_tokenizer_json": takes_tokenizer_json(model_type),
             "config_by_layer": {
                 name: value[0]
                 for name, value in sorted(one.items())

@@ -24,12 +24,14 @@ from typing import Any
 import torch
 
 from outrider.models.loading.tensor_store import tensor_as_text
+from outrider.runtime.ops import Code
 from outrider.wellformed import load_json
 
 FOLDER = Path(__file__).parent / "families"
 SECOND = 1  # the layer that stands for all but the first
 STEP = "+"
 LAYER = "{layer}"
+WEIGHT = 4  # the place of a weight's name in an operation
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,44 @@ def program_of(data: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "states": [],
         "constants": {name: epsilon for name in data["epsilons"]},
     }
+
+
+def with_parameters(program: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
+    """The program of a model whose matrices are plain: operations name parameters, not layers."""
+    table = "model.embed_tokens.weight"
+
+    def named(op: list[Any]) -> list[Any]:
+        if op[0] not in (Code.LINEAR, Code.EMBED):
+            return op
+        name = table if is_tied and op[WEIGHT] == "lm_head" else f"{op[WEIGHT]}.weight"
+        return [*op[:WEIGHT], name, *op[WEIGHT + 1 :]]
+
+    changed = {part: [named(op) for op in program[part]] for part in ("body", "head")}
+    return {**program, **changed}
+
+
+def matrix_shapes(program: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the matrices that a program multiplies by, under the names it has for
+    them."""
+    linears = (op for op in (*program["body"], *program["head"]) if op[0] == Code.LINEAR)
+    return {op[WEIGHT]: (op[2][1] * op[2][2], op[1][0][1] * op[1][0][2]) for op in linears}
+
+
+def rotary_tables(size: int, theta: float, factors: torch.Tensor | None) -> list[dict[str, Any]]:
+    """Cosines and sines of a head's size, of frequencies as transformers computes them, divided by
+    factors."""
+    even = torch.arange(0, size, 2, dtype=torch.int64).to(dtype=torch.float)
+    frequencies = 1.0 / (theta ** (even / size))
+    if factors is not None:
+        frequencies = frequencies / factors
+    wave = {
+        "frequencies": frequencies.tolist(),
+        "scale": 1.0,
+        "times": 2,
+        "side_by_side": False,
+        "dtype": "bfloat16",
+    }
+    return [{**wave, "is_sine": is_sine} for is_sine in (False, True)]
 
 
 def by_layer(entries: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A model's first start from what ships: nothing of transformers is imported, and no pass is
 recorded.
 
-For GGUF files of the families whose programs ship (`family_program.py`), all matrices in blocks.
+For GGUF files of the families whose programs ship (`family_program.py`), all matrices in blocks;
+for folders with plain weights in bfloat16, `folder_start.py`.
 The result is the record that a first start by transformers keeps (`kept.py`), with the same
 program, tables and card: `tests/unit/runtime/test_first_start.py` compares both. Whatever else a
 file may be, and one that is damaged, starts as ever, which also says what is wrong.
@@ -43,10 +44,18 @@ from outrider.models.loading.tensor_store import tensor_as_text
 from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime.checked import Checked, keep, one_thread
-from outrider.runtime.family_program import Sizes, by_layer, families, family, program_of
+from outrider.runtime.family_program import (
+    Sizes,
+    by_layer,
+    families,
+    family,
+    matrix_shapes,
+    program_of,
+    rotary_tables,
+)
+from outrider.runtime.folder_start import folder_start
 from outrider.runtime.kept import Key, Start, keep_first
 from outrider.runtime.limits import find_native_limits
-from outrider.runtime.ops import Code
 
 DTYPE = torch.bfloat16
 _ships = True
@@ -79,15 +88,22 @@ def nothing_ships() -> Iterator[None]:
 
 
 def first_start(source: ModelSource, label: str) -> FirstStart | None:
-    """The first start of a GGUF file in bfloat16; None for a file that starts as ever."""
+    """The first start of a model in bfloat16; None for one that starts as ever."""
     file = source.gguf
-    if not _ships or file is None or source.adapter is not None:
+    if not _ships or source.adapter is not None:
         return None
     try:
+        if file is None:
+            found = folder_start(source, label)
+            return None if found is None else _first(*found)
         model = _Model.of(file)
         return None if model is None else model.start(source, label)
-    except (OutriderError, KeyError, TypeError, ValueError, IndexError):
+    except (OutriderError, OSError, AttributeError, KeyError, TypeError, ValueError, IndexError):
         return None  # a damaged file, which the usual way names
+
+
+def _first(start: Start, shape: LMShape, tokenizer: ModelTokenizer) -> FirstStart:
+    return FirstStart(start, Checked(shape, PassLimits(granularity=1)), tokenizer)
 
 
 class _Model:
@@ -139,10 +155,7 @@ class _Model:
         named = self._sizes.named()
         shapes = {names[0]: tuple(shape) for names, _, shape in self._plain.values()}
         matrices = {layer: names[0] for layer, (names,) in self._blocks.items()}
-        program = self.program
-        outputs = {
-            op[4]: (op[2][1] * op[2][2], op[1][0][1] * op[1][0][2]) for op in _linears(program)
-        }
+        outputs = matrix_shapes(self.program)
         outputs["model.embed_tokens"] = (self._sizes.vocabulary, named["hidden"])
         for layer, name in matrices.items():
             if shapes.setdefault(name, outputs[layer]) != outputs[layer]:
@@ -178,7 +191,7 @@ class _Model:
             notes=[blocks_note(file, label, on_kernels=True)],
             program=self.program,
             stored=self._stored(),
-            waves=self._waves(),
+            waves=rotary_tables(sizes.head, self._values["rope_theta"], rope_factors(file)),
             memory=ModelMemory(source.name, plain_bytes + in_blocks, kv, in_blocks),
         )
         layer = LayerShape(sizes.kv_heads, sizes.head, sizes.head)
@@ -187,7 +200,7 @@ class _Model:
         weights += sum(tensors[names[0]] for (names,) in self._blocks.values())
         context = self._values["max_position_embeddings"]
         shape = LMShape(sizes.vocabulary, context, (layer,) * sizes.layers, None, weights)
-        return FirstStart(start, Checked(shape, PassLimits(granularity=1)), tokenizer)
+        return _first(start, shape, tokenizer)
 
     def _card(self) -> ModelCard:
         """The card of transformers' config."""
@@ -240,26 +253,3 @@ class _Model:
             "orders": texts,
             "made": {"tensors": {}, "matrices": {}, "sums": {}},
         }
-
-    def _waves(self) -> list[dict[str, Any]]:
-        """The rotary tables: cosines and sines, of frequencies as transformers computes them."""
-        size = self._sizes.head
-        theta = self._values["rope_theta"]
-        even = torch.arange(0, size, 2, dtype=torch.int64).to(dtype=torch.float)
-        frequencies = 1.0 / (theta ** (even / size))
-        factors = rope_factors(self._file)
-        if factors is not None:
-            frequencies = frequencies / factors
-        wave = {
-            "frequencies": frequencies.tolist(),
-            "scale": 1.0,
-            "times": 2,
-            "side_by_side": False,
-            "dtype": str(DTYPE).removeprefix("torch."),
-        }
-        return [{**wave, "is_sine": is_sine} for is_sine in (False, True)]
-
-
-def _linears(program: dict[str, Any]) -> Iterator[list[Any]]:
-    """The operations that multiply by a matrix."""
-    return (op for op in (*program["body"], *program["head"]) if op[0] == Code.LINEAR)

@@ -53,7 +53,7 @@ def check_tokenizer_files(name: str, revision: str | None, is_offline: bool) -> 
     for file in ("tokenizer.json", "vocab.json"):
         path = hub.file_of(name, file, revision, is_offline)
         if path is not None:
-            _check_ids(path)
+            check_ids(path)
 
 
 def check_tokenizer(tokenizer: Any) -> None:
@@ -94,7 +94,7 @@ def value_in(config: Any, name: str) -> Any:
         return None
 
 
-def _check_ids(path: Path) -> None:
+def check_ids(path: Path) -> None:
     """Raises CheckpointError for a tokenizer.json with an id far beyond its tokens: memory goes by
     the largest."""
     try:

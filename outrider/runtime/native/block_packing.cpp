@@ -9,9 +9,13 @@ using Row = const uint8_t* __restrict;          // a group of inputs of one outp
 
 const int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};  // IQ4
 
-// 16 bytes -> 32 codes: the low halves of all, then the high ones
+// 16 bytes -> 32 codes: the low halves of all, then the high ones. Eight at a time: as single bytes compilers leave them single.
 inline void halves(Row from, uint8_t* codes) {
-  for (int i = 0; i < 16; ++i) codes[i] = from[i] & 15, codes[16 + i] = from[i] >> 4;
+  constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+  uint64_t both[2];
+  std::memcpy(both, from, 16);
+  const uint64_t each[4] = {both[0] & LOW, both[1] & LOW, both[0] >> 4 & LOW, both[1] >> 4 & LOW};
+  std::memcpy(codes, each, BLOCK);
 }
 
 inline void levels(uint8_t* codes) {
@@ -29,7 +33,13 @@ inline void more_bits(Row from, int shift, uint8_t mask, int to, uint8_t* codes)
 
 // bit n of four bytes is the fifth of code n
 inline void fifth(Row from, uint8_t* codes) {
-  for (int i = 0; i < BLOCK; ++i) codes[i] |= uint8_t(((from[i / 8] >> (i % 8)) & 1) << 4);
+  constexpr uint64_t EACH = 0x0101010101010101, OWN = 0x8040201008040201, CARRY = 0x7f7f7f7f7f7f7f7f;
+  for (int i = 0; i < 4; ++i) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + 8 * i, 8);
+    eight |= (((from[i] * EACH & OWN) + CARRY) >> 3) & EACH << 4;  // a byte that is not 0 carries into its own top bit
+    std::memcpy(codes + 8 * i, &eight, 8);
+  }
 }
 
 // number k of eight steps and eight shifts of 6 bits in 12 bytes
@@ -109,25 +119,31 @@ struct Iq4Xs : Format<136, 256, 8, 0, -1, 1> {
   }
 };
 
-// Codes of a block of one output: four inputs a word, words of 32 outputs side by side
+// Codes of a block of some outputs: four inputs a word, words of 32 outputs side by side. Two words are read as one number, the even
+// one below.
 template <int BITS>
-inline void put(const uint8_t* codes, uint8_t* to) {
-  uint32_t words[8];
-  std::memcpy(words, codes, BLOCK);
-  const auto word = [to](int at, uint32_t value) { std::memcpy(to + at * WIDTH * 4, &value, 4); };
-  if constexpr (BITS == 8) {
-    for (int turn = 0; turn < 8; ++turn) word(turn, words[turn]);
-    return;
-  }
-  for (int i = 0; i < 4; ++i) word(i, (words[2 * i] & 0x0f0f0f0f) | (words[2 * i + 1] & 0x0f0f0f0f) << 4);
-  constexpr int EXTRA = BITS == 5 ? 1 : 2, TURNS = 8 / EXTRA;
-  if constexpr (BITS > 4) {
-    for (int part = 0; part < 8 / TURNS; ++part) {
-      uint32_t found = 0;
-      for (int turn = 0; turn < TURNS; ++turn) {
-        found |= (words[part * TURNS + turn] >> 4 & (EXTRA == 1 ? 0x01010101u : 0x03030303u)) << turn * EXTRA;
+inline void put(const uint8_t (*codes)[BLOCK], int64_t outputs, uint8_t* to) {
+  constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+  constexpr int EXTRA = BITS == 5 ? 1 : 2, PAIRS = 4 / EXTRA;  // of words whose further bits share a word
+  constexpr uint64_t HIGH = EXTRA == 1 ? 0x0101010101010101 : 0x0303030303030303;
+  for (int64_t o = 0; o < outputs; ++o) {
+    const auto word = [to, o](int at, uint64_t value) {
+      const uint32_t low = uint32_t(value);
+      std::memcpy(to + (at * WIDTH + o) * 4, &low, 4);
+    };
+    uint64_t pairs[4];
+    std::memcpy(pairs, codes[o], BLOCK);
+    if constexpr (BITS == 8) {
+      for (int i = 0; i < 4; ++i) word(2 * i, pairs[i]), word(2 * i + 1, pairs[i] >> 32);
+    } else {
+      for (int i = 0; i < 4; ++i) word(i, (pairs[i] & LOW) | (pairs[i] & LOW) >> 28);
+    }
+    if constexpr (BITS == 5 || BITS == 6) {
+      for (int part = 0; part < 4 / PAIRS; ++part) {
+        uint64_t found = 0;
+        for (int i = 0; i < PAIRS; ++i) found |= (pairs[part * PAIRS + i] >> 4 & HIGH) << 2 * EXTRA * i;
+        word(4 + part, found | found >> (32 - EXTRA));
       }
-      word(4 + part, found);
     }
   }
 }
@@ -136,23 +152,26 @@ template <class F>
 void pack(const uint8_t* const* rows, int64_t outputs, int64_t groups, uint8_t* panels) {
   constexpr int64_t STEP_BYTES = WIDTH * F::STEPS * (F::SHIFTS ? 2 : 1), BLOCK_BYTES = STEP_BYTES + BLOCK * WIDTH * F::BITS / 8;
   constexpr int64_t FACTORS = WIDTH * F::FACTOR * (F::ZERO < 0 ? 1 : 2), BLOCKS = F::GROUP / BLOCK;
-  uint8_t codes[BLOCK];
+  uint8_t codes[WIDTH][BLOCK];  // of all outputs, so that words are not read while their bytes are still being written
   int8_t steps[2], shifts[2];
   for (int64_t first = 0; first < outputs; first += WIDTH) {
-    for (int64_t group = 0; group < groups; ++group, panels += FACTORS + BLOCKS * BLOCK_BYTES) {
-      for (int64_t o = 0; o < WIDTH && first + o < outputs; ++o) {
+    const int64_t count = outputs - first < WIDTH ? outputs - first : WIDTH;
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t o = 0; o < count; ++o) {
         Row from = rows[first + o] + group * F::SIZE;
         std::memcpy(panels + o * F::FACTOR, from + F::SCALE, F::FACTOR);
         if constexpr (F::ZERO >= 0) std::memcpy(panels + (WIDTH + o) * F::FACTOR, from + F::ZERO, F::FACTOR);
-        uint8_t* to = panels + FACTORS;
-        for (int k = 0; k < BLOCKS; ++k, to += BLOCK_BYTES) {
-          F::take(from, k, codes, steps, shifts);
+      }
+      panels += FACTORS;
+      for (int k = 0; k < BLOCKS; ++k, panels += BLOCK_BYTES) {
+        for (int64_t o = 0; o < count; ++o) {
+          F::take(rows[first + o] + group * F::SIZE, k, codes[o], steps, shifts);
           for (int i = 0; i < F::STEPS; ++i) {
-            to[i * WIDTH + o] = uint8_t(steps[i]);
-            if constexpr (F::SHIFTS) to[(F::STEPS + i) * WIDTH + o] = uint8_t(shifts[i]);
+            panels[i * WIDTH + o] = uint8_t(steps[i]);
+            if constexpr (F::SHIFTS) panels[(F::STEPS + i) * WIDTH + o] = uint8_t(shifts[i]);
           }
-          put<F::BITS>(codes, to + STEP_BYTES + o * 4);
         }
+        put<F::BITS>(codes, count, panels + STEP_BYTES);
       }
     }
   }

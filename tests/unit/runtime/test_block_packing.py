@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 
 from outrider.errors import CapabilityError
 from outrider.models.gguf.experts import SAME
@@ -55,6 +56,20 @@ def test_both_ways_make_one_thing(kind: Kind, scratch: Path, library_path: Path)
             expected = by_torch((tensors, order))
             assert made.shape == expected.shape
             assert torch.equal(made, expected), (len(tensors), order)
+
+
+@pytest.mark.parametrize("kind", [Kind[name] for name in FORMS], ids=lambda kind: kind.name)
+def test_every_bit_has_its_place(kind: Kind, scratch: Path, library_path: Path) -> None:
+    """A row for each bit of a block, with that bit alone or all but it. Catches a bit that gets
+    lost or spills into a neighbour, which random blocks could hide."""
+    inputs, size = GGML_QUANT_SIZES[kind]
+    alone = np.packbits(np.eye(size * 8, dtype=np.uint8), axis=1)
+    rows = np.concatenate([alone, ~alone])
+    rows = rows if inputs == 256 else np.tile(rows, 256 // inputs)
+    scratch.write_bytes(rows.tobytes())
+    tensor = TensorInfo("tensor", (len(rows), 256), kind, scratch, 0, rows.nbytes)
+    made = by_library(library.load(library_path), ([tensor], SAME))
+    assert torch.equal(made, by_torch(([tensor], SAME)))
 
 
 def test_a_format_without_panels_is_refused(scratch: Path, library_path: Path) -> None:
