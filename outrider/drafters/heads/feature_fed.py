@@ -6,7 +6,8 @@ The drafting is a draft model's, token by token or level by level (`draft_model.
 What is different is what the head's cache may hold: only tokens alongside the TARGET's own features.
 So after every step it forgets all it drafted, accepted or not, and `commit` puts the target's pass
 aside; the next draft takes the features of the tokens that stayed from it and feeds them first. So
-steps without drafts cost next to nothing. Prompts are fed as the target reads them.
+steps without drafts cost next to nothing, and the first draft after them finds all but the last
+token fed (`catch_up`). Prompts are fed as the target reads them.
 
     slot of a row's cache     0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
@@ -133,6 +134,15 @@ class FeatureFed(ModelDrafter):
             self.lm.kv.truncate(index, 0)
         fed.waiting.append(self.lm.head.join(hidden))
         self._feed_capacity(index)
+
+    @torch.inference_mode()
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        if not any(gamma) or len(self._aside) < 2:  # one pass is the next draft's own to read
+            return
+        self._take_aside()
+        for index, fed in enumerate(self._fed):
+            if fed.num_waiting > 1:
+                self._feed_capacity(index)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A row without features, such as one whose prompt is a single token, gets its first draft
