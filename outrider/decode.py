@@ -79,6 +79,7 @@ class Decoder:
             self.catch_up()
         with clock("draft", priced=False):
             asked = self.control.choose(rows)
+            self.drafter.catch_up(rows, asked)
         with clock("draft"):
             own = proposed(self.drafter, rows, asked)
             grown = with_forced(own, self.drafter, rows, self.max_forced)

@@ -39,10 +39,7 @@ EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offere
 NODE = 0.05
 NODE_DEVIATION = 0.2
 # the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7
-# times LONG (a logarithm of 1)
-# power of a pass's distinct experts that its seconds grow with: mean and deviation
-EXPERTS = 0.5
-EXPERTS_DEVIATION = 0.3
+# times LONG (a logarithm of 1), and of the power of its experts
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
 # relative deviation of one size from its neighbour, and of the growth of one from the other's
 BUMP = 0.05
@@ -80,8 +77,8 @@ class LengthCosts:
             + self._own.T @ np.outer(slope, slope) @ self._own
             + self._shape
         )
-        self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2, EXPERTS_DEVIATION**2])
-        self._known = np.append(np.log1p(NODE * sizes), [0.0, 0.0, EXPERTS])
+        self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2, NODE_DEVIATION**2])
+        self._known = np.append(np.log1p(NODE * sizes), np.zeros(3))
         self.experts = ExpertsByNodes()
         self._base: float | None = None  # experts of a plain step when the first were seen
         self._spread = self._prior

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 
-from outrider.draft_length.survival import DECAY, FadingMean
+from outrider.draft_length.survival import DECAY, PRIOR_WEIGHT, FadingMean
 
 SHARING = 0.7  # p before anything was seen
-WEIGHT = 1.0  # passes that it counts for
 
 
 class ExpertsByNodes:
@@ -43,7 +42,7 @@ class ExpertsByNodes:
     def copy(self) -> ExpertsByNodes:
         """A first guess for another number of rows: none but how tokens share."""
         other = ExpertsByNodes()
-        other._sharing.add(self._text(), WEIGHT)
+        other._sharing.add(self._text(), PRIOR_WEIGHT)
         return other
 
     @property
@@ -57,11 +56,11 @@ class ExpertsByNodes:
         return float(self.plain * (1 + nodes) ** sharing)
 
     def _text(self) -> float:
-        return self._sharing.mean(SHARING, WEIGHT)
+        return self._sharing.mean(SHARING, PRIOR_WEIGHT)
 
     def _beyond_at(self, nodes: int) -> float:
         """The p of this many nodes beyond the text's; of a number never seen, the nearest one's."""
         if not self._beyond:
             return 0.0
         nearest = min(self._beyond, key=lambda seen: abs(seen - nodes))
-        return self._beyond[nearest].mean(0.0, WEIGHT)
+        return self._beyond[nearest].mean(0.0, PRIOR_WEIGHT)

@@ -30,8 +30,6 @@ MAX_PLAN = 16
 # steps from a change to a probe; each probe that changes nothing doubles the time to the next one
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
-EARLY_SHARE = 0.012  # the same of mixtures at first
-BEGIN = 1.05  # times a plain step's goodput, from which drafting begins for a mixture
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
 FILE_COUNT = 10  # times that a median from a file counts for
 
@@ -277,11 +275,8 @@ class Goodput:
             if crowd.missed < self.unread_s * rates[0] / num_rows:
                 best = 0
         crowd.prices = self._prices(crowd, rates)
-        is_mixture = bool(crowd.prices)  # whose nodes may cost as much as plain steps
-        if rates is not None and is_mixture and not crowd.settled:
-            best = best if rates[best] >= BEGIN * rates[0] else 0
         if best != crowd.settled:
-            few = 1 if is_mixture and not crowd.settled else max(1, crowd.pace // 4)
+            few = max(1, crowd.pace // 4) if crowd.settled else 1
             crowd.pace = few if best else MIN_GAP
         crowd.settled = best
         crowd.plan = [best] * crowd.pace
@@ -289,8 +284,7 @@ class Goodput:
         if crowd.due <= 0:
             crowd.plan[0] = probe = self._probe(crowd, rates)
             loss = 0.0 if rates is None else 1 - rates[probe] / rates[best]
-            least = max(MIN_GAP, int(loss / EARLY_SHARE)) if is_mixture else MIN_GAP
-            crowd.due = crowd.gap = max(least, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
+            crowd.due = crowd.gap = max(MIN_GAP, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
         crowd.planned, crowd.pace = crowd.pace, min(2 * crowd.pace, MAX_PLAN)
 
     def _probe(self, crowd: Crowd, rates: Sequence[float] | None) -> int:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from outrider.draft_length.survival import FadingMean
 from outrider.rows import Row, Rows
 
-FADE = 0.95  # per text, and per step that reads: a memory of some 20
-
 
 class ReadingPrice:
     """`unread`: a drafter's count of tokens that it has to read before it can draft for each row."""
@@ -43,14 +41,14 @@ class ReadingPrice:
     def timed(self, tokens: int, seconds: float) -> None:
         """This many tokens were read in this many seconds."""
         if tokens:
-            self._pace.add(seconds, tokens, FADE)
+            self._pace.add(seconds, tokens)
 
     def ended(self, rows: Iterable[Row], name_of: Callable[[Row], str]) -> None:
         """A step is over: texts that ended say how much is read for each emitted token."""
         for row in rows:
             if row.finish_reason is not None and row.request in self._joined:
                 text = self._texts.setdefault(name_of(row), FadingMean())
-                text.add(self._joined.pop(row.request), max(1, len(row.output)), FADE)
+                text.add(self._joined.pop(row.request), max(1, len(row.output)))
 
     def per_token_s(self, name: str) -> float:
         """Seconds of reading for each emitted token of a drafter's rows."""

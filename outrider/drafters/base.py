@@ -220,6 +220,10 @@ class Drafter(ABC):
         """Per row, tokens that `prepare` would have to read before something can be drafted for it."""
         return [0] * len(rows)
 
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:  # noqa: B027
+        """Right before a `propose` with the same gamma: it reads what steps without drafts left
+        unread, which is no part of a draft's price."""
+
     @abstractmethod
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A draft with at most gamma[b] nodes for row b."""

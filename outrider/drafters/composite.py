@@ -238,6 +238,13 @@ class CompositeDrafter(Drafter):
             )
         return gamma
 
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        for part in self.parts:
+            part.drafter.catch_up(
+                rows,
+                [0 if index in part.waiting else count for index, count in enumerate(gamma)],
+            )
+
     def unread(self, rows: Rows) -> list[int]:
         return [
             sum(counts)

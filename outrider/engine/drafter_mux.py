@@ -90,6 +90,10 @@ class DrafterMux(Drafter):
         ]
         return [max(counts) for counts in zip(*each, strict=True)]  # a row is asked for by one
 
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        for name, drafter in self._drafters.items():
+            drafter.catch_up(rows, self._own(gamma, name))
+
     def unread(self, rows: Rows) -> list[int]:
         each = [self._own(drafter.unread(rows), name) for name, drafter in self._drafters.items()]
         return [sum(counts) for counts in zip(*each, strict=True)]

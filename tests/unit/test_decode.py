@@ -107,13 +107,17 @@ def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(
             clock[0] += 5.0
             return [0] * len(rows)
 
+    def catch_up(rows: Rows, gamma: list[int]) -> None:
+        clock[0] += 2.0
+
     monkeypatch.setattr(outrider.step, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(decoder, "control", Reading(3))
+    monkeypatch.setattr(decoder.drafter, "catch_up", catch_up)
     monkeypatch.setattr(decoder, "observers", [SimpleNamespace(observe=seen.append)])
     decoder.add(make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30)))
     decoder.step()
     (facts,) = seen
-    assert (facts.seconds, facts.draft_s) == (0.0, 5.0)
+    assert (facts.seconds, facts.draft_s) == (0.0, 7.0)
     assert (facts.asked, facts.drafted, facts.accepted) == ([0], [0], [0])
     decoder.remove(0)
 

@@ -4,9 +4,10 @@
 The drafting is a draft model's, token by token or level by level (`draft_model.py`,
 `draft_tree.py`: EAGLE-2's dynamic trees are `tree=best-first`), with the head instead of the model.
 What is different is what the head's cache may hold: only tokens alongside the TARGET's own features.
-So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features
-of the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads
-them.
+So after every step it forgets all it drafted, accepted or not, and `commit` puts the target's pass
+aside; the next draft takes the features of the tokens that stayed from it and feeds them first. So
+steps without drafts cost next to nothing, and the first draft after them finds all but the last
+token fed (`catch_up`). Prompts are fed as the target reads them.
 
     slot of a row's cache     0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
@@ -36,7 +37,9 @@ from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
-MAX_WAITING = 64  # features put aside before they are fed even though nobody asked for a draft
+# passes put aside, and features of a row that wait, before they are fed even though nobody asked
+# for a draft
+MAX_WAITING = 64
 
 
 @dataclass
@@ -69,12 +72,15 @@ class FeatureFed(ModelDrafter):
     _fed: PerRow[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
+    # the target's passes whose features no row has taken yet: hidden states, and kept columns
+    _aside: list[tuple[dict[int, Tensor], list[list[int]]]]
 
     def __init__(self, lm: HeadLM, *details: Any) -> None:
         super().__init__(lm, *details)  # type: ignore[arg-type]
         self._fed = PerRow()
         self._counts = None
         self._lengths = []
+        self._aside = []
 
     @property
     def notes(self) -> list[str]:
@@ -95,14 +101,17 @@ class FeatureFed(ModelDrafter):
         return None
 
     def start(self, row: Row) -> None:
+        self._take_aside()
         super().start(row)
         self._fed.append(_Fed(row))
 
     def stop(self, index: int) -> None:
+        self._take_aside()
         self._forget_draft()
         super().stop(index)
 
     def pack(self, index: int) -> object:
+        self._take_aside()
         self._forget_draft()
         fed = self._fed[index]
         return fed.begin, list(fed.waiting), self.lm.kv.pack(index)
@@ -114,6 +123,7 @@ class FeatureFed(ModelDrafter):
 
     @torch.inference_mode()
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
+        self._take_aside()
         fed = self._fed[index]
         if self._outgrown(fed):
             return
@@ -125,10 +135,21 @@ class FeatureFed(ModelDrafter):
         fed.waiting.append(self.lm.head.join(hidden))
         self._feed_capacity(index)
 
+    @torch.inference_mode()
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        if not any(gamma) or len(self._aside) < 2:  # one pass is the next draft's own to read
+            return
+        self._take_aside()
+        for index, fed in enumerate(self._fed):
+            if fed.num_waiting > 1:
+                self._feed_capacity(index)
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A row without features, such as one whose prompt is a single token, gets its first draft
         a step later."""
         self._forget_draft()
+        if not any(gamma):
+            return Draft.empty(len(rows), rows.device)
         return super().propose(rows, self._askable(gamma))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -146,12 +167,21 @@ class FeatureFed(ModelDrafter):
                 kv.advance(index, true)  # but the target's features stay
                 if count:
                     fed.waiting = [fed.joined()[true:].clone()] if self.lm.lag else []
-        joined = self.lm.head.join(output.hidden)  # (B, N+1, F)
-        for index, (fed, columns) in enumerate(zip(self._fed, output.kept, strict=True)):
-            if self._outgrown(fed):
-                continue
-            fed.waiting.append(_chosen(joined[index], columns))
-            if fed.num_waiting > MAX_WAITING:
+        self._aside.append((output.hidden, output.kept))
+        if len(self._aside) >= MAX_WAITING:
+            self._take_aside()
+
+    @torch.inference_mode()
+    def _take_aside(self) -> None:
+        """Every row takes its features from the passes that were put aside."""
+        aside = self._aside
+        self._aside = []
+        for hidden, kept in aside:
+            joined = self.lm.head.join(hidden)  # (B, N+1, F)
+            for index, (fed, columns) in enumerate(zip(self._fed, kept, strict=True)):
+                fed.waiting.append(_chosen(joined[index], columns))
+        for index, fed in enumerate(self._fed if aside else []):
+            if not self._outgrown(fed) and fed.num_waiting >= MAX_WAITING:
                 self._feed_capacity(index)
 
     def _outgrown(self, fed: _Fed) -> bool:
@@ -175,6 +205,7 @@ class FeatureFed(ModelDrafter):
 
     def _askable(self, gamma: list[int]) -> list[int]:
         """Nodes asked for of rows with features, as many as the head can draft."""
+        self._take_aside()
         max_nodes = max(gamma) if self.lm.max_chain is None else self.lm.max_chain
         return [
             min(g, max_nodes) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)
@@ -249,6 +280,8 @@ class FedChain(FeatureFed, ModelDrafter):
         if self._whole is None or self._confidence.stop != "none" or not programs_serve(rows):
             return super().propose(rows, gamma)
         self._forget_draft()
+        if not any(gamma):
+            return Draft.empty(len(rows), rows.device)
         wanted = self._within_context(rows, self._askable(gamma))
         if not any(wanted):
             return Draft.empty(len(rows), rows.device)

@@ -144,14 +144,17 @@ class ModelDrafter(Drafter):
             for row, length in zip(rows, self.lm.kv.lengths, strict=True)
         ]
 
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        wanted = self._within_context(rows, gamma)
+        if self.reads_texts and any(wanted):
+            self._read_long(rows, self._passed_over(rows, wanted))
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         wanted = self._within_context(rows, gamma)
         steps = max(wanted)
         if steps == 0:
             return Draft.empty(len(rows), rows.device)
-        self._idle = [
-            many and not count for many, count in zip(self._lags(rows), wanted, strict=True)
-        ]
+        self._idle = self._passed_over(rows, wanted)
         pending = self._catch_up(rows)
         held = list(self.lm.kv.lengths)
         if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
@@ -222,14 +225,7 @@ class ModelDrafter(Drafter):
         full acceptance. An idle row gets a token that is not kept."""
         kv = self.lm.kv
         idle = self._idle
-        if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
-            held = list(kv.lengths)
-            texts = [
-                row.tokens[: n + 1] if skip else row.tokens
-                for row, n, skip in zip(rows, held, idle, strict=True)
-            ]
-            read_together(self.lm, texts, range(len(texts)))
-            self.lm.catch_up(texts)
+        self._read_long(rows, idle)
         self._known = [
             n if skip else len(row.tokens)
             for row, n, skip in zip(rows, kv.lengths, idle, strict=True)
@@ -238,6 +234,21 @@ class ModelDrafter(Drafter):
             row.tokens[-1:] if skip else row.tokens[n:]
             for row, n, skip in zip(rows, kv.lengths, idle, strict=True)
         ]
+
+    def _passed_over(self, rows: Rows, wanted: list[int]) -> list[bool]:
+        """Per row, whether its text stays unread in this step."""
+        return [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
+
+    def _read_long(self, rows: Rows, idle: list[bool]) -> None:
+        """Read the texts but for those of idle rows, where any lacks more than a drafting pass can
+        feed."""
+        if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
+            texts = [
+                row.tokens[: n + 1] if skip else row.tokens
+                for row, n, skip in zip(rows, self.lm.kv.lengths, idle, strict=True)
+            ]
+            read_together(self.lm, texts, range(len(texts)))
+            self.lm.catch_up(texts)
 
 
 class _Passes:

@@ -177,9 +177,7 @@ class TreeModelDrafter(ModelDrafter):
         self._num_missing = []
         if max(budgets) == 0:
             return Draft.empty(len(rows), rows.device)
-        self._idle = [
-            many and not count for many, count in zip(self._lags(rows), budgets, strict=True)
-        ]
+        self._idle = self._passed_over(rows, budgets)
         pending = self._catch_up(rows)
         self._num_missing = list(map(len, pending))
         self._ranked = ranked_by_scores(rows)

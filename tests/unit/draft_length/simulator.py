@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,8 @@ class World:
     depth: int = 12  # of trees: the most that can be kept
     noise: float = 0.0
     outliers: float = 0.0  # how often a step takes five times as long
+    # nodes of the widest row -> distinct experts of a pass; None: no mixture
+    experts: Callable[[int], float] | None = None
 
     def kept(self, size: int, rng: random.Random) -> int:
         if self.tree is not None:
@@ -63,6 +65,12 @@ class World:
         return self.offers * self.cost(size, rows) + (1 - self.offers) * (
             self.cost(0, rows) + self.empty_s * bool(size)
         )
+
+
+class Batch(list[Row]):
+    """Rows, and what their drafts must bring."""
+
+    prices: Sequence[float] = ()
 
 
 @dataclass
@@ -93,7 +101,7 @@ class Run:
         self.rows = [row for row in self.rows if row.room > 0][: self.num_rows]
         while len(self.rows) < self.num_rows:
             self.rows.append(_row(self.length))
-        gamma = list(self._length.choose(self.rows))  # type: ignore[arg-type]
+        gamma = list(self._length.choose(Batch(self.rows)))  # type: ignore[arg-type]
         drafted = [size if rng.random() < world.offers else 0 for size in gamma]
         kept = [world.kept(size, rng) for size in drafted]
         seconds = world.seconds(max(drafted), len(self.rows), rng) + world.empty_s * (
@@ -104,7 +112,13 @@ class Run:
             seconds += 10 * (row.stats.steps == 1)  # the prompt
             row.max_tokens -= accepted + 1  # as if they had been emitted
         facts = StepFacts(
-            self.rows, gamma, _draft(drafted), _verdict(drafted, kept), self.unit * seconds, 0.0
+            self.rows,
+            gamma,
+            _draft(drafted),
+            _verdict(drafted, kept),
+            self.unit * seconds,
+            0.0,
+            experts=None if world.experts is None else world.experts(max(drafted)),
         )  # type: ignore[arg-type]
         self._length.observe(facts)
         self.asked.append(max(gamma))

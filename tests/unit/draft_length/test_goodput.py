@@ -292,6 +292,43 @@ def test_trees_of_the_best_size(shape: str, nodes: float) -> None:
     assert mean(run.rate for run in runs) > 0.95 * best_rate(world, TREE)
 
 
+# ------------------------------------------------ mixtures of experts
+
+
+@pytest.mark.parametrize("sharing", [0.5, 0.62, 0.7, 0.8])
+@pytest.mark.parametrize("alphas", [(0.1, 0.2), (0.35, 0.65), (0.65, 0.65)])
+def test_a_mixture_is_never_slower_than_plain_and_gains_where_it_can(
+    sharing: float, alphas: tuple[float, float]
+) -> None:
+    """Answers of 80 tokens, hard and easy in turn, four experts two thirds of a plain pass: catches
+    drafts that go on where each reads experts of its own, and those that are never begun."""
+
+    def experts(width: int) -> float:
+        return 4 * (1 + width) ** sharing
+
+    def cost(width: int, rows: int) -> float:
+        return 0.32 + 0.68 * experts(width) / 4 + 0.11 * width
+
+    rates = []
+    for seed in range(6):
+        control = Goodput(8, trees=False)
+        control.learn_costs(
+            1, {size: cost(size, 1) for size in CHAIN}, {size: experts(size) for size in CHAIN}
+        )
+        run = Run(control, seed)
+        for answer in range(10):
+            earned = run.earned
+            alpha = alphas[answer % 2]
+            world = World(alpha, cost, noise=0.06, outliers=0.03, experts=experts)
+            while run.earned < earned + 80:
+                run.steps(world, 1)
+        rates.append(run.rate)
+    plain = plain_rate(World(0, cost))
+    assert mean(rates) > 0.98 * plain
+    if alphas == (0.65, 0.65):
+        assert mean(rates) > 0.96 * best_rate(World(0.65, cost), CHAIN)
+
+
 # ------------------------------------------------ the report
 
 

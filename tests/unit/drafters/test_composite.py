@@ -345,6 +345,9 @@ class Reading(Scripted):
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         return [0 if index in self.unread else count for index, count in enumerate(gamma)]
 
+    def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        self.caught_up = gamma
+
     def pack(self, index: int) -> str | None:
         return f"row {index}" if self.layers else None
 
@@ -373,6 +376,8 @@ def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> 
     drafter = CompositeDrafter([Part("model", model, True), Part("free", free, False)], mode)
     rows = batch(drafter, 2)
     assert drafter.prepare(rows, [4, 4], 256) == [4, 4]
+    drafter.catch_up(rows, [4, 4])
+    assert model.caught_up == [0, 4]
     draft = step(drafter, rows, [4, 4], successor)
     assert model.budgets[-1][0] == 0
     assert draft.lists[1][0] == 3

@@ -71,3 +71,18 @@ def test_nobody_guesses() -> None:
         assert draft.parents is None
         assert draft.tokens.dtype == torch.int64
         assert draft.lengths.dtype == (torch.int64 if count else draft.lengths.dtype)
+
+
+def test_the_first_nodes_are_a_tree() -> None:
+    """Catches parents and later guesses that are lost in the shorter tree, and a longer one that is
+    changed."""
+    tree = tree_of([5, 6, 7], [5, 8], [9])
+    tree.append(-1, 5)  # an equal sibling: later guesses share the first
+    first = tree.first(4)
+    assert (first.tokens, first.parents) == ([5, 6, 7, 8], [-1, 0, 1, 0])
+    assert [first.add(-1, 5), first.add(0, 8), first.add(-1, 9)] == [0, 3, 4]
+    assert (tree.tokens, tree.parents) == ([5, 6, 7, 8, 9, 5], [-1, 0, 1, 0, -1, -1])
+    assert tree.first(6).add(-1, 5) == 0
+    assert tree.first(6) is tree
+    assert tree.first(7) is tree
+    assert (tree.first(0).tokens, tree.first(0).parents) == ([], [])

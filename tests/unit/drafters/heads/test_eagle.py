@@ -193,7 +193,8 @@ class Idle(FixedLength):
 
 
 def test_idle_steps_cost_no_memory_and_no_state(tmp_path: Path) -> None:
-    """Catches features that pile up while nothing is drafted, or are lost then."""
+    """Catches features that pile up while nothing is drafted, or are lost then, and a first draft
+    that reads them all itself."""
     target = loaded_target()
     drafter, fresh = (
         drafter_of(target, saved_head(tmp_path, "eagle3"), "eagle3") for _ in range(2)
@@ -203,8 +204,13 @@ def test_idle_steps_cost_no_memory_and_no_state(tmp_path: Path) -> None:
     decoder.add(make_row(PROMPTS[0], SamplingParams(max_tokens=300), seed=0))
     for _ in range(140):
         decoder.step()
-    assert drafter._fed[0].num_waiting <= 65
+    assert len(drafter._aside) < 64
+    assert drafter._fed[0].num_waiting <= 64
     text = list(decoder.rows[0].tokens)
+    drafter.catch_up(decoder.rows, [0])
+    assert drafter.lm.kv.lengths[0] < len(text) - 2, "nobody asked"
+    drafter.catch_up(decoder.rows, [3])
+    assert drafter.lm.kv.lengths == [len(text) - 2]
     drafted = drafter.propose(decoder.rows, [3]).lists[0]
     decoder.remove(0)
     again = decoder_of(target, fresh)

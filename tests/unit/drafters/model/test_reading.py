@@ -194,13 +194,25 @@ def test_what_is_unread_is_what_preparing_reads(decoder: Decoder) -> None:
     assert max(decoder.drafter.unread(decoder.rows)) <= 2
 
 
+@pytest.mark.parametrize("decoder", ["chain", "tree"], indirect=True)
+def test_a_draft_after_a_pause_finds_its_text_read(decoder: Decoder) -> None:
+    """Of the rows that are asked, but for what a draft begins with anyway."""
+    for number in range(2):
+        decoder.add(make_row(text(SHORT, number), SamplingParams(max_tokens=30), number=number))
+    decoder.drafter.catch_up(decoder.rows, [0, 0])
+    assert decoder.drafter.unread(decoder.rows) == [SHORT - 1, SHORT - 1]
+    decoder.drafter.catch_up(decoder.rows, [3, 0])
+    assert decoder.drafter.unread(decoder.rows) == [0, SHORT - 1]
+
+
 def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, LoadedModel]) -> None:
     """Beside a look-up, and in a batch where one row follows a prediction."""
     for model in pair:
         model.lm.kv.lengths.clear()
     copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
+    model = drafter_of("chain", pair)
     drafter = DrafterMux(
-        {"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()},
+        {"model": model, "copy": copies, "prediction": PredictionDrafter()},
         "model",
     )
     decoder = Decoder(
@@ -215,6 +227,8 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
         drafter.next_owner = owner
         decoder.add(row)
     assert drafter.unread(decoder.rows) == [SHORT - 1, 0, 0]
+    drafter.catch_up(decoder.rows, [NODES] * 3)
+    assert model.lm.kv.lengths == [SHORT - 1, 0, 0]
     run_to_end(decoder)
 
 
