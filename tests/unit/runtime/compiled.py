@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def printed(name: str, kind: str, folder: Path) -> list[str]:
         *INSTRUCTIONS[kind],
         f"-I{building.HERE / 'native'}",
         str(HERE / f"{name}.cpp"),
+        *(building.LINKED[sys.platform] if is_own else ()),
         "-o",
         str(program),
     )
