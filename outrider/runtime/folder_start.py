@@ -8,6 +8,7 @@ folder with anything else starts as ever.
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -113,13 +114,18 @@ def _values(given: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | Non
     values = defaults | given
     if "head_dim" in defaults and values["head_dim"] is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    is_known = not given.keys() - defaults.keys()
+    return values if is_known and _is_usual(values, defaults) else None
+
+
+def _is_usual(values: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether a model with these values computes what the family's program does."""
     own = {*SIZES, "head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters"}
     own |= {"dtype", "architectures", "tie_word_embeddings", *TOKENS, *WITHOUT_EFFECT}
     rope = values["rope_parameters"]
     kind = f"{values['model_type']}ForCausalLM".lower()
-    is_usual = (
-        not given.keys() - defaults.keys()
-        and all(values[name] == defaults[name] for name in defaults.keys() - own)
+    return (
+        all(values[name] == defaults[name] for name in defaults.keys() - own)
         and all(type(values[name]) is int and values[name] > 0 for name in _numbers(values))
         and type(values["rms_norm_eps"]) is float
         and type(values["tie_word_embeddings"]) is bool
@@ -130,7 +136,6 @@ def _values(given: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | Non
         and [one.lower() for one in values["architectures"] or [kind]] == [kind]
         and all(_is_token(values[name], values["vocab_size"]) for name in TOKENS)
     )
-    return values if is_usual else None
 
 
 def _numbers(values: dict[str, Any]) -> list[str]:
@@ -161,11 +166,12 @@ class _FolderModel:
             epsilon=values["rms_norm_eps"],
         )
 
-    @property
+    @cached_property
     def _program(self) -> dict[str, Any]:
         program = program_of(self._data, self._sizes)
         return with_parameters(program, is_tied=self._values["tie_word_embeddings"])
 
+    @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor that the family has."""
         shapes: dict[str, tuple[int, ...]] = {**matrix_shapes(self._program)}
@@ -183,16 +189,14 @@ class _FolderModel:
         if self._sizes.layers > len(there):  # a damaged number, of which no program is made
             return False
         shapes = {name: tuple(entry["shape"]) for name, entry in there.items()}
-        return shapes == self._shapes() and all(
-            entry["dtype"] in STORED for entry in there.values()
-        )
+        return shapes == self._shapes and all(entry["dtype"] in STORED for entry in there.values())
 
     def start(
         self, source: ModelSource, label: str, asked: dict[str, Any], tokenizer: ModelTokenizer
     ) -> FolderStart:
         """`asked`: generation_config.json."""
         sizes = self._sizes
-        shapes = self._shapes()
+        shapes = self._shapes
         weights = sum(prod(shape) for shape in shapes.values())
         kv = sizes.layers * 2 * sizes.kv_heads * sizes.head * DTYPE.itemsize
         named = _listed(asked.get("eos_token_id")) or _listed(self._values["eos_token_id"])

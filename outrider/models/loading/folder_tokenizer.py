@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,6 @@ def plain_folder_tokenizer(folder: Path, load_whole: Callable[[], Any]) -> Model
         "special_tokens_map": named,
         "chat_template": template,
     }
-    json.dumps(values)
     return ModelTokenizer.around(backend, values, load_whole)
 
 

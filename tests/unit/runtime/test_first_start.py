@@ -3,11 +3,6 @@ transformers imported; every other file starts as ever."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +14,12 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from outrider import LLM, SamplingParams
-from outrider.cache import cache_folder
 from outrider.models.gguf.tokenizer import gguf_tokenizer, plain_tokenizer
 from outrider.models.source import resolve
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import library
-from outrider.runtime.first_start import first_start, nothing_ships
 from tests.gguf_files import VOCABULARY_SIZE, write_model
+from tests.unit.runtime.first_starts import check_imports, check_record, ships
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -51,20 +45,6 @@ def a_file(folder: Path, architecture: str = "llama", **given: Any) -> Path:
         config = CONFIGS[architecture](**{**sizes, **given})
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     return write_model(folder / "model.gguf", made, architecture, **{"kind": Kind.Q4_1, **of_file})
-
-
-def kept() -> dict[str, Any]:
-    """What the start has left in the cache folder, by kind."""
-    found = {}
-    for kind in ("starts", "checked", "tokenizers"):
-        (file,) = (cache_folder() / kind).glob("*.json")
-        found[kind] = json.loads(file.read_text(encoding="utf-8").splitlines()[1])
-    return found
-
-
-def answer(file: Path) -> list[int]:
-    llm = LLM(str(file), drafter="none", runtime="native")
-    return llm.generate([[3, 4, 5, 6, 7]], PARAMS)[0].token_ids
 
 
 CASES: dict[str, Callable[[Path], Path]] = {
@@ -96,18 +76,7 @@ CASES: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_one_that_transformers_gives(name: str, tmp_path: Path) -> None:
     """Program, tables, places of weights, card, notes, limits and tokenizer; then the same text."""
-    file = CASES[name](tmp_path)
-    assert first_start(resolve(str(file)), "model") is not None
-    ours = answer(file)
-    shipped = kept()
-    shutil.rmtree(cache_folder())
-    with nothing_ships():
-        assert answer(file) == ours
-    recorded = kept()
-    for kind, content in recorded.items():
-        for part, entry in content.items():
-            assert shipped[kind][part] == entry, (kind, part)
-    assert answer(file) == ours, "a later start, as it was kept"
+    check_record(CASES[name](tmp_path))
 
 
 OTHERS: dict[str, Callable[[Path], Path]] = {
@@ -147,7 +116,7 @@ def with_tokenizer(file: Path) -> Path:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_files_start_as_ever(name: str, tmp_path: Path) -> None:
-    assert first_start(resolve(str(OTHERS[name](tmp_path))), "model") is None
+    assert not ships(OTHERS[name](tmp_path))
 
 
 def test_a_start_in_fp32_and_one_whose_module_is_needed_are_by_transformers(
@@ -167,19 +136,7 @@ def test_a_start_in_fp32_and_one_whose_module_is_needed_are_by_transformers(
 
 def test_the_first_command_ever_imports_no_transformers(tmp_path: Path) -> None:
     """Nothing is kept yet."""
-    script = (
-        "import sys; from outrider import LLM, SamplingParams;"
-        f"LLM({str(a_file(tmp_path))!r}, drafter='none').generate('a', SamplingParams(max_tokens=2));"
-        "print(*(name for name in ('transformers', 'huggingface_hub') if name in sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.strip() == ""
+    check_imports(str(a_file(tmp_path)), "drafter='none'")
 
 
 @pytest.mark.parametrize(

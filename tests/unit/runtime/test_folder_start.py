@@ -4,10 +4,7 @@ no transformers imported; every other folder starts as ever."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from outrider import LLM, SamplingParams
-from outrider.cache import cache_folder
+from outrider import SamplingParams
 from outrider.demo import demo_paths
-from outrider.models.source import resolve
 from outrider.runtime import library
-from outrider.runtime.first_start import first_start, nothing_ships
+from tests.unit.runtime.first_starts import check_imports, check_record, ships
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -75,20 +70,6 @@ def change(file: Path, **values: Any) -> Path:
     return file.parent
 
 
-def kept() -> dict[str, Any]:
-    """What the start has left in the cache folder, by kind."""
-    found = {}
-    for kind in ("starts", "checked", "tokenizers"):
-        (file,) = (cache_folder() / kind).glob("*.json")
-        found[kind] = json.loads(file.read_text(encoding="utf-8").splitlines()[1])
-    return found
-
-
-def answer(folder: Path) -> list[int]:
-    llm = LLM(str(folder), drafter="none", runtime="native")
-    return llm.generate([[3, 4, 5, 6, 7]], PARAMS)[0].token_ids
-
-
 OLD = {  # as transformers 4 wrote it
     "torch_dtype": "bfloat16", "rope_theta": 500000.0, "rope_scaling": None, "use_cache": False,
     "transformers_version": "4.40.0", "hidden_act": "silu", "tie_word_embeddings": True,
@@ -130,18 +111,7 @@ def with_template(folder: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_one_that_transformers_gives(name: str, tmp_path: Path) -> None:
     """Program, tables, places of weights, card, notes, limits and tokenizer; then the same text."""
-    folder = CASES[name](tmp_path)
-    assert first_start(resolve(str(folder)), "model") is not None
-    ours = answer(folder)
-    shipped = kept()
-    shutil.rmtree(cache_folder())
-    with nothing_ships():
-        assert answer(folder) == ours
-    recorded = kept()
-    for kind, content in recorded.items():
-        for part, entry in content.items():
-            assert shipped[kind][part] == entry, (kind, part)
-    assert answer(folder) == ours, "a later start, as it was kept"
+    check_record(CASES[name](tmp_path))
 
 
 def of_config(**values: Any) -> Callable[[Path], Path]:
@@ -216,21 +186,9 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_folders_start_as_ever(name: str, tmp_path: Path) -> None:
-    assert first_start(resolve(str(OTHERS[name](tmp_path))), "model") is None
+    assert not ships(OTHERS[name](tmp_path))
 
 
 def test_the_demos_first_command_ever_imports_no_transformers(tmp_path: Path) -> None:
     """Nothing is kept yet, of the target and of its draft."""
-    script = (
-        "import sys; from outrider import LLM, SamplingParams;"
-        "LLM('demo').generate('a', SamplingParams(max_tokens=4));"
-        "print(*(name for name in ('transformers', 'huggingface_hub') if name in sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.strip() == ""
+    check_imports("demo")
