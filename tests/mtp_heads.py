@@ -98,7 +98,7 @@ class MtpReference:
 
 
 def _rotation(rotary: Any, x: Tensor, positions: Tensor, attention: Any) -> Any:
-    """What a rotary embedding gives, some of them by the kind of attention."""
+    """The result of a rotary embedding, some of them by the kind of attention."""
     by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
     positions = positions_for(rotary, positions)
     return (

@@ -1,4 +1,4 @@
-"""What the oldest transformers that is supported, 5.17, lacks or does in its own way: tests of it
+"""Differences of the oldest transformers that is supported, 5.17, from today's: tests of those
 skip there and say why.
 
 Such a model still runs there, eagerly or on transformers' own cache, unless transformers itself

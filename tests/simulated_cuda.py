@@ -170,7 +170,7 @@ class _Recording:
 
 
 class _Thread(threading.local):
-    """What a thread has for itself."""
+    """The state of one thread."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -309,7 +309,7 @@ class SimulatedCuda(TorchDispatchMode):
         tensors: list[Tensor],
         wanted: torch.device | None,
     ) -> None:
-        """What CUDA would refuse, and what it would wait for."""
+        """Operations that CUDA would refuse, and those that it would wait for."""
         name = func._schema.name.removeprefix("aten::")
         host = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         if here and name not in MAY_MIX and any(tensor.dim() for tensor in host):

@@ -1,4 +1,4 @@
-"""What pip would change in an environment that has an engine already: nothing but Outrider comes."""
+"""An environment that has an engine already: pip adds Outrider and changes nothing else."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def tracked(root: Path) -> dict[Path, int]:
 
 
 def complaint(sizes: dict[Path, int], max_mb: float, root: Path) -> str:
-    """What is too large, with its biggest files; empty where it is small enough."""
+    """The limit that is passed, with the biggest files; empty where the tree is small enough."""
     total = sum(sizes.values()) / 1e6
     if total <= max_mb:
         return ""

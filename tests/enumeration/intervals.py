@@ -26,7 +26,7 @@ Key = Callable[[Purpose, int, int], tuple]
 
 
 def keyed_by_step(purpose: Purpose, start: int, offset: int) -> tuple:
-    """What `KeyedStreams` does."""
+    """The key of a draw by its step, as `KeyedStreams` makes it."""
     return (purpose, start, offset)
 
 

@@ -1,4 +1,4 @@
-"""What type checkers and editors see of the public names: a client's program passes, and its
+"""The public names as type checkers and editors see them: a client's program passes, and its
 mistakes are found."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ follow_imports = skip
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of both files and of the examples."""
+    """The output of mypy for both files and the examples."""
     folder = tmp_path_factory.mktemp("mypy")
     (folder / "mypy.ini").write_text(CONFIGURATION)
     command = [

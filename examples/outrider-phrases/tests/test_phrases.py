@@ -79,7 +79,7 @@ def test_rows_leave_by_swap_remove() -> None:
 
 
 def test_settings(tmp_path: Path) -> None:
-    """What is wrong is reported before a model is loaded."""
+    """A fault is reported before a model is loaded."""
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "good.txt").write_text("to whom it may concern\n\n  kind regards \n")

@@ -145,8 +145,10 @@ class ModelDrafter(Drafter):
         ]
 
     def catch_up(self, rows: Rows, gamma: list[int]) -> None:
+        if not self.reads_texts or not any(gamma):
+            return
         wanted = self._within_context(rows, gamma)
-        if self.reads_texts and any(wanted):
+        if any(wanted):
             self._read_long(rows, self._passed_over(rows, wanted))
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
