@@ -218,7 +218,7 @@ class FamilyData:
         for text in short["constants"].values():
             assert torch.equal(tensor_of_text(text), expected), "a constant that is no epsilon"
         stored = self._short["stored"]
-        weights = (stored["few"], stored["made"]["sums"])
+        weights = (stored["few"], *stored["made"].values())
         assert not any(weights), "weights that the file has not"
         return {
             "model_type": model_type,

@@ -251,5 +251,5 @@ class _Model:
             "few": {},
             "blocks": blocks,
             "orders": texts,
-            "made": {"tensors": {}, "matrices": {}, "sums": {}},
+            "made": {"tensors": {}, "matrices": {}},
         }

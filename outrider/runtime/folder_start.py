@@ -215,7 +215,7 @@ class _FolderModel:
                 "few": {},
                 "blocks": {},
                 "orders": [tensor_as_text(torch.from_numpy(SAME.astype(np.int32)))],
-                "made": {"tensors": {}, "matrices": {}, "sums": {}},
+                "made": {"tensors": {}, "matrices": {}},
             },
             waves=rotary_tables(sizes.head, self._values["rope_parameters"]["rope_theta"], None),
             memory=ModelMemory(label, weights * DTYPE.itemsize, kv),

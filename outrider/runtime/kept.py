@@ -30,12 +30,13 @@ from outrider.models.card import ModelCard
 from outrider.models.lm import LM
 from outrider.models.loaded import ModelMemory
 from outrider.models.loading.generation_config import Asked
-from outrider.models.loading.tensor_store import SUFFIX, find_stored, read_stored
+from outrider.models.loading.kept_weights import SUFFIX
+from outrider.models.loading.tensor_store import KeptAt, find_stored, read_stored
 from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import checked, library, program_text
-from outrider.runtime.block_packing import pack
 from outrider.runtime.building import fingerprint
+from outrider.runtime.kept_panels import KeptPanels
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.rotary import Rotary, Wave, waves_of
 from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
@@ -168,7 +169,7 @@ def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, facts: Found
             "notes": facts.notes,
             "program": written,
             "stored": find_stored(
-                source, module, tensors_of(program, module), program.matrices, _weights(key)
+                source, module, tensors_of(program, module), program.matrices, _made_at(key)
             ),
             "waves": [asdict(wave) for wave in waves],
             "memory": asdict(facts.memory),
@@ -186,7 +187,8 @@ def keep_first(key: Key, start: Start, tokenizer: ModelTokenizer) -> None:
 def started_lm(start: Start, key: Key, source: ModelSource, facts: checked.Checked) -> LM | None:
     """The model that was kept, ready to run; None where its weights are not as they were. Damaged
     files may raise anything."""
-    if (stored := read_stored(source, start.stored, _weights(key), pack)) is None:
+    panels = KeptPanels(_weights(key), key.start)
+    if (stored := read_stored(source, start.stored, _made_at(key), panels.of)) is None:
         return None
     tensors, in_blocks = stored
     dtype = getattr(torch, start.dtype)
@@ -234,8 +236,14 @@ def _version(package: str) -> str:
         return "absent"
 
 
+def _made_at(key: Key) -> KeptAt:
+    weights = _weights(key)
+    return KeptAt(weights.with_name(f"{weights.name}{SUFFIX}"), key.start)
+
+
 def _weights(key: Key) -> Path:
-    return cache_folder() / "weights" / f"{key.weights}{SUFFIX}"
+    """The beginning of the names of this model's files of weights."""
+    return cache_folder() / "weights" / key.weights
 
 
 def _path(key: Key) -> Path:

@@ -21,7 +21,7 @@ from outrider.cache import (
     write_private,
 )
 from outrider.errors import CapabilityError
-from outrider.models.loading.tensor_store import keep_tensors, kept_tensors
+from outrider.models.loading.kept_weights import keep_weights, kept_weights
 from outrider.runtime import library
 from outrider.wellformed import regular_bytes
 
@@ -152,7 +152,9 @@ def test_a_folder_of_a_group_that_this_process_is_in(
 def test_what_is_no_file_is_not_read(kind: str, folder: Path) -> None:
     """A link to /dev/zero has no end, and a pipe that nobody writes to never begins."""
     folder.mkdir()
-    for name in ("one.json", "weights.safetensors"):
+    keep_weights(folder / "kept.weights", "a start", {"a": torch.ones(3)})
+    (folder / "kept.weights").unlink()
+    for name in ("one.json", "kept.weights"):
         if kind == "zero":
             (folder / name).symlink_to("/dev/zero")
         elif kind == "pipe":
@@ -160,7 +162,7 @@ def test_what_is_no_file_is_not_read(kind: str, folder: Path) -> None:
         else:
             (folder / name).mkdir()
     assert kept_json(folder / "one.json", as_it_is) is None
-    assert kept_tensors(folder / "weights.safetensors", {"a": 1}) is None
+    assert kept_weights(folder / "kept.weights", "a start") == {}
 
 
 def test_a_file_that_is_too_large_is_not_read(
@@ -169,12 +171,6 @@ def test_a_file_that_is_too_large_is_not_read(
     keep_json(folder / "one.json", ["a" * 1000], max_files=1)
     monkeypatch.setattr("outrider.wellformed.regular_bytes.__defaults__", (100,))
     assert kept_json(folder / "one.json", as_it_is) is None
-
-
-def test_weights_that_lack_a_tensor_are_made_anew(folder: Path) -> None:
-    sums = keep_tensors(folder / "weights.safetensors", {"a": torch.ones(3)})
-    assert kept_tensors(folder / "weights.safetensors", sums) is not None
-    assert kept_tensors(folder / "weights.safetensors", {**sums, "b": 1}) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "no sum", "pipe"])

@@ -10,102 +10,38 @@ repacked weights in a file of their own.
 from __future__ import annotations
 
 import base64
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
-from outrider.cache import make_folder, refuse_unsafe
-from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
 from outrider.models.gguf.loading import plain_values
-from outrider.models.gguf.packing import Packer, panels_in
+from outrider.models.gguf.packing import Stored
+from outrider.models.loading.kept_weights import keep_weights, kept_weights
 from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
 from outrider.models.source import ModelSource
 
-# of all files; those that were not read for longest go first
-MAX_BYTES = 64 << 30
-MAX_FILES = 50
-MAX_SHARE = 4  # a file takes at most one of this many parts of the room that the disk has left
-SUFFIX = ".safetensors"
-
-
-def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Write them, whole or not at all, and give the sum of each. Raises OSError where they cannot
-    be written."""
-    make_folder(path.parent)
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    free = shutil.disk_usage(path.parent).free
-    if size > min(free // MAX_SHARE, MAX_BYTES):
-        raise OSError(
-            f"{size >> 20} MiB of weights are too many for a disk with {free >> 20} MiB free"
-        )
-    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
-    os.close(handle)
-    try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, scratch)
-        os.replace(scratch, path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    finally:
-        Path(scratch).unlink(missing_ok=True)
-    _remove_oldest(path.parent)
-    return {name: _sum(tensor) for name, tensor in tensors.items()}
-
-
-def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | None:
-    """The tensors that `keep_tensors` wrote, on huge pages; None where the file is absent, another
-    or damaged."""
-    if not sums:
-        return {}
-    tensors = {}
-    try:
-        refuse_unsafe(path)
-        with safe_open(path, "pt") as file:
-            names = frozenset(file.keys())
-            for name, expected in sums.items():
-                if name not in names:
-                    return None
-                tensors[name] = on_huge_pages(file.get_tensor(name))
-                if _sum(tensors[name]) != expected:
-                    return None
-        os.utime(path)
-    except (OSError, SafetensorError):
-        return None
-    return tensors
-
-
-def _sum(tensor: Tensor) -> int:
-    """The sum of a tensor's bits, eight bytes at a time: any number of zeros, and any one change,
-    make another one."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(flat) // 8 * 8
-    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
-
-
-def _remove_oldest(folder: Path) -> None:
-    left = MAX_BYTES
-    newest = sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.stat().st_mtime, reverse=True)
-    for number, file in enumerate(newest, start=1):
-        left -= file.stat().st_size
-        if left < 0 or number > MAX_FILES:
-            file.unlink(missing_ok=True)
-
-
 FEW = 4096  # numbers that are kept where no file has them
+
+
+PanelMaker: TypeAlias = Callable[[Mapping[str, Stored]], Mapping[str, Tensor]]
+
+
+class KeptAt(NamedTuple):
+    """The file for what loading makes, and the key that it is kept under."""
+
+    path: Path
+    key: str
 
 
 class InBlocks(NamedTuple):
@@ -130,12 +66,12 @@ def find_stored(
     module: Any,
     tensors: Mapping[str, Tensor],
     in_blocks: Mapping[str, Any],
-    made_at: Path,
+    made_at: KeptAt,
 ) -> dict[str, Any]:
     """The files and names of parameters and layers, as plain data. Raises OSError where what
     loading made cannot be kept.
 
-    `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: the file for what the
+    `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: file and key for what the
     checkpoint does not have.
     """
     stored_at = getattr(module, "outrider_stored", {})
@@ -177,16 +113,19 @@ def find_stored(
 
 
 def read_stored(
-    source: ModelSource, record: Mapping[str, Any], made_at: Path, pack: Packer
+    source: ModelSource, record: Mapping[str, Any], made_at: KeptAt, make_panels: PanelMaker
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what
     loading made is damaged."""
+    names = {*record["made"]["tensors"].values()}
+    names |= {key for key, *_ in record["made"]["matrices"].values()}
+    computed = kept_weights(*made_at) if names else {}
+    if not names <= computed.keys():
+        return None
     tensors = {name: tensor_of_text(text) for name, text in record["few"].items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they copy, and would wait for one another longer than that takes
     try:
-        if (computed := kept_tensors(made_at, record["made"]["sums"])) is None:
-            return None
         with _files(source) as files:
             for name, (there, dtype, shape) in record["plain"].items():
                 tensor = _joined(files, there, shape)
@@ -199,7 +138,7 @@ def read_stored(
         layer: InBlocks(computed[key], _form(text), *sizes)
         for layer, (key, text, *sizes) in record["made"]["matrices"].items()
     }
-    return tensors, blocks | _read_blocks(source, record["blocks"], record["orders"], pack)
+    return tensors, blocks | _read_blocks(source, record["blocks"], record["orders"], make_panels)
 
 
 class _Made:
@@ -217,9 +156,10 @@ class _Made:
         self._known[key] = tensor
         return key
 
-    def keep(self, path: Path) -> dict[str, Any]:
-        sums = keep_tensors(path, self._known) if self._known else {}
-        return {"tensors": self.tensors, "matrices": self.matrices, "sums": sums}
+    def keep(self, made_at: KeptAt) -> dict[str, Any]:
+        if self._known:
+            keep_weights(*made_at, self._known)
+        return {"tensors": self.tensors, "matrices": self.matrices}
 
 
 class _Origins:
@@ -277,7 +217,10 @@ def _form(text: Mapping[str, Any]) -> Form:
 
 
 def _read_blocks(
-    source: ModelSource, record: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer
+    source: ModelSource,
+    record: Mapping[str, Any],
+    texts: Sequence[list[Any]],
+    make_panels: PanelMaker,
 ) -> dict[str, InBlocks]:
     if source.gguf is None or not record:
         return {}
@@ -288,18 +231,25 @@ def _read_blocks(
         for layer, (names, number) in record.items()
     }
     # an output layer may be the embeddings
-    each = dict.fromkeys((tuple(names), number) for names, number in record.values())
-    stored = [([infos[name] for name in names], orders[number]) for names, number in each]
-    panels = dict(zip(each, panels_in(stored, pack), strict=True))
+    stored = {
+        _called(*place): ([infos[name] for name in place[0]], orders[place[1]])
+        for place in record.values()
+    }
+    panels = make_panels(stored)
     return {
         layer: InBlocks(
-            panels[tuple(record[layer][0]), number],
+            panels[_called(*record[layer])],
             FORMS[tensors[0].kind.name],
             len(orders[number]) or sum(tensor.shape[-2] for tensor in tensors),
             tensors[0].shape[-1],
         )
         for layer, (tensors, number) in known.items()
     }
+
+
+def _called(names: Sequence[str], order: int) -> str:
+    """A name for the panels of these tensors in this order."""
+    return f"{' '.join(names)} {order}"
 
 
 def _number(orders: list[np.ndarray], order: np.ndarray) -> int:
