@@ -16,7 +16,7 @@ from outrider.kv import LayerShape
 from outrider.models.linear.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.coding import Coder
-from outrider.runtime.matrices import Matrix
+from outrider.runtime.matrices import Matrix, PackedWeight
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.program_check import check_program
 from outrider.runtime.schedule import Schedule, schedule
@@ -71,6 +71,22 @@ def shared_panels(
     return kind, panels
 
 
+def layers_panels(
+    weights: Tensor, coder: Coder | None, *, transposed: bool
+) -> tuple[WeightFormat, Tensor]:
+    """`packed` of weights (layers, out, in), or (layers, in, out) of a transposed operation; coded
+    where they can be."""
+    coded = _coded(coder, weights, transposed=transposed)
+    if coded is not None:
+        return WeightFormat.PANELS_CODED, coded
+    kind, panels = WeightFormat.PANELS_CODED, torch.empty(0)
+    for number, weight in enumerate(weights):
+        kind, values = packed(weight.t().contiguous() if transposed else weight)
+        panels = panels if number else values.new_empty(len(weights), *values.shape)
+        panels[number] = values  # one at a time, so that no second copy of all lies next to them
+    return kind, panels
+
+
 def _coded(
     coder: Coder | None, weights: Sequence[Tensor] | Tensor, *, transposed: bool = False
 ) -> Tensor | None:
@@ -93,7 +109,7 @@ class Binding:
     def __init__(
         self,
         program: Program,
-        tensors: Mapping[str, Tensor | Matrix],
+        tensors: Mapping[str, Tensor | Matrix | PackedWeight],
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         coder: Coder | None = None,
@@ -273,6 +289,11 @@ class Binding:
         if isinstance(table, Matrix):
             self._bind_blocks(struct, table)
             return
+        if isinstance(table, PackedWeight):
+            panels = table.panels if table.table is None else table.table
+            struct.format = int(table.format if table.table is None else WeightFormat.TABLE)
+            struct.weight = self._keep(panels)
+            return
         kind, panels = WeightFormat.TABLE, table
         if self._coder is not None and op.weight in self._tied:
             kind, panels = shared_panels(table, self._coder, transposed=False)
@@ -287,6 +308,11 @@ class Binding:
         if isinstance(weight, Matrix):
             struct.N, struct.K = weight.shape
             self._bind_blocks(struct, weight)
+            return
+        if isinstance(weight, PackedWeight):
+            struct.N, struct.K = weight.shape
+            struct.format = int(weight.format)
+            struct.weight = self._keep(weight.panels)
             return
         kind, panels = shared_panels(weight, self._coder, transposed=op.transposed)
         struct.format = int(kind)
@@ -303,25 +329,22 @@ class Binding:
 
     def _bind_experts(self, struct: OpStruct, op: Op) -> None:
         struct.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
-        if isinstance(matrix := self._tensors[op.weight], Matrix):
-            struct.experts = matrix.experts
-            (struct.N, struct.K) = matrix.shape
-            self._bind_blocks(struct, matrix)
+        weight = self._tensors[op.weight]
+        if isinstance(weight, Matrix | PackedWeight):
+            struct.experts = weight.experts
+            (struct.N, struct.K) = weight.shape
+            if isinstance(weight, Matrix):
+                self._bind_blocks(struct, weight)
+            else:
+                struct.format = int(weight.format)
+                struct.weight = self._keep(weight.panels)
             return
         self._bind_layers(struct, op, self._tensor(op.weight))
 
     def _bind_layers(self, struct: OpStruct, op: Op, weights: Tensor) -> None:
         """Weights (layers, out, in), or (layers, in, out) of a transposed operation."""
-        coded = _coded(self._coder, weights, transposed=op.transposed)
-        panels = torch.empty(0) if coded is None else coded
-        struct.format = int(WeightFormat.PANELS_CODED)
-        for number, weight in enumerate(weights if coded is None else ()):
-            kind, values = packed(weight.t().contiguous() if op.transposed else weight)
-            panels = panels if number else values.new_empty(len(weights), *values.shape)
-            panels[number] = (
-                values  # one at a time, so that no second copy of all lies next to them
-            )
-            struct.format = int(kind)
+        kind, panels = layers_panels(weights, self._coder, transposed=op.transposed)
+        struct.format = int(kind)
         struct.weight = self._keep(panels)
         struct.experts = len(weights)
         struct.N, struct.K = (

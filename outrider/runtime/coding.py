@@ -151,6 +151,29 @@ def can_code(shape: tuple[int, int]) -> bool:
     return outputs > 0 and inputs > 0 and inputs % EACH == 0 and inputs * WIDTH <= MAX_PLACES
 
 
+def are_whole(panels: Tensor, count: int, shape: tuple[int, int]) -> bool:
+    """Whether bytes are `coded_panels` of so many weights of a shape, as far as a reader relies on
+    it: it finds the escapes of a panel after all panels, by place, each inside the panel."""
+    outputs, inputs = shape
+    num_panels = count * -(-outputs // WIDTH)
+    size = HEADER + inputs // EACH * FOUR
+    end = num_panels * size
+    if not can_code(shape) or panels.dim() != 1 or len(panels) < end or len(panels) % 4:
+        return False
+    headers = panels[:end].view(num_panels, size)[:, :HEADER].contiguous().view(torch.int64)
+    offsets, counts = headers[:, 2], headers[:, 3]
+    if int(counts.min()) < 0 or int(counts.max()) > inputs * WIDTH:
+        return False
+    ends = counts.cumsum(0)
+    expected = (num_panels - torch.arange(num_panels)) * size + 4 * (ends - counts)
+    if len(panels) != end + 4 * int(ends[-1]) or not torch.equal(offsets, expected):
+        return False
+    places = (panels[end:].view(torch.int32).to(torch.int64) & 0xFFFFFFFF) >> 8
+    of_panel = torch.repeat_interleave(torch.arange(num_panels), counts)
+    rises = (of_panel * MAX_PLACES + places).diff() > 0
+    return bool((places < inputs * WIDTH).all() and rises.all())
+
+
 def coded_panels(
     library: ctypes.CDLL,
     workers: int,

@@ -16,12 +16,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.lazy import pydantic
@@ -36,8 +37,11 @@ from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import checked, library, program_text
 from outrider.runtime.building import fingerprint
-from outrider.runtime.kept_panels import KeptPanels
+from outrider.runtime.coding import coder_for
+from outrider.runtime.kept_panels import KeptPanels, block_panels
 from outrider.runtime.matrices import Matrix
+from outrider.runtime.ops import Program
+from outrider.runtime.plain_panels import PlainPanels
 from outrider.runtime.rotary import Rotary, Wave, waves_of
 from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
 from outrider.runtime.start_check import check_start
@@ -187,23 +191,43 @@ def keep_first(key: Key, start: Start, tokenizer: ModelTokenizer) -> None:
 def started_lm(start: Start, key: Key, source: ModelSource, facts: checked.Checked) -> LM | None:
     """The model that was kept, ready to run; None where its weights are not as they were. Damaged
     files may raise anything."""
-    panels = KeptPanels(_weights(key), key.start)
-    if (stored := read_stored(source, start.stored, _made_at(key), panels.of)) is None:
-        return None
-    tensors, in_blocks = stored
     dtype = getattr(torch, start.dtype)
     path = library.find(cache_folder())
     program = program_text.read(start.program)
+    plain = _plain_panels(start, key, program, path)
+    made_panels = partial(block_panels, KeptPanels(_weights(key, "blocks"), key.start))
+    stored = read_stored(source, start.stored, _made_at(key), made_panels, plain.unread)
+    if stored is None:
+        return None
+    tensors, in_blocks = stored
     program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
     waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
     check_start(program, waves, start.ends, facts.shape)
-    every: dict[str, Tensor | Matrix] = {**tensors, **program.constants, **program.matrices}
+    weights = plain.put_into(tensors)
+    every = {**weights, **program.constants, **program.matrices}
     bound = Bound(Executor(program, every, facts.shape.layers, dtype, path), Rotary(waves))
     run = NativeRun.around(bound, path)
     lm = LM(run, facts.shape, dtype, torch.device("cpu"))
     lm.limits = facts.limits
     lm.kernels = run.executor.library
     return lm
+
+
+def _plain_panels(start: Start, key: Key, program: Program, path: Path) -> PlainPanels:
+    """The panels of weights that lie in the checkpoint as plain numbers."""
+    shapes = {
+        name: (getattr(torch, dtype), shape)
+        for name, (_, dtype, shape) in start.stored["plain"].items()
+    }
+    num_bytes = sum(
+        prod(shape) * 2
+        for dtype, shape in shapes.values()
+        if dtype == torch.bfloat16 and len(shape) > 1
+    )
+    threads = torch.get_num_threads()
+    coder = coder_for(path, library.load(path), threads, num_bytes)
+    kind = "plain" if coder is None else "coded"
+    return PlainPanels(KeptPanels(_weights(key, kind), key.start), program, shapes, coder)
 
 
 def started_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
@@ -237,13 +261,12 @@ def _version(package: str) -> str:
 
 
 def _made_at(key: Key) -> KeptAt:
-    weights = _weights(key)
-    return KeptAt(weights.with_name(f"{weights.name}{SUFFIX}"), key.start)
+    return KeptAt(_weights(key, f"made{SUFFIX}"), key.start)
 
 
-def _weights(key: Key) -> Path:
-    """The beginning of the names of this model's files of weights."""
-    return cache_folder() / "weights" / key.weights
+def _weights(key: Key, kind: str) -> Path:
+    """The file of a kind of weights, or the beginning of the names of several."""
+    return cache_folder() / "weights" / f"{key.weights}-{kind}"
 
 
 def _path(key: Key) -> Path:

@@ -1,4 +1,4 @@
-"""Panels of a GGUF file, mapped as far as earlier starts kept them.
+"""Panels of a model's weights, mapped as far as earlier starts kept them.
 
 Where the system keeps files in huge pages, a start that makes panels writes them to files of the
 cache folder and maps these, too: as many as the disk takes without a wait, the next start more.
@@ -7,7 +7,7 @@ Elsewhere they are made into memory at every start, which is as fast as a copy o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -30,78 +30,97 @@ from outrider.runtime.block_packing import pack, panels_shape, parts
 
 LEAST = 64 << 20  # bytes of panels that are worth a file: fewer are made in an instant
 MAX_WRITERS = 8  # the system lets one thread at a time write to a file, so each has its own
-MAX_PARTS = 32  # files of one model
+MAX_FILES = 32  # of one model
 
 
-class KeptPanels(NamedTuple):
+class Item(NamedTuple):
+    """Panels that can be made."""
+
+    size: int  # bytes, at most
+    make: Callable[[], tuple[torch.dtype, Sequence[int], Iterable[Tensor]]]  # type, shape, parts
+
+
+class KeptPanels:
     """The files of the panels of one model: `stem` and a number each, all under the model's key."""
 
-    stem: Path
-    key: str
+    def __init__(self, stem: Path, key: str) -> None:
+        self._stem = stem
+        self._key = key
+        self._number = 0  # of the next file
 
-    def of(self, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
-        """The panels of each."""
+    def kept(self) -> dict[str, Tensor]:
+        """All panels that earlier starts kept."""
         panels: dict[str, Tensor] = {}
-        if is_mapped_huge(self.stem.parent):
-            number = self._take_kept(panels, 0)
-            left = {name: each for name, each in stored.items() if name not in panels}
-            with keeping("panels of a GGUF file"):
-                panels |= self._keep(_fitting(left), number)
-        left = {name: each for name, each in stored.items() if name not in panels}
-        panels |= dict(zip(left, panels_in(list(left.values()), pack), strict=True))
+        self._number = 0
+        if is_mapped_huge(self._stem.parent):
+            while more := kept_weights(self._file(self._number), self._key):
+                panels |= more
+                self._number += 1
         return panels
 
-    def _take_kept(self, panels: dict[str, Tensor], number: int) -> int:
-        """Map the files from this number on; the first number that there is no file of."""
-        while number < MAX_PARTS and (kept := kept_weights(self._file(number), self.key)):
-            panels |= kept
-            number += 1
-        return number
+    def keep(self, items: Mapping[str, Item]) -> dict[str, Tensor]:
+        """Panels in further files: of as many items as can be written without a wait."""
+        if is_mapped_huge(self._stem.parent):
+            with keeping("panels of weights"):
+                return self._keep(_fitting(items))
+        return {}
 
-    def _keep(self, stored: Sequence[tuple[str, Stored]], number: int) -> dict[str, Tensor]:
-        """Panels in further files, from this number on. Raises OSError where they cannot be
-        written."""
-        total = sum(_num_bytes(each) for _, each in stored)
-        writers = min(torch.get_num_threads(), MAX_WRITERS, MAX_PARTS - number, total // LEAST)
+    def _keep(self, items: Sequence[tuple[str, Item]]) -> dict[str, Tensor]:
+        """Write them side by side. Raises OSError where that cannot be done."""
+        total = sum(item.size for _, item in items)
+        room = MAX_FILES - self._number
+        writers = min(torch.get_num_threads(), MAX_WRITERS, room, total // LEAST)
         if writers < 1:
             return {}
-        shares: list[list[tuple[str, Stored]]] = [[] for _ in range(writers)]
+        shares: list[list[tuple[str, Item]]] = [[] for _ in range(writers)]
         sizes = [0] * writers
-        for name, each in stored:
+        for name, item in items:
             least = sizes.index(min(sizes))
-            shares[least].append((name, each))
-            sizes[least] += _num_bytes(each)
+            shares[least].append((name, item))
+            sizes[least] += item.size
         with ThreadPoolExecutor(writers) as pool:
-            files = list(pool.map(self._write, range(number, number + writers), shares, sizes))
+            numbers = range(self._number, self._number + writers)
+            files = list(pool.map(self._write, numbers, shares, sizes))
         panels: dict[str, Tensor] = {}
         for path, places in files:
-            panels |= keep_written(path, self.key, places)
+            panels |= keep_written(path, self._key, places)
         return panels
 
     def _write(
-        self, number: int, stored: Sequence[tuple[str, Stored]], size: int
+        self, number: int, items: Sequence[tuple[str, Item]], size: int
     ) -> tuple[Path, dict[str, Place]]:
         path = self._file(number)
         with writing_weights(path, size) as file:
-            for name, each in stored:
-                file.add(name, torch.uint8, panels_shape(each), parts(each))
+            for name, item in items:
+                file.add(name, *item.make())
         return path, file.places
 
     def _file(self, number: int) -> Path:
-        return self.stem.with_name(f"{self.stem.name}-{number}{SUFFIX}")
+        return self._stem.with_name(f"{self._stem.name}-{number}{SUFFIX}")
 
 
-def _fitting(stored: Mapping[str, Stored]) -> list[tuple[str, Stored]]:
-    """As many as can be written without a wait."""
+def block_panels(kept: KeptPanels, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """The panels of tensors of a GGUF file: kept ones, as many others as can be kept, the rest in
+    memory."""
+    panels = {name: tensor for name, tensor in kept.kept().items() if name in stored}
+    items = {name: _item(each) for name, each in stored.items() if name not in panels}
+    panels |= kept.keep(items)
+    left = {name: each for name, each in stored.items() if name not in panels}
+    panels |= dict(zip(left, panels_in(list(left.values()), pack), strict=True))
+    return panels
+
+
+def _item(stored: Stored) -> Item:
+    shape = panels_shape(stored)
+    return Item(torch.Size(shape).numel(), lambda: (torch.uint8, shape, parts(stored)))
+
+
+def _fitting(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
+    """The items that can be written without a wait, in their order."""
     room = unhurried_bytes()
     fitting = []
-    for name, each in stored.items():
-        size = _num_bytes(each)
-        if size <= room:
-            room -= size
-            fitting.append((name, each))
+    for name, item in items.items():
+        if item.size <= room:
+            room -= item.size
+            fitting.append((name, item))
     return fitting
-
-
-def _num_bytes(stored: Stored) -> int:
-    return torch.Size(panels_shape(stored)).numel()

@@ -12,6 +12,7 @@ from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.gguf.formats import BLOCK, Form, known_forms, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
 from outrider.models.linear.panel import WIDTH
+from outrider.runtime.coding import are_whole
 from outrider.runtime.structures import WeightFormat
 
 
@@ -61,6 +62,55 @@ class Matrix:
                 ]
             )
         return values_of(self.panels, self.form, self.outputs)[:, : self.inputs]
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A plain weight (outputs, inputs), or one for each of several experts, that lies in panels
+    already."""
+
+    panels: Tensor
+    dtype: torch.dtype  # of its numbers
+    outputs: int
+    inputs: int
+    experts: int  # 0: it is none of experts
+    transposed: bool  # the module has it as (inputs, outputs)
+    table: Tensor | None = None  # the weight itself, where its rows are embeddings, too
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.outputs, self.inputs
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of its numbers outside panels."""
+        return max(1, self.experts) * self.outputs * self.inputs * self.dtype.itemsize
+
+    @property
+    def format(self) -> WeightFormat:
+        """How the executor multiplies it."""
+        if self.panels.dtype == torch.uint8:
+            return WeightFormat.PANELS_CODED
+        is_bf16 = self.dtype == torch.bfloat16
+        return WeightFormat.PANELS_BF16 if is_bf16 else WeightFormat.PANELS_FP32
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the panels are what the executor reads, and make it read nothing else."""
+        panels = self.panels
+        if not panels.is_contiguous() or panels.device.type != "cpu":
+            return False
+        if self.format == WeightFormat.PANELS_CODED:
+            is_bf16 = self.dtype == torch.bfloat16
+            return is_bf16 and are_whole(panels, max(1, self.experts), self.shape)
+        return panels.dtype == self.dtype and panels.shape == self._panels_shape()
+
+    def _panels_shape(self) -> tuple[int, ...]:
+        count = -(-self.outputs // WIDTH)
+        experts = (self.experts,) if self.experts else ()
+        if self.dtype == torch.bfloat16:
+            return *experts, count, self.inputs // 2, WIDTH, 2
+        return *experts, count, self.inputs, WIDTH
 
 
 def keeps_integers(part: nn.Module) -> bool:

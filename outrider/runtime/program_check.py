@@ -18,9 +18,10 @@ from torch import Tensor
 from outrider.kv import LayerShape
 from outrider.kv.state_slots import StateShape
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.matrices import Matrix
+from outrider.runtime.matrices import Matrix, PackedWeight
 from outrider.runtime.ops import RECURRENT, Code, Op, Program, Source, Value, View
 from outrider.runtime.recurrent_rules import MAX_WIDTH
+from outrider.runtime.structures import WeightFormat
 
 MAX_SIZE = 1 << 24  # numbers of a value
 MAX_WINDOW = 1 << 40
@@ -63,7 +64,7 @@ NUMBERS = {
 
 def check_program(
     program: Program,
-    tensors: Mapping[str, Tensor | Matrix],
+    tensors: Mapping[str, Tensor | Matrix | PackedWeight],
     layers: Sequence[LayerShape],
     dtype: torch.dtype,
 ) -> None:
@@ -83,7 +84,7 @@ class _Checker:
     def __init__(
         self,
         program: Program,
-        tensors: Mapping[str, Tensor | Matrix],
+        tensors: Mapping[str, Tensor | Matrix | PackedWeight],
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
     ) -> None:
@@ -242,6 +243,12 @@ class _Checker:
         if not matrix.is_whole or (is_table and matrix.form.is_float):
             _refuse("weights in another form than their layer's")
 
+    def _packed(self, weight: PackedWeight, dtype: torch.dtype, op: Op) -> None:
+        for each in weight.shape:
+            _number(each, "weights", 1, MAX_SIZE)
+        if weight.dtype != dtype or weight.transposed != op.transposed or not weight.is_whole:
+            _refuse("panels of another weight than their layer's")
+
     def _plain(self, tensor: Tensor, dtype: torch.dtype) -> None:
         if tensor.dtype != dtype or not tensor.numel() or max(tensor.shape) > MAX_SIZE:
             _refuse("weights of another type than their operands'")
@@ -264,6 +271,11 @@ class _Checker:
                 _refuse("weights of experts in a plain layer")
             if weight.form.is_float and dtype != torch.bfloat16:
                 _refuse("fp8 weights together with numbers in another type than bfloat16")
+        elif isinstance(weight, PackedWeight):
+            self._packed(weight, dtype, op)
+            outputs, inputs = weight.shape
+            if weight.experts:
+                _refuse("weights of experts in a plain layer")
         else:
             self._plain(self._tensor(op.weight, 2), dtype)
             outputs, inputs = weight.shape[::-1] if op.transposed else weight.shape
@@ -273,11 +285,17 @@ class _Checker:
 
     def _embed(self, op: Op, out: View) -> None:
         table = self._tensors[op.weight]
+        if isinstance(table, PackedWeight) and table.table is not None:
+            table = table.table
         if isinstance(table, Matrix):
             self._matrix(table, is_table=True)
+        elif isinstance(table, PackedWeight):
+            self._packed(table, self._same_type(out), op)
+            if table.experts or table.format != WeightFormat.PANELS_CODED:
+                _refuse("a table in panels whose rows are not read")
         else:
-            self._plain(self._tensor(op.weight, 2), self._same_type(out))
-            if not table.is_contiguous():
+            self._plain(table, self._same_type(out))
+            if table.dim() != 2 or not table.is_contiguous() or table.is_meta:
                 _refuse("a table whose rows do not lie one after the other")
         if table.shape[1] != out.cols:
             _refuse("a table of another width")
@@ -288,6 +306,12 @@ class _Checker:
         weight = self._tensors[op.weight]
         if isinstance(weight, Matrix):
             self._matrix(weight)
+            experts = weight.experts
+            (outputs, inputs) = weight.shape
+        elif isinstance(weight, PackedWeight):
+            if op.code != Code.EXPERTS:
+                _refuse("panels that parts are taken of")
+            self._packed(weight, dtype, op)
             experts = weight.experts
             (outputs, inputs) = weight.shape
         else:

@@ -25,7 +25,7 @@ from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.checked import one_thread
 from outrider.runtime.coding import coder_for
 from outrider.runtime.lower import lower
-from outrider.runtime.matrices import Matrix
+from outrider.runtime.matrices import Matrix, PackedWeight
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Rotary, rotary_of
 from outrider.runtime.structures import (
@@ -87,7 +87,7 @@ class Executor:
     def __init__(
         self,
         program: Program,
-        tensors: Mapping[str, Tensor | Matrix],
+        tensors: Mapping[str, Tensor | Matrix | PackedWeight],
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         path: Path,
@@ -423,16 +423,18 @@ def _named(program: Program) -> set[str]:
     }
 
 
-def _matrix_bytes(program: Program, tensors: Mapping[str, Tensor | Matrix]) -> int:
+def _matrix_bytes(program: Program, tensors: Mapping[str, Tensor | Matrix | PackedWeight]) -> int:
     """Bytes of the bf16 matrices that a program multiplies with."""
     multiplied = (Code.LINEAR, Code.EXPERTS, Code.HEADS)
     ops = (*program.body, *program.head)
-    weights = [tensors[name] for name in {op.weight for op in ops if op.code in multiplied}]
-    return sum(
-        weight.nbytes
-        for weight in weights
-        if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16
-    )
+    total = 0
+    for name in {op.weight for op in ops if op.code in multiplied}:
+        weight = tensors[name]
+        if isinstance(weight, PackedWeight):
+            total += weight.plain_bytes
+        elif isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+            total += weight.nbytes
+    return total
 
 
 def _address(memory: Memory | None) -> int | None:

@@ -170,7 +170,7 @@ class _Weights(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, places: Mapping[str, Place]) -> _Weights:
-        """Those at these places. Raises OSError, or ValueError where the file is too short."""
+        """Map the tensors at these places, and read them. Raises OSError, or ValueError where the file is too short."""
         before = _huge_bytes()
         tensors = _mapped(path, places)
         sums = _sums(tensors.values())
@@ -221,12 +221,14 @@ def _mapped(path: Path, places: Mapping[str, Place]) -> dict[str, Tensor]:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return {
-        name: torch.frombuffer(mapping, dtype=torch.uint8, count=place.size, offset=place.offset)
-        .view(place.dtype)
-        .view(place.shape)
-        for name, place in places.items()
-    }
+    return {name: _at(mapping, place) for name, place in places.items()}
+
+
+def _at(mapping: mmap.mmap, place: Place) -> Tensor:
+    if not place.size:
+        return torch.empty(place.shape, dtype=place.dtype)
+    flat = torch.frombuffer(mapping, dtype=torch.uint8, count=place.size, offset=place.offset)
+    return flat.view(place.dtype).view(place.shape)
 
 
 def _huge_bytes() -> int:
@@ -259,7 +261,7 @@ def _sum(tensor: Tensor) -> int:
 
 
 def _wrapped(total: int) -> int:
-    """As an int64."""
+    """A number of any size as an int64, which wraps around."""
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -10,7 +10,7 @@ repacked weights in a file of their own.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import prod
@@ -113,10 +113,17 @@ def find_stored(
 
 
 def read_stored(
-    source: ModelSource, record: Mapping[str, Any], made_at: KeptAt, make_panels: PanelMaker
+    source: ModelSource,
+    record: Mapping[str, Any],
+    made_at: KeptAt,
+    make_panels: PanelMaker,
+    unread: Container[str] = (),
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what
-    loading made is damaged."""
+    loading made is damaged.
+
+    `unread`: tensors of the checkpoint's files that are not wanted.
+    """
     names = {*record["made"]["tensors"].values()}
     names |= {key for key, *_ in record["made"]["matrices"].values()}
     computed = kept_weights(*made_at) if names else {}
@@ -128,6 +135,8 @@ def read_stored(
     try:
         with _files(source) as files:
             for name, (there, dtype, shape) in record["plain"].items():
+                if name in unread:
+                    continue
                 tensor = _joined(files, there, shape)
                 assert tensor is not None, f"the file has lost '{there[0]}'"
                 tensors[name] = tensor.to(getattr(torch, dtype), copy=True)

@@ -64,6 +64,50 @@ def _weight(outputs: int, inputs: int, rare: float) -> Tensor:
     return torch.where((torch.rand(weight.shape) < rare) & others.isfinite(), others, weight)
 
 
+def _coded(coder: Coder) -> Tensor:
+    """Panels of two weights with escapes."""
+    weights = [_weight(70, 256, 0.001), _weight(70, 256, 0.002)]
+    panels = coder.panels(weights.__getitem__, 2, (70, 256))
+    assert panels is not None
+    return panels
+
+
+def test_panels_that_are_whole_are_known(coder: Coder) -> None:
+    panels = _coded(coder)
+    assert coding.are_whole(panels, 2, (70, 256))
+    assert not coding.are_whole(panels, 1, (70, 256))
+    assert not coding.are_whole(panels, 2, (70, 252))
+    assert not coding.are_whole(panels, 2, (102, 256))
+    assert not coding.are_whole(panels[:-4], 2, (70, 256))
+    assert not coding.are_whole(panels[:100], 2, (70, 256))
+    assert not coding.are_whole(torch.cat([panels, panels[-4:]]), 2, (70, 256))
+
+
+def test_panels_that_would_be_read_outside_are_refused(coder: Coder) -> None:
+    """Each header's place and number of escapes, and each escape: a reader writes to the place that
+    an escape names, and goes on from the one before."""
+    whole = _coded(coder)
+    size = coding.HEADER + 256 // coding.EACH * coding.FOUR
+    headers = [number * size for number in range(6)]
+    escapes = range(6 * size, len(whole), 4)
+    changes = [
+        (header + field, 8, value)
+        for header in headers
+        for field in (16, 24)
+        for value in (-(1 << 62), -1, 1, 1 << 40)
+    ]
+    changes += [
+        (escape, 4, place << 8) for escape in escapes for place in (256 * 32, (1 << 23) - 1)
+    ]
+    changes += [(escape, 4, 0) for escape in escapes[1:2]]
+    for at, width, value in changes:
+        panels = whole.clone()
+        dtype = torch.int64 if width == 8 else torch.int32
+        field = panels[at : at + width].view(dtype)
+        field.copy_(field + value if width == 8 else torch.tensor([value], dtype=dtype))
+        assert not coding.are_whole(panels, 2, (70, 256)), (at, value)
+
+
 def _op(kind: WeightFormat, panels: Tensor, weight: Tensor) -> OpStruct:
     op = OpStruct(format=int(kind), N=weight.shape[0], K=weight.shape[1], weight=panels.data_ptr())
     op.out.is_bf16 = 1

@@ -15,7 +15,7 @@ from outrider.models.gguf.header import TensorInfo
 from outrider.models.gguf.packing import Stored, by_torch
 from outrider.models.loading import kept_weights
 from outrider.runtime import block_packing, kept_panels, library
-from outrider.runtime.kept_panels import KeptPanels
+from outrider.runtime.kept_panels import KeptPanels, block_panels
 from tests.gguf_files import Kind, random_blocks
 
 SHAPES = {"wide": (96, 512), "odd": (45, 256), "experts": (3, 40, 256), "tall": (3200, 256)}
@@ -66,7 +66,7 @@ def assert_right(panels: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> 
 
 
 def files(kept: KeptPanels) -> int:
-    return len([*kept.stem.parent.glob(f"*{kept_weights.SUFFIX}")])
+    return len([*kept._stem.parent.glob(f"*{kept_weights.SUFFIX}")])
 
 
 def makes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_a_later_start_makes_none(
 ) -> None:
     """In one part for each 32 outputs, and in one alone."""
     monkeypatch.setattr(block_packing, "PART", at_once)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
     makes_nothing(monkeypatch)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
 
 
 def test_starts_keep_as_many_as_the_disk_takes_without_a_wait(
@@ -97,17 +97,17 @@ def test_starts_keep_as_many_as_the_disk_takes_without_a_wait(
     for room, expected in ((0, 0), (100_000, 1), (1 << 30, 2)):
         monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda room=room: room)
         monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-        assert_right(kept.of(stored), stored)
+        assert_right(block_panels(kept, stored), stored)
         assert files(kept) == expected
     makes_nothing(monkeypatch)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
 
 
 def test_few_bytes_have_no_file(
     kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_panels, "LEAST", 1 << 30)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
     assert files(kept) == 0
 
 
@@ -115,7 +115,7 @@ def test_a_system_with_small_pages_keeps_none(
     kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: False)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
     assert files(kept) == 0
 
 
@@ -126,25 +126,25 @@ def test_a_disk_that_is_full_costs_time_alone(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(kept_weights.WeightsFile, "_put", full)
-    assert_right(kept.of(stored), stored)
-    assert not [*kept.stem.parent.iterdir()]
+    assert_right(block_panels(kept, stored), stored)
+    assert not [*kept._stem.parent.iterdir()]
 
 
 def test_another_key_finds_nothing_of_this_one(kept: KeptPanels, stored: dict[str, Stored]) -> None:
     """Catches panels of a file that was there under the same name before."""
     changed = stored | {"odd": (stored["odd"][0], stored["odd"][1][::-1].copy())}
-    assert_right(kept.of(stored), stored)
-    again = kept._replace(key="a start of another file")
-    assert_right(again.of(changed), changed)
-    assert_right(again.of(changed), changed)
+    assert_right(block_panels(kept, stored), stored)
+    again = KeptPanels(kept._stem, "a start of another file")
+    assert_right(block_panels(again, changed), changed)
+    assert_right(block_panels(again, changed), changed)
 
 
 def test_damaged_files_are_made_again(kept: KeptPanels, stored: dict[str, Stored]) -> None:
-    assert_right(kept.of(stored), stored)
-    for file in kept.stem.parent.glob(f"*{kept_weights.SUFFIX}"):
+    assert_right(block_panels(kept, stored), stored)
+    for file in kept._stem.parent.glob(f"*{kept_weights.SUFFIX}"):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.unlink()  # as somebody does it who does not write into a file that is in use
         file.write_bytes(content)
-    assert_right(kept.of(stored), stored)
-    assert_right(kept.of(stored), stored)
+    assert_right(block_panels(kept, stored), stored)
+    assert_right(block_panels(kept, stored), stored)
