@@ -31,6 +31,7 @@ from outrider.models.loading.load import (
     resolve_dtype,
 )
 from outrider.models.loading.memory import (
+    PACKED_COPIES,
     MemoryReport,
     estimate_memory,
     memory_report,
@@ -116,14 +117,14 @@ class ModelLoader:
         target = self.models[0]
         before = None if self.needs.heads else self._weighed_before()
         if before is not None:
-            context, memories = before
+            context, memories, copies = before
             check_asked(options.max_model_len, context, target.label)
             return memory_report(
                 memories,
                 context,
                 device=self.device,
                 num_tokens=options.max_model_len,
-                packed=self.device.type == "cpu",
+                copies=copies,
             )
         configs = [load_config(model.source, options.trust_remote_code) for model in self.models]
         check_asked(options.max_model_len, configured_context(configs[0]), target.label)
@@ -150,9 +151,9 @@ class ModelLoader:
         self._memories = dict(zip(self.models, weighed, strict=True))
         return report
 
-    def _weighed_before(self) -> tuple[int, list[ModelMemory]] | None:
-        """The target's context and what each model weighs, as earlier starts kept them; None where
-        one of them is missing."""
+    def _weighed_before(self) -> tuple[int, list[ModelMemory], float] | None:
+        """What earlier starts kept: the target's context, the weight of each model, and how many
+        times plain weights will be in memory. None where one of them is missing."""
         starts = [self._kept(model) for model in self.models]
         memories = [start.memory for start in starts if start is not None]
         if starts[0] is None or len(memories) < len(starts):
@@ -162,7 +163,9 @@ class ModelLoader:
             for memory, model in zip(memories, self.models, strict=True)
         ]
         self._memories = dict(zip(self.models, memories, strict=True))
-        return starts[0].card.context_length, memories
+        copies = [start.copies for start in starts if start is not None]
+        as_first = self.needs.module or self.needs.tables
+        return starts[0].card.context_length, memories, PACKED_COPIES if as_first else max(copies)
 
     def load(self, model: ToLoad, loop_vocab: int | None = None) -> LoadedModel:
         """Card, weights, runtime, check; or all of it as an earlier start kept it. `loop_vocab`:

@@ -70,6 +70,15 @@ class Start:
     waves: list[dict[str, Any]]
     memory: ModelMemory
 
+    @property
+    def copies(self) -> float:
+        """The number of times that plain weights are in memory: once, but for a table of embeddings
+        that is the output layer, too."""
+        plain = self.memory.weights_bytes - self.memory.quantised_bytes
+        card = self.card
+        table = card.vocab_size * card.hidden_size * getattr(torch, self.dtype).itemsize
+        return 1 + min(1, table / plain) if card.ties_embeddings and plain else 1.0
+
 
 class Found(NamedTuple):
     """The facts found at load, besides the program and the place of the weights."""
@@ -196,7 +205,7 @@ def started_lm(start: Start, key: Key, source: ModelSource, facts: checked.Check
     program = program_text.read(start.program)
     plain = _plain_panels(start, key, program, path)
     made_panels = partial(block_panels, KeptPanels(_weights(key, "blocks"), key.start))
-    stored = read_stored(source, start.stored, _made_at(key), made_panels, plain.unread)
+    stored = read_stored(source, start.stored, _made_at(key), made_panels, plain)
     if stored is None:
         return None
     tensors, in_blocks = stored

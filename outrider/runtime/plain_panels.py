@@ -70,6 +70,11 @@ class PlainPanels:
             name for name, packed in self._packed.items() if not self._needs_table(name, packed)
         )
 
+    @property
+    def only_packed(self) -> frozenset[str]:
+        """Weights that nothing reads but the one who packs them."""
+        return frozenset(name for name, use in self._uses.items() if not use.is_table)
+
     def put_into(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedWeight]:
         """These weights, with kept panels in place of those that have some, and of as many others
         as can be kept now."""

@@ -3,8 +3,9 @@
 Weights are counted from the headers of the safetensors files (which also shows a truncated file at
 once), or from the config where there are no files yet. Keys and values cost `layers x KV heads x
 head size x 2 x bytes per number` for each token. A draft model has a share of both, and so have
-trained heads. On CPU the weights exist twice while they are packed (`copies`). Activations, the
-interpreter and torch itself are not counted: a few hundred megabytes.
+trained heads. On CPU the weights exist twice while a first start packs them (`copies`); later ones
+pack mapped files. Activations, the interpreter and torch itself are not counted: a few hundred
+megabytes.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def estimate_memory(
         device=device,
         num_rows=num_rows,
         num_tokens=num_tokens,
-        packed=packed,
+        copies=PACKED_COPIES if packed else 1.0,
         available_bytes=available_bytes,
     )
 
@@ -200,20 +201,21 @@ def memory_report(
     device: torch.device,
     num_rows: int = 1,
     num_tokens: int | None = None,
-    packed: bool = False,
+    copies: float = 1.0,
     available_bytes: int | None = None,
 ) -> MemoryReport:
     """Compare the memory that the target and, as second, its draft need with the memory there is.
     Raises CapabilityError when they do not fit.
 
-    `context`: tokens that the target holds. The others as for `estimate_memory`.
+    `context`: tokens that the target holds; `copies`: how many times plain weights are in memory.
+    The others as for `estimate_memory`.
     """
     report = MemoryReport(
         target=models[0],
         draft=models[1] if len(models) > 1 else None,
         num_rows=num_rows,
         num_tokens=min(num_tokens or DEFAULT_TOKENS, context),
-        copies=PACKED_COPIES if packed else 1.0,
+        copies=copies,
         device=str(device),
         available_bytes=available_memory(device) if available_bytes is None else available_bytes,
         heads=tuple(heads),

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,18 @@ FEW = 4096  # numbers that are kept where no file has them
 
 
 PanelMaker: TypeAlias = Callable[[Mapping[str, Stored]], Mapping[str, Tensor]]
+
+
+class Packing(Protocol):
+    """The way in which plain weights are packed afterwards."""
+
+    @property
+    def unread(self) -> Container[str]:
+        """Weights that are in panels already."""
+
+    @property
+    def only_packed(self) -> Container[str]:
+        """Weights of which nothing but panels stays."""
 
 
 class KeptAt(NamedTuple):
@@ -117,12 +129,12 @@ def read_stored(
     record: Mapping[str, Any],
     made_at: KeptAt,
     make_panels: PanelMaker,
-    unread: Container[str] = (),
+    packing: Packing,
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what
     loading made is damaged.
 
-    `unread`: tensors of the checkpoint's files that are not wanted.
+    What `packing` packs is given as the files have it, mapped.
     """
     names = {*record["made"]["tensors"].values()}
     names |= {key for key, *_ in record["made"]["matrices"].values()}
@@ -135,11 +147,12 @@ def read_stored(
     try:
         with _files(source) as files:
             for name, (there, dtype, shape) in record["plain"].items():
-                if name in unread:
+                if name in packing.unread:
                     continue
                 tensor = _joined(files, there, shape)
                 assert tensor is not None, f"the file has lost '{there[0]}'"
-                tensors[name] = tensor.to(getattr(torch, dtype), copy=True)
+                stays = name not in packing.only_packed
+                tensors[name] = tensor.to(getattr(torch, dtype), copy=stays)
     finally:
         torch.set_num_threads(threads)
     tensors |= {name: computed[key] for name, key in record["made"]["tensors"].items()}

@@ -18,6 +18,7 @@ from outrider.runtime.matrices import PackedWeight
 from outrider.runtime.plain_panels import PlainPanels
 from outrider.runtime.structures import WeightFormat
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.models.loading.test_kept_weights import is_mapped
 from tests.unit.runtime.families import make as family
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -107,6 +108,31 @@ def test_a_later_start_makes_no_panels_and_has_the_same_bits(
         assert (CODED if coded == ALWAYS else BF16) in kinds
     read = [weight for weight, was_read in found if was_read]
     assert len(read) == (1 if name in ("tied", "gpt2") and coded == NEVER else 0)
+
+
+@pytest.mark.slow
+def test_weights_are_packed_from_the_mapped_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy of a model's weights lies next to their panels, and the estimate says so: a model
+    that takes more than half of the memory starts."""
+    model = checkpoint(tmp_path / "model", "tied")
+    given: dict[str, bool] = {}
+    put_into = PlainPanels.put_into
+
+    def watched(self: PlainPanels, tensors: dict[str, torch.Tensor]) -> Any:
+        for name in self.only_packed & tensors.keys():
+            given[name] = is_mapped(tensors[name], model / "model.safetensors")
+        return put_into(self, tensors)
+
+    monkeypatch.setattr(PlainPanels, "put_into", watched)
+    start(model, "tied")
+    again = start(model, "tied")
+    assert given
+    assert all(given.values())
+    memory = again.memory["target"]
+    table = WORDS * again._built.target.card.hidden_size * 2
+    assert again.memory["weights_bytes"] == memory["weights_bytes"] + table
 
 
 @pytest.mark.slow
