@@ -14,7 +14,7 @@ from torch import nn
 
 from outrider import collector
 from outrider.cache import cache_folder
-from outrider.errors import CapabilityError, first_line
+from outrider.errors import CapabilityError, ConfigError, first_line
 from outrider.models.card import ModelCard
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graph_use import use_graphs
@@ -320,6 +320,8 @@ class ModelLoader:
         self._say(model, start.dtype)
         try:
             lm = kept.started_lm(start, key, model.source, results)
+        except ConfigError:  # the environment says something that is none
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, loading as the first time does without
             reason = f"{type(error).__name__}: {first_line(error)}"
             log.warning(

@@ -48,6 +48,7 @@ def examine() -> dict[str, Any]:
         "cuda_devices": machine.cuda_devices(),
         "compiler": building.compiler(),
         "cache": machine.folder_size(cache_folder()),
+        "kept_weights_bytes": machine.folder_size(cache_folder() / "weights")["num_bytes"],
         "unavailable": unavailable,
     }
 
@@ -139,7 +140,8 @@ def _show(findings: Mapping[str, Any]) -> None:
         "memory available": amount(findings["memory_available_bytes"]),
         "CUDA": devices or "none",
         "C++ compiler": findings["compiler"] or "none",
-        "cache": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}",
+        "cache": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}, "
+        f"{amount(findings['kept_weights_bytes'])} of it weights for later starts",
     }
     unavailable = {
         item["what"]: f"{item['why']}; {item['remedy']}" for item in findings["unavailable"]

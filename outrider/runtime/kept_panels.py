@@ -7,6 +7,7 @@ Elsewhere they are made into memory at every start, which is as fast as a copy o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache import keeping
+from outrider.errors import ConfigError, did_you_mean
 from outrider.models.gguf.packing import Stored, panels_in
 from outrider.models.loading.kept_weights import (
     SUFFIX,
@@ -28,9 +30,22 @@ from outrider.models.loading.kept_weights import (
 )
 from outrider.runtime.block_packing import pack, panels_shape, parts
 
+SWITCH = "OUTRIDER_KEEP_PANELS"  # in the environment
+AUTO, NEVER = CHOICES = ("auto", "never")
 LEAST = 64 << 20  # bytes of panels that are worth a file: fewer are made in an instant
 MAX_WRITERS = 8  # the system lets one thread at a time write to a file, so each has its own
 MAX_FILES = 32  # of one model
+
+
+def choice() -> str:
+    """One of CHOICES. Raises ConfigError where the environment says another."""
+    chosen = os.environ.get(SWITCH) or AUTO
+    if chosen not in CHOICES:
+        raise ConfigError(
+            f"{SWITCH} must be one of {', '.join(CHOICES)}, got '{chosen}'."
+            f"{did_you_mean(chosen, CHOICES)}"
+        )
+    return chosen
 
 
 class Item(NamedTuple):
@@ -45,6 +60,7 @@ class KeptPanels:
 
     def __init__(self, stem: Path, key: str) -> None:
         self._stem = stem
+        self._are_kept = choice() != NEVER
         self._key = key
         self._number = 0  # of the next file
 
@@ -52,7 +68,7 @@ class KeptPanels:
         """All panels that earlier starts kept."""
         panels: dict[str, Tensor] = {}
         self._number = 0
-        if is_mapped_huge(self._stem.parent):
+        if self._are_kept and is_mapped_huge(self._stem.parent):
             while more := kept_weights(self._file(self._number), self._key):
                 panels |= more
                 self._number += 1
@@ -60,7 +76,7 @@ class KeptPanels:
 
     def keep(self, items: Mapping[str, Item]) -> dict[str, Tensor]:
         """Panels in further files: of as many items as can be written without a wait."""
-        if is_mapped_huge(self._stem.parent):
+        if self._are_kept and is_mapped_huge(self._stem.parent):
             with keeping("panels of weights"):
                 return self._keep(_fitting(items))
         return {}

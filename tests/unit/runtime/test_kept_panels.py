@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.errors import ConfigError
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.header import TensorInfo
 from outrider.models.gguf.packing import Stored, by_torch
 from outrider.models.loading import kept_weights
 from outrider.runtime import block_packing, kept_panels, library
-from outrider.runtime.kept_panels import KeptPanels, block_panels
+from outrider.runtime.kept_panels import NEVER, SWITCH, KeptPanels, block_panels
 from tests.gguf_files import Kind, random_blocks
 
 SHAPES = {"wide": (96, 512), "odd": (45, 256), "experts": (3, 40, 256), "tall": (3200, 256)}
@@ -117,6 +118,18 @@ def test_a_system_with_small_pages_keeps_none(
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: False)
     assert_right(block_panels(kept, stored), stored)
     assert files(kept) == 0
+
+
+def test_the_environment_may_say_that_none_are_kept(
+    kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a container may write little."""
+    monkeypatch.setenv(SWITCH, NEVER)
+    assert_right(block_panels(KeptPanels(kept._stem, "a start"), stored), stored)
+    assert files(kept) == 0
+    monkeypatch.setenv(SWITCH, "nver")
+    with pytest.raises(ConfigError, match="never"):
+        KeptPanels(kept._stem, "a start")
 
 
 def test_a_disk_that_is_full_costs_time_alone(
