@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,18 +61,19 @@ class KeptPanels:
 
     def __init__(self, stem: Path, key: str) -> None:
         self._stem = stem
-        self._are_kept = choice() != NEVER
         self._key = key
+        self._are_kept = choice() != NEVER
         self._number = 0  # of the next file
+        self._size = 0  # bytes in those before
 
     def kept(self) -> dict[str, Tensor]:
         """All panels that earlier starts kept."""
         panels: dict[str, Tensor] = {}
-        self._number = 0
-        if self._are_kept and is_mapped_huge(self._stem.parent):
-            while more := kept_weights(self._file(self._number), self._key):
-                panels |= more
-                self._number += 1
+        self._number = self._size = 0
+        while self._are_kept and (more := kept_weights(self._file(self._number), self._key)):
+            panels |= more
+            self._number += 1
+            self._size += sum(tensor.nbytes for tensor in more.values())
         return panels
 
     def keep(self, items: Mapping[str, Item]) -> dict[str, Tensor]:
@@ -82,7 +84,8 @@ class KeptPanels:
         return {}
 
     def _keep(self, items: Sequence[tuple[str, Item]]) -> dict[str, Tensor]:
-        """Write them side by side. Raises OSError where that cannot be done."""
+        """Write them side by side. Raises OSError where that cannot be done, or a model's own files
+        would push one another out."""
         total = sum(item.size for _, item in items)
         room = MAX_FILES - self._number
         writers = min(torch.get_num_threads(), MAX_WRITERS, room, total // LEAST)
@@ -96,14 +99,14 @@ class KeptPanels:
             sizes[least] += item.size
         with ThreadPoolExecutor(writers) as pool:
             numbers = range(self._number, self._number + writers)
-            files = list(pool.map(self._write, numbers, shares, sizes))
+            files = list(pool.map(partial(self._write, self._size + total), numbers, shares))
         panels: dict[str, Tensor] = {}
         for path, places in files:
             panels |= keep_written(path, self._key, places)
         return panels
 
     def _write(
-        self, number: int, items: Sequence[tuple[str, Item]], size: int
+        self, size: int, number: int, items: Sequence[tuple[str, Item]]
     ) -> tuple[Path, dict[str, Place]]:
         path = self._file(number)
         with writing_weights(path, size) as file:

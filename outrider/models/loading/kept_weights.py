@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -101,8 +101,11 @@ class WeightsFile:
 
 @contextmanager
 def writing_weights(path: Path, size: int) -> Iterator[WeightsFile]:
-    """A file to write tensors of so many bytes into, which is in place at the end, whole, or not at
-    all. Raises OSError where it cannot be written."""
+    """A file to write tensors into, which is in place at the end, whole, or not at all.
+
+    Raises OSError where it cannot be written, or `size`, the bytes of all that is to be kept of a
+    model, is more than all files together may take.
+    """
     make_folder(path.parent)
     room = _room(path.parent)
     if size > room:
@@ -151,13 +154,14 @@ def kept_weights(path: Path, key: str) -> dict[str, Tensor]:
     try:
         refuse_unsafe(path)
         weights = _Weights.read(path, {name: place for name, (place, _) in table.items()})
-        os.utime(path)
-        os.utime(_table(path))
     except (OSError, ValueError):  # torch's words for a file that is too short
         return {}
     if weights.sums != [total for _, total in table.values()]:
         log.info("'%s' is damaged: its weights are made again", path)
         return {}
+    with suppress(OSError):  # a cache that is only read
+        os.utime(path)
+        os.utime(_table(path))
     return weights.fast()
 
 

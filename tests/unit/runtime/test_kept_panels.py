@@ -104,6 +104,36 @@ def test_starts_keep_as_many_as_the_disk_takes_without_a_wait(
     assert_right(block_panels(kept, stored), stored)
 
 
+def test_a_model_does_not_push_its_own_files_out(
+    kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a start that writes what the next one needs again, for ever."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 100_000)
+    assert_right(block_panels(kept, stored), stored)
+    (first,) = kept._stem.parent.glob(f"*{kept_weights.SUFFIX}")
+    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(kept_weights, "MAX_BYTES", 900_000)
+    for _ in range(2):
+        assert_right(block_panels(kept, stored), stored)
+        assert [*kept._stem.parent.glob(f"*{kept_weights.SUFFIX}")] == [first]
+
+
+def test_a_cache_that_is_only_read_is_used(
+    kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one in the image of a container."""
+    assert_right(block_panels(kept, stored), stored)
+
+    def read_only(*unused: object) -> None:
+        raise OSError("Read-only file system")
+
+    makes_nothing(monkeypatch)
+    monkeypatch.setattr("os.utime", read_only)
+    monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: False)
+    assert_right(block_panels(kept, stored), stored)
+
+
 def test_few_bytes_have_no_file(
     kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
 ) -> None:
