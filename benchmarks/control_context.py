@@ -46,7 +46,7 @@ class Machine:
     token: float = 0.9  # of the head
 
     def ms(self, contexts: Sequence[int], nodes: Sequence[int]) -> float:
-        """A step without padding: row b has nodes[b] nodes behind contexts[b] tokens."""
+        """A step without padding: row b has nodes[b] nodes after contexts[b] tokens."""
         tokens = sum(nodes) + len(nodes)
         longest = max(nodes)
         reads = sum(
@@ -230,7 +230,7 @@ class Run:
 
 
 def new_auto(machine: Machine, num_rows: int) -> AutoLength:
-    """As a server has it at its start: every length was timed, behind short texts."""
+    """As a server has it at its start: every length was timed, after short texts."""
     goodput = Goodput(MAX_NODES, trees=False)
     for rows in {1, num_rows}:
         goodput.learn_costs(

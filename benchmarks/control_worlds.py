@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 MAX_NODES = 8
-NEAR = 0.7  # rate at which ranks behind the first fall off
+NEAR = 0.7  # rate at which ranks after the first fall off
 NEVER = 99  # rank of a token that no draft would name
 
 
@@ -27,7 +27,7 @@ NEVER = 99  # rank of a token that no draft would name
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json and, behind 8
+    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json and, after 8
     tokens, step-2026-11-23.json, in an hour of fast memory and one of slow; a graphics card's are
     flat."""
 
@@ -168,7 +168,7 @@ def decaying(first: float, last: float) -> Write:
 
 
 def thought_first(thought: float, answer: float, share: float = 0.8) -> Write:
-    """Thoughts and the answer behind them are not equally easy; a text's share of thoughts differs
+    """Thoughts and the answer after them are not equally easy; a text's share of thoughts differs
     by a tenth or so."""
 
     def write(rng: random.Random, length: int) -> Text:

@@ -159,7 +159,7 @@ WORKLOADS = ("gsm8k", "code", *SPEC_BENCH, "mt", "repeat")
 
 
 def prompt_texts(workload: str, count: int, skip: int = 0) -> list[str]:
-    """The first `count` prompts of a workload behind `skip`, always the same ones. Questions are
+    """The first `count` prompts of a workload after `skip`, always the same ones. Questions are
     put as the pairs know them."""
     if workload == "code":
         return questions(workload, count, skip)
@@ -253,7 +253,7 @@ class Bench:
     def start(
         self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int
     ) -> Running:
-        """A prompt's decode phase, end of text ignored, behind the step that follows the prompt."""
+        """A prompt's decode phase, end of text ignored, after the step that follows the prompt."""
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
         row = Row(
             request=0,
@@ -298,7 +298,7 @@ class Bench:
 
 
 class Running:
-    """One configuration on one prompt; the step behind the prompt is left out of every number."""
+    """One configuration on one prompt; the step after the prompt is left out of every number."""
 
     def __init__(self, decoder: Decoder, row: Row) -> None:
         self._decoder = decoder
@@ -624,7 +624,7 @@ def main(
 
 def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
     """The cells of a result in which an `auto` is below a floor, with its settings, on the prompts
-    behind those of that time; of `plan` stay the numbers of prompts and rounds.
+    after those of that time; of `plan` stay the numbers of prompts and rounds.
 
     Raises BadParameter where there are no such cells, or not as many prompts.
     """
@@ -648,7 +648,7 @@ def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
         left = len(prompt_texts(workload, plan.prompts, skip))
         if left < plan.prompts and any(f" {workload} T=" in cell for cell in cells):
             raise typer.BadParameter(
-                f"{workload} has {left} prompts behind the first {skip}, got --prompts "
+                f"{workload} has {left} prompts after the first {skip}, got --prompts "
                 f"{plan.prompts}"
             )
     return replace(

@@ -444,7 +444,7 @@ def _details(cell: dict[str, Any]) -> str:
 
 
 def _regret_table(regrets: list[dict[str, Any]], *, counted: bool = False) -> str:
-    """`counted`: with the number of prompts, where they differ in it, and without what is behind
+    """`counted`: with the number of prompts, where they differ in it, and without what is after
     the first one."""
     rows = [
         [

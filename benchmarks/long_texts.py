@@ -100,7 +100,7 @@ def engine(target: str, called: str, draft: str | None, drafter: str, k: int) ->
 
 
 def demo_texts(sizes: list[int], count: int) -> Iterator[tuple[int, list[int]]]:
-    """(length, token ids) of the demo's answers one after another, and a new problem behind them."""
+    """(length, token ids) of the demo's answers one after another, and a new problem after them."""
     llm = LLM(DEMO, threads=1, max_num_seqs=BATCH)
     start, end = 0, 1
     params = SamplingParams(temperature=0, max_tokens=160)

@@ -28,7 +28,7 @@ def lines(file: str) -> list[dict[str, Any]]:
 
 
 def questions(workload: str, count: int, skip: int = 0) -> list[str]:
-    """The first `count` questions of a workload behind `skip`, always the same ones; fewer where it
+    """The first `count` questions of a workload after `skip`, always the same ones; fewer where it
     has no more."""
     chosen = slice(skip, skip + count)
     if workload == "code":

@@ -4,7 +4,7 @@ GenAI on two threads.
 Three parts, each with all engines in one run, taking turns:
 
     start      seconds from a command to its first token, to a server that is ready, and of each engine to its first token
-    plain      decoding without drafts from the same file in 4, 8 and 16 bits, behind prompts of three lengths
+    plain      decoding without drafts from the same file in 4, 8 and 16 bits, after prompts of three lengths
     drafting   our drafters that need no training and the peers' look-ups, on Spec-Bench, MT-bench and GSM8K
 
 Greedy, batch 1, chat template applied, end of text ignored: exactly `max_tokens` tokens, all
@@ -323,7 +323,7 @@ class Race:
 
 
 def stored(run: dict[str, Any], num_prompt: int) -> dict[str, Any]:
-    """Tokens per second behind the first step's, seconds to those, and the text as a digest."""
+    """Tokens per second after the first step's, seconds to those, and the text as a digest."""
     stats = run.get("stats", {})
     first = stats.get("first_tokens", 1)
     seconds = stats["decode_s"] if stats else run["seconds"] - run["ttft_s"]

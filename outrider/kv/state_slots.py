@@ -50,7 +50,7 @@ class Move:
     begin: int  # the tokens that the state at the source has seen,
     end: int  # and those that it has seen afterwards
     source: int  # the buffer that the pass continues from
-    target: int  # where it leaves the state behind its last token
+    target: int  # where it leaves the state after its last token
     is_recorded: int  # whether its tokens may be taken back one by one
 
 

@@ -1,5 +1,5 @@
 """Mixtures of experts in a recorded pass: transformers' common interface for them, with a function
-of ours behind it.
+of ours after it.
 
 A router's choice is recorded operation by operation, and so are the gate and the sum of what the
 chosen experts give. Only their products are not: each token multiplies with other weights, which is

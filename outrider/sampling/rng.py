@@ -122,7 +122,7 @@ class KeyedStreams:
         return chosen
 
     def uniforms(self, purpose: Purpose, start: list[int], num: int) -> np.ndarray:
-        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64, not to be
+        """The numbers that make the first `num` coins or draws of a step: (B, num) fp64, not to be
         written to."""
         found = [
             row.uniforms(purpose, begin, num) for row, begin in zip(self._rows, start, strict=True)
@@ -144,7 +144,7 @@ class KeyedStreams:
         )
 
     def draft_uniforms(self, start: Tensor, num: int) -> Tensor:
-        """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num)
+        """The uniforms of `categorical` for a drafter's first `num` draws of a step, (B, num)
         fp64 on the host.
         """
         return torch.from_numpy(self.uniforms(Purpose.DRAFT, start.tolist(), num))

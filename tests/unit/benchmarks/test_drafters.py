@@ -87,7 +87,7 @@ def test_the_settings_are_the_results_and_the_prompts_are_others(bench: Any) -> 
     )
     assert (again.verifier, again.max_tokens, again.gain_prompts) == ("gumbel", 64, 0)
     assert again.names("demo", "rag", 0.7) == ["none", "ngram k=3", "ngram auto"]
-    with pytest.raises(typer.BadParameter, match="rag has 26 prompts behind the first 24"):
+    with pytest.raises(typer.BadParameter, match="rag has 26 prompts after the first 24"):
         bench.repeated(plan(bench, 27), content)
     with pytest.raises(typer.BadParameter, match="no auto"):
         bench.repeated(plan(bench, 20), result(regret("rag", 0.98, 1.2)))
