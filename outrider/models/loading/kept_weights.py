@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ MAX_SHARE = 4  # all files together take at most one of this many parts of the d
 SUFFIX = ".weights"
 PROBE = 2 * HUGE  # bytes of a file that shows what the system does with files
 MAPPED_SHARE = 0.9  # of a mapping must be in huge pages: below, copies are read faster
+# file systems whose mapped files stay when they are removed: those of a network may end the process
+LOCAL = frozenset({"bcachefs", "btrfs", "ext4", "f2fs", "overlay", "xfs"})
 DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
 
@@ -171,6 +174,7 @@ class _Weights(NamedTuple):
     tensors: dict[str, Tensor]
     sums: list[int]
     huge_bytes: int
+    folder: Path
 
     @classmethod
     def read(cls, path: Path, places: Mapping[str, Place]) -> _Weights:
@@ -178,12 +182,13 @@ class _Weights(NamedTuple):
         before = _huge_bytes()
         tensors = _mapped(path, places)
         sums = _sums(tensors.values())
-        return cls(tensors, sums, _huge_bytes() - before)
+        return cls(tensors, sums, _huge_bytes() - before, path.parent)
 
     def fast(self) -> dict[str, Tensor]:
         """The tensors as they are where nearly all lies in huge pages, else copies that do."""
         size = sum(tensor.nbytes for tensor in self.tensors.values())
-        if size >= PROBE and self.huge_bytes >= MAPPED_SHARE * size - 2 * HUGE:
+        is_huge = size >= PROBE and self.huge_bytes >= MAPPED_SHARE * size - 2 * HUGE
+        if is_huge and is_local(self.folder):
             return self.tensors
         return {name: on_huge_pages(tensor) for name, tensor in self.tensors.items()}
 
@@ -191,6 +196,8 @@ class _Weights(NamedTuple):
 @functools.cache
 def is_mapped_huge(folder: Path) -> bool:
     """Whether the system keeps files of this folder in huge pages: tried with a small one."""
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not is_local(folder):
+        return False
     try:
         make_folder(folder)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".new", buffering=0) as file:
@@ -203,6 +210,17 @@ def is_mapped_huge(folder: Path) -> bool:
             return _huge_bytes() - before >= PROBE
     except OSError:
         return False
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a folder lies on a disk of this machine, as far as its file system says."""
+    place = folder.resolve()
+    # of two mounts at one place the later one counts
+    kinds = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    for parent in (place, *place.parents):
+        if parent in kinds:
+            return kinds[parent] in LOCAL
+    return False
 
 
 def unhurried_bytes() -> int:

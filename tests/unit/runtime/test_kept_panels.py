@@ -30,6 +30,7 @@ def system(
     """One that keeps files in huge pages, and one that did so when it was asked alone."""
     steps = iter(range(0, 1 << 60, 1 << 40)) if request.param == "mapped" else None
     monkeypatch.setattr(kept_weights, "_huge_bytes", lambda: 0 if steps is None else next(steps))
+    monkeypatch.setattr(kept_weights, "is_local", lambda folder: True)
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: True)
     monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)
     monkeypatch.setattr(kept_panels, "LEAST", 1)

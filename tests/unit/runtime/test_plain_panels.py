@@ -37,6 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path) -
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     monkeypatch.setattr(kept_weights, "_huge_bytes", lambda: next(steps))
+    monkeypatch.setattr(kept_weights, "is_local", lambda folder: True)
     monkeypatch.setattr(kept_weights, "PROBE", 1)
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: True)
     monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """What a system says that keeps files in huge pages, or does not."""
     steps = iter(range(0, 1 << 50, 1 << 40)) if request.param == "mapped" else None
     monkeypatch.setattr(module, "_huge_bytes", lambda: 0 if steps is None else next(steps))
+    monkeypatch.setattr(module, "is_local", lambda folder: True)
     return str(request.param)
 
 
@@ -197,6 +199,45 @@ def test_a_system_without_facts_maps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_text", absent)
     assert unhurried_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"/": "ext4"}, True),
+        ({"/": "ext4", "{folder}": "nfs4"}, False),
+        ({"/": "nfs4", "{folder}": "xfs"}, True),
+        ({"/": "ext4", "{folder}/deeper": "nfs4"}, True),
+        ({"/": "fuse.sshfs"}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_a_folder_of_a_network_is_known(
+    kinds: dict[str, str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another machine removes ends the process that has it mapped."""
+
+    class Mount(NamedTuple):
+        mountpoint: str
+        fstype: str
+
+    folder = str(tmp_path.resolve())
+    mounts = [Mount(place.format(folder=folder), kind) for place, kind in kinds.items()]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **unused: mounts)
+    assert module.is_local(tmp_path / "weights") == expected
+
+
+def test_no_mapped_file_is_one_of_a_network(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter(range(0, 1 << 50, 1 << 40))
+    monkeypatch.setattr(module, "_huge_bytes", lambda: next(steps))
+    monkeypatch.setattr(module, "is_local", lambda folder: False)
+    keep_weights(file, KEY, some())
+    kept = kept_weights(file, KEY)
+    assert_equal(kept, some())
+    if Path("/proc/self/maps").exists():
+        assert not is_mapped(kept["bytes"], file)
+    assert not is_mapped_huge(file.parent)
 
 
 def test_no_folder_is_no_fault(tmp_path: Path) -> None:
