@@ -9,6 +9,7 @@ are in the page cache. Passes: the fastest counts; the rest: medians over the ro
     python benchmarks/shapes.py                                        135M and 1B in all types
     python benchmarks/shapes.py --shapes 3B,8B --types Q4_K --remove   large files, deleted after use
     python benchmarks/shapes.py --types Q6_K --onto benchmarks/results/shapes-DATE.json
+    python benchmarks/shapes.py --loads --peers none --onto benchmarks/results/shapes-DATE.json
     python benchmarks/shapes.py --render benchmarks/results/shapes-DATE.json
 """
 
@@ -65,6 +66,9 @@ def main(
         Path | None,
         typer.Option(help="Keep the other files of a result of this machine.", dir_okay=False),
     ] = None,
+    loads: Annotated[
+        bool, typer.Option("--loads", help="Of files of --onto: time loads and commands again.")
+    ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Delete each file after use.")] = False,
     render: Annotated[
         Path | None, typer.Option(help="Print a stored result again.", dir_okay=False)
@@ -86,20 +90,25 @@ def main(
         engines.append(Engine("llamacpp"))
     elif peers != "none":
         out.print("llamacpp: not installed, left out (benchmarks/setup_peers.sh llamacpp)")
-    done = {(shape, form) for shape in chosen[0] for form in chosen[1]}
-    earlier = [] if onto is None else read_result(onto)["cells"]
-    cells = [cell for cell in earlier if (cell["shape"], cell["type"]) not in done]
+    if loads and onto is None:
+        raise typer.BadParameter("--loads needs --onto, the result whose other numbers stay")
+    earlier = {} if onto is None else {_place(cell): cell for cell in read_result(onto)["cells"]}
+    cells = dict(earlier)
     for shape in chosen[0]:
         for form in chosen[1]:
             is_real = (shape, form) == REAL_CELL
             file = REAL if is_real else file_of(SHAPES[shape], shape, form, REAL, FOLDER)
-            measured = measure(file, engines, rounds, repeats, threads, starts=starts, out=out)
-            cells.append({"shape": shape, "type": form, "file": file.name, **measured})
+            turns = 0 if loads else rounds
+            measured = measure(file, engines, turns, repeats, threads, starts=starts, out=out)
+            if loads:
+                measured = with_loads(earlier[shape, form], measured)
+            cells[shape, form] = {"shape": shape, "type": form, "file": file.name, **measured}
             if remove and not is_real:
                 file.unlink()
             out.print(f"{shape} {form}: measured")
-    cells.sort(key=lambda cell: ([*SHAPES].index(cell["shape"]), TYPES.index(cell["type"])))
-    content = {"rounds": rounds, "repeats": repeats, "cells": cells}
+    order = [(shape, form) for shape in SHAPES for form in TYPES]
+    listed = sorted(cells.values(), key=lambda cell: order.index(_place(cell)))
+    content = {"rounds": rounds, "repeats": repeats, "cells": listed}
     path = write_result(name, content, threads)
     for older in RESULTS.glob(f"{name}-[0-9]*.json*"):
         if older.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
@@ -114,6 +123,19 @@ def _chosen(text: str, known: Sequence[str] | dict[str, Any]) -> list[str]:
         if one not in known:
             raise typer.BadParameter(f"'{one}' is none of {', '.join(known)}")
     return names
+
+
+def _place(cell: dict[str, Any]) -> tuple[str, str]:
+    return cell["shape"], cell["type"]
+
+
+def with_loads(earlier: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """What was measured of a file before, with the loads and commands of now."""
+    engines = dict(earlier["engines"])
+    for peer, loaded in measured["engines"].items():
+        again = {name: loaded[name] for name in ("loads_s", "commands_s") if name in loaded}
+        engines[peer] = {**engines.get(peer, {"runs": []}), **again}
+    return {**earlier, "reading_s": measured["reading_s"], "engines": engines}
 
 
 def measure(

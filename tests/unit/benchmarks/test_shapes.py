@@ -192,3 +192,12 @@ def test_one_file_from_end_to_end(
     assert [cell["type"] for cell in stored["cells"]] == ["Q4_0", "Q8_0"]
     assert stored["cells"][0]["engines"], "measured anew"
     assert not stored["cells"][1]["engines"], "as it was"
+    before = stored["cells"][0]["engines"]["outrider"]
+    shown = CliRunner().invoke(app, [*options, "--loads"])
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    after = stored["cells"][0]["engines"]["outrider"]
+    assert (after["runs"], after["peak_bytes"]) == (before["runs"], before["peak_bytes"])
+    assert after["loads_s"] != before["loads_s"], "timed again"
+    shown = CliRunner().invoke(app, ["--loads"])
+    assert shown.exit_code == 2
+    assert "--loads needs --onto" in shown.output
