@@ -67,15 +67,16 @@ class LengthCosts:
         self._growth = np.zeros((count, count + 3))
         self._growth[:, count], self._growth[:, count + 1] = 1, sizes
         slope = NODE_DEVIATION * sizes / (1 + NODE * sizes)
-        shape = BUMP**2 * np.minimum.outer(sizes, sizes)
-        shape[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
-        self._shape, self._level = (
-            self._own.T @ part @ self._own for part in (shape, np.ones((count, count)))
+        bumps = BUMP**2 * np.minimum.outer(sizes, sizes)
+        bumps[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
+        shape, self._level = (
+            self._own.T @ part @ self._own for part in (bumps, np.ones((count, count)))
         )
+        self._drift = DRIFT**2 * self._level + shape / RENEWAL  # of variances, a step
         self._prior = (
             LEVEL_DEVIATION**2 * self._level
             + self._own.T @ np.outer(slope, slope) @ self._own
-            + self._shape
+            + shape
         )
         self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2, NODE_DEVIATION**2])
         self._known = np.append(np.log1p(NODE * sizes), np.zeros(3))
@@ -108,11 +109,11 @@ class LengthCosts:
         steps = now - self._timed_at
         self._timed_at = now
         self.times[size] += count
-        self._spread = self._spread + steps * (DRIFT**2 * self._level + self._shape / RENEWAL)
+        self._spread = self._spread + steps * self._drift
         if experts:
             self.experts.observe(max(size, 0), experts, count)
             self._base = self._base or self.experts.plain
-        reading = self._readings(context, experts)[size]
+        reading = self._readings(context, experts, size)
         error = math.log(seconds) - float(reading @ self._known)
         if error < -SPOILT:
             self._spread = self._spread + self._prior
@@ -161,14 +162,16 @@ class LengthCosts:
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2 * self._level
         return other
 
-    def _readings(self, context: float, experts: float | None = None) -> np.ndarray:
-        """Row `size`: what is read off `_known` for a step of this size, whose pass reads `experts`
-        distinct ones, else as many as expected."""
-        readings = self._own + math.log1p(context / LONG) * self._growth
+    def _readings(
+        self, context: float, experts: float | None = None, size: int | None = None
+    ) -> np.ndarray:
+        """Row `size`, or all: what is read off `_known` for a step of this size, whose pass reads
+        `experts` distinct ones, else as many as expected."""
+        sizes = slice(None) if size is None else size
+        readings = self._own[sizes] + math.log1p(context / LONG) * self._growth[sizes]
         if self._base is not None:
-            expected = self.expected_experts()
-            expected.append(expected[0])  # an empty draft has a plain pass
-            readings[:, -1] = np.log((experts or np.array(expected)) / self._base)
+            expected = experts or [*self.expected_experts(), self.experts.plain]
+            readings[..., -1] = np.log(np.divide(expected, self._base))
         return readings
 
     def drafted(self, context: float = 0.0) -> list[float]:

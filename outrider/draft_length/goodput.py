@@ -101,12 +101,7 @@ class Goodput:
             self._learn()
             self._shares = shares
             self._expected = self._expect()
-            for each in self._crowds.values():
-                each.due, each.planned, each.plan = (
-                    each.due + len(each.plan),
-                    each.planned - len(each.plan),
-                    [],
-                )
+            self._drop_plans()
         if not crowd.plan:
             self._decide(crowd, num_rows)
         return crowd.plan.pop()
@@ -197,6 +192,13 @@ class Goodput:
             "regret": 1 - sum(tokens.values()) / spent / rates[best],
         }
 
+    def _drop_plans(self) -> None:
+        """Decide anew in every crowd's next step."""
+        for each in self._crowds.values():
+            each.due += len(each.plan)
+            each.planned -= len(each.plan)
+            each.plan = []
+
     # ---------------------------------------------------------------- learning
 
     def _learn(self) -> None:
@@ -251,7 +253,8 @@ class Goodput:
                 alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(
                     step
                 )
-        for size, same in alike.items():
+        for size, steps in alike.items():
+            same = steps[-MAX_PLAN:]
             crowd.costs.observe(
                 size,
                 median(step.seconds for step in same if step.seconds is not None),
@@ -278,6 +281,9 @@ class Goodput:
         if best != crowd.settled:
             few = max(1, crowd.pace // 4) if crowd.settled else 1
             crowd.pace = few if best else MIN_GAP
+            self._drop_plans()  # of other numbers of rows
+        elif not best and not crowd.missed:  # until the probe there is nothing to learn
+            crowd.pace = max(crowd.pace, crowd.due)
         crowd.settled = best
         crowd.plan = [best] * crowd.pace
         crowd.due -= crowd.pace
