@@ -66,8 +66,8 @@ class AutoLength:
             goodput = self.drafters[name]
             left = len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
-                counts = Counter(self._phases[index] for index in indices)
-                shares = {phase: count / len(indices) for phase, count in counts.items()}
+                phases = [self._phases[index] for index in indices]
+                shares = {phase: phases.count(phase) / len(phases) for phase in phases}
                 self._sizes[name] = goodput.next_size(len(rows), shares, self._context)
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS

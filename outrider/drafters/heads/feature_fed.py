@@ -20,7 +20,7 @@ drafted for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ class FeatureFed(ModelDrafter):
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
     # the target's passes whose features no row has taken yet: hidden states, and kept columns
-    _aside: list[tuple[dict[int, Tensor], list[list[int]]]]
+    _aside: list[tuple[Mapping[int, Tensor], list[list[int]]]]
 
     def __init__(self, lm: HeadLM, *details: Any) -> None:
         super().__init__(lm, *details)  # type: ignore[arg-type]
@@ -277,11 +277,11 @@ class FedChain(FeatureFed, ModelDrafter):
         self._whole = loop
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        if self._whole is None or self._confidence.stop != "none" or not programs_serve(rows):
+        if not any(gamma) or self._whole is None or self._confidence.stop != "none":
+            return super().propose(rows, gamma)
+        if not programs_serve(rows):
             return super().propose(rows, gamma)
         self._forget_draft()
-        if not any(gamma):
-            return Draft.empty(len(rows), rows.device)
         wanted = self._within_context(rows, self._askable(gamma))
         if not any(wanted):
             return Draft.empty(len(rows), rows.device)
