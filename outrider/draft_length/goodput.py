@@ -289,9 +289,14 @@ class Goodput:
         crowd.due -= crowd.pace
         if crowd.due <= 0:
             crowd.plan[0] = probe = self._probe(crowd, rates)
-            loss = 0.0 if rates is None else 1 - rates[probe] / rates[best]
+            loss = 0.0 if rates is None else self._loss(rates, probe, best)
             crowd.due = crowd.gap = max(MIN_GAP, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
         crowd.planned, crowd.pace = crowd.pace, min(2 * crowd.pace, MAX_PLAN)
+
+    def _loss(self, rates: Sequence[float], probe: int, best: int) -> float:
+        """What a step of another length loses, in steps of the best one."""
+        tokens = (1 + self._expected[probe]) / (1 + self._expected[best])
+        return tokens * (rates[best] / rates[probe] - 1)
 
     def _probe(self, crowd: Crowd, rates: Sequence[float] | None) -> int:
         """A larger length; or a plain step, where it was timed less and may be nearly as good."""
