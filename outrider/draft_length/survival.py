@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -52,11 +53,11 @@ class Shares:
     kept: list[float] = field(default_factory=list)
     tried: list[float] = field(default_factory=list)
 
-    def fade(self, steps: int = 1) -> None:
-        """This many steps have passed."""
-        factor = DECAY**steps
-        self.kept = [factor * value for value in self.kept]
-        self.tried = [factor * value for value in self.tried]
+    def fade(self, steps: float = 1, least: float = 0.0) -> None:
+        """This many steps have passed. What was tried `least` times or more still counts for that."""
+        factors = [max(DECAY**steps, min(least / max(tried, NOTHING), 1.0)) for tried in self.tried]
+        self.kept = list(map(mul, factors, self.kept))
+        self.tried = list(map(mul, factors, self.tried))
 
     def add(self, num_tried: int, kept: Iterable[float]) -> None:
         """This many positions were tried; `kept` says for the first of them whether, or how often,
@@ -82,9 +83,9 @@ class KeptNodes:
     def __init__(self) -> None:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
-    def fade(self, steps: int) -> None:
-        """This many steps have passed."""
-        self._nodes.fade(steps)
+    def fade(self, steps: float) -> None:
+        """This many steps have passed: infinitely many where a text begins."""
+        self._nodes.fade(steps, PRIOR_WEIGHT)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:
         """One row asked for this many nodes and `accepted` were kept. `budgets`: how much must be
