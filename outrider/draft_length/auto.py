@@ -45,7 +45,7 @@ class AutoLength:
         self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
-        self._prices: list[float] = []  # of the present step's rows
+        self._priced = False  # whether the drafter was told prices
         self._timed_s = 0.0  # of all steps that the clock teaches
 
     def choose(self, rows: Rows) -> list[int]:
@@ -68,6 +68,8 @@ class AutoLength:
             if not all([rows[index].draft_fixed for index in indices]):
                 phases = [self._phases[index] for index in indices]
                 shares = {phase: phases.count(phase) / len(phases) for phase in phases}
+                if 2 * [rows[index].stats.steps for index in indices].count(0) >= len(indices):
+                    goodput.begin_texts()
                 self._sizes[name] = goodput.next_size(len(rows), shares, self._context)
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS
@@ -82,12 +84,10 @@ class AutoLength:
     def _set_prices(self, rows: Rows) -> None:
         """Tell the drafter what its nodes must bring: of one row, since a pass is as wide as its
         widest."""
-        prices: list[float] = []
-        if len(self._asked) == 1 and self._sizes:
-            (name,) = self._sizes
-            prices = self.drafters[name].prices(1)
-        if prices != self._prices:
-            self._prices = rows.prices = prices
+        alone = [self.drafters[name].prices(1) for name in self._sizes if len(rows) == 1]
+        if any(alone) or self._priced:
+            rows.prices = alone[0] if alone else []
+        self._priced = any(alone)
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
         """The lengths asked for where only `ready` rows can be drafted for: nothing in rows whose

@@ -16,6 +16,7 @@ of one node in a few rows where it does not pay.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ MAX_PLAN = 16
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
-FILE_COUNT = 10  # times that a median from a file counts for
+# what a median from a file counts for, in times, and what other texts taught, in tries
+EARLIER = 10
 
 
 class ObservedStep(NamedTuple):
@@ -92,6 +94,16 @@ class Goodput:
         self.reading_s = 0.0  # per emitted token, for reading texts, where there are drafts
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
+    def begin_texts(self) -> None:
+        """Most of the rows begin another text: what earlier ones taught counts for less."""
+        self._learn()
+        for kept in self._kept.all:
+            kept.fade(math.inf, EARLIER)
+        self._expected = self._expect()
+        self._drop_plans()
+        for crowd in self._crowds.values():
+            crowd.pace = max(1, crowd.pace // 4)
+
     def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
         """Nodes that the coming step asks for, for each of the rows, whose texts have `context`
         tokens in all. `shares`: of this drafter's rows, by their phase."""
@@ -120,7 +132,7 @@ class Goodput:
         hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
-            costs.observe(size, value, count=FILE_COUNT, experts=(experts or {}).get(size))
+            costs.observe(size, value, count=EARLIER, experts=(experts or {}).get(size))
         costs.unsettle()
 
     def settled(self, num_rows: int) -> int:
@@ -195,7 +207,8 @@ class Goodput:
     def _drop_plans(self) -> None:
         """Decide anew in every crowd's next step."""
         for each in self._crowds.values():
-            each.due += len(each.plan)
+            probes = each.plan[:1] not in ([], [each.settled])  # at its end
+            each.due = len(each.plan) + (0 if probes else each.due)
             each.planned -= len(each.plan)
             each.plan = []
 
@@ -274,15 +287,15 @@ class Goodput:
         if rates is None or not best or crowd.settled:
             crowd.missed = 0.0
         else:  # drafting would begin: when the gain let go by so far would have paid for the reading
-            crowd.missed += (rates[best] / rates[0] - 1) * crowd.planned
+            crowd.missed += (rates[best] / rates[0] - 1) * min(crowd.planned, MAX_PLAN)
             if crowd.missed < self.unread_s * rates[0] / num_rows:
                 best = 0
         crowd.prices = self._prices(crowd, rates)
         if best != crowd.settled:
             few = max(1, crowd.pace // 4) if crowd.settled else 1
             crowd.pace = few if best else MIN_GAP
-            self._drop_plans()  # of other numbers of rows
-        elif not best and not crowd.missed:  # until the probe there is nothing to learn
+            self._drop_plans()
+        elif not best and not crowd.missed:  # before the probe there is nothing to learn
             crowd.pace = max(crowd.pace, crowd.due)
         crowd.settled = best
         crowd.plan = [best] * crowd.pace

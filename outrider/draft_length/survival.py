@@ -54,7 +54,7 @@ class Shares:
     tried: list[float] = field(default_factory=list)
 
     def fade(self, steps: float = 1, least: float = 0.0) -> None:
-        """This many steps have passed. What was tried `least` times or more still counts for that."""
+        """This many steps have passed; what was tried `least` times still counts for that."""
         factors = [max(DECAY**steps, min(least / max(tried, NOTHING), 1.0)) for tried in self.tried]
         self.kept = list(map(mul, factors, self.kept))
         self.tried = list(map(mul, factors, self.tried))
@@ -83,9 +83,10 @@ class KeptNodes:
     def __init__(self) -> None:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
-    def fade(self, steps: float) -> None:
-        """This many steps have passed: infinitely many where a text begins."""
-        self._nodes.fade(steps, PRIOR_WEIGHT)
+    def fade(self, steps: float, least: float = PRIOR_WEIGHT) -> None:
+        """This many steps have passed. No node's share counts for less than `least` tries by that,
+        for then one probe would look like a text."""
+        self._nodes.fade(steps, least)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:
         """One row asked for this many nodes and `accepted` were kept. `budgets`: how much must be
@@ -133,6 +134,11 @@ class ByPhase(Generic[T]):
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
         self._known: dict[Phase, T] = {}
+
+    @property
+    def all(self) -> list[T]:
+        """The estimates of every phase."""
+        return list(self._known.values())
 
     def of(self, phase: Phase) -> T:
         """The estimate of a phase: at first that of the nearest length of text that was seen."""
