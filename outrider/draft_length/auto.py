@@ -1,14 +1,11 @@
 """`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second
 (`goodput.py`).
 
-Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach
-the server what its draft model is worth. All rows share the step, so each gets the number of all
-rows. Verdicts teach the one that drafted, the clock only where all rows of a step have the same
-drafter.
+Each drafter of a batch has its own `Goodput`. All rows share the step, so each gets the number of
+all rows. Verdicts teach the one that drafted, the clock only where all rows have the same drafter.
 
 Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier
-(`gumbel`). Its distribution is the target's regardless: what is chosen depends on earlier steps
-only.
+(`gumbel`). Its distribution is the target's regardless: only earlier steps decide.
 """
 
 from __future__ import annotations
@@ -23,15 +20,12 @@ from outrider.draft_length.survival import Phase
 from outrider.rows import Row, Rows
 from outrider.step import StepFacts
 
-# that are drafted for where drafting does not pay: each may have a long text to be read first
-PROBED_ROWS = 4
+PROBED_ROWS = 4  # where drafting does not pay: each may have a long text to be read first
 
 
 class AutoLength:
-    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that
-    name none.
-
-    `reading`: what reading prompts costs them; None: nothing is known of it."""
+    """`drafters`: by `Row.drafter`, the first one also for rows that name none. `reading`: what
+    reading prompts costs them; None: nothing is known of it."""
 
     def __init__(
         self, drafters: Mapping[str, Goodput], reading: ReadingPrice | None = None
@@ -41,8 +35,7 @@ class AutoLength:
         self._first = next(iter(self.drafters))
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
-        # the same: what was chosen for rows without a number of their own
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}  # the same, for rows without a number of their own
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
         self._priced = False  # whether the drafter was told prices

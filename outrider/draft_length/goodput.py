@@ -3,15 +3,13 @@
     goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step
     that asks for n
 
-(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`,
-`costs.py`. All rows get the same n, since a target pass is as wide as its widest row. Thoughts and
-answers, short texts and long ones are easy or hard to guess each in their own way, so what is kept
-of drafts is measured for each `Phase`; a step's estimate is their mean by its rows.
+(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`, by the
+`Phase` that texts are in, and `costs.py`. All rows get the same n, since a pass is as wide as its
+widest row.
 
-Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change.
-Learning and deciding between them takes half a millisecond each time, a tenth of a short step. Now
-and then a plan ends with a probe: of a larger length, of a plain step where drafting pays little,
-of one node in a few rows where it does not pay.
+Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change, and
+without drafts up to the next probe. Learning and deciding between them takes two milliseconds each
+time after a pass that drove them out of the caches.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ MAX_PLAN = 16
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
-# what a median from a file counts for, in times, and what other texts taught, in tries
-EARLIER = 10
+EARLIER = 10  # times that a median from a file counts for, and tries that other texts do
 
 
 class ObservedStep(NamedTuple):
@@ -52,8 +49,7 @@ class ObservedStep(NamedTuple):
     experts: float | None = None  # distinct ones that its pass read; None: not known
 
     def kept_budgets(self, row: int) -> list[int] | None:
-        """How much must be asked for to get each of the row's kept nodes; None: the drafter does
-        not say."""
+        """How much must be asked for to get each of the row's kept nodes; None: it is not known."""
         known = None if self.budgets is None else self.budgets[row]
         path = self.verdict.path[row]
         accepted = self.verdict.num_accepted[row]
@@ -99,7 +95,6 @@ class Goodput:
         self._learn()
         for kept in self._kept.all:
             kept.fade(math.inf, EARLIER)
-        self._expected = self._expect()
         self._drop_plans()
         for crowd in self._crowds.values():
             crowd.pace = max(1, crowd.pace // 4)
@@ -112,7 +107,6 @@ class Goodput:
         if shares != self._shares:  # what was planned was for other rows
             self._learn()
             self._shares = shares
-            self._expected = self._expect()
             self._drop_plans()
         if not crowd.plan:
             self._decide(crowd, num_rows)
@@ -205,7 +199,8 @@ class Goodput:
         }
 
     def _drop_plans(self) -> None:
-        """Decide anew in every crowd's next step."""
+        """Expect and decide anew in every crowd's next step."""
+        self._expected = self._expect()
         for each in self._crowds.values():
             probes = each.plan[:1] not in ([], [each.settled])  # at its end
             each.due = len(each.plan) + (0 if probes else each.due)
@@ -220,8 +215,8 @@ class Goodput:
         self._waiting = []
         if not steps:
             return
-        self.lessons = self.lessons + 1
-        self._now = self._now + len(steps)
+        self.lessons += 1
+        self._now += len(steps)
         for num_rows in {step.num_rows for step in steps}:
             self._learn_costs(
                 self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows]

@@ -1,9 +1,8 @@
 """How many draft nodes will be kept, estimated while running from verdicts alone.
 
 A node's share is how often it was kept among the steps that asked for it. A node that was rarely
-asked for leans on the node before it. Everything fades with every step, also what is not seen at
-present: a length given up long ago gets another chance. Only counts of earlier steps enter, never
-the value of a token that is about to be proposed (non-anticipation).
+asked for leans on the node before it. Old steps fade, but weigh no less than a prior. Only counts of
+earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
 """
 
 from __future__ import annotations
