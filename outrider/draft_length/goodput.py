@@ -92,12 +92,14 @@ class Goodput:
 
     def begin_texts(self) -> None:
         """Most of the rows begin another text: what earlier ones taught counts for less."""
-        self._learn()
-        for kept in self._kept.all:
+        drafting = [crowd for crowd in self._crowds.values() if crowd.settled]
+        if drafting:  # else the next probe decides, in whatever text
+            self._learn()
+        for kept in self._kept.known.values():
             kept.fade(math.inf, EARLIER)
-        self._drop_plans()
-        for crowd in self._crowds.values():
+        for crowd in drafting:
             crowd.pace = max(1, crowd.pace // 4)
+            self._drop_plans()
 
     def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
         """Nodes that the coming step asks for, for each of the rows, whose texts have `context`

@@ -132,19 +132,14 @@ class ByPhase(Generic[T]):
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
-        self._known: dict[Phase, T] = {}
-
-    @property
-    def all(self) -> list[T]:
-        """The estimates of every phase."""
-        return list(self._known.values())
+        self.known: dict[Phase, T] = {}
 
     def of(self, phase: Phase) -> T:
         """The estimate of a phase: at first that of the nearest length of text that was seen."""
-        if phase not in self._known:
-            seen = [other for other in self._known if other.thinks == phase.thinks]
+        if phase not in self.known:
+            seen = [other for other in self.known if other.thinks == phase.thinks]
             nearest = min(
                 seen, key=lambda other: abs(other.doublings - phase.doublings), default=None
             )
-            self._known[phase] = self._new() if nearest is None else deepcopy(self._known[nearest])
-        return self._known[phase]
+            self.known[phase] = self._new() if nearest is None else deepcopy(self.known[nearest])
+        return self.known[phase]
