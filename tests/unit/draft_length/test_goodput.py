@@ -471,3 +471,45 @@ def test_nodes_of_a_mixture_have_prices() -> None:
     assert mixture.prices(1) == pytest.approx(
         [0.2 * size * max(rates) for size in range(5)], rel=0.15
     )
+
+
+def test_where_nothing_pays_only_probes_are_thought_about() -> None:
+    """Catches a control that decides every sixteen steps what only a probe can change."""
+    run = chain().steps(World(0.02, linear(0.3)), 900)
+    before, asked = run.control.lessons, len(run.asked)
+    run.steps(World(0.02, linear(0.3)), 600)
+    probes = sum(map(bool, run.asked[asked:]))
+    assert probes >= 1
+    assert run.control.lessons - before <= probes + 1
+
+
+def test_short_texts_do_not_put_probes_off() -> None:
+    """Texts of forty tokens, shorter than the pause between two probes, that turn easy."""
+    run = Run(Goodput(8, trees=False), length=40).steps(World(0.05, linear(0.4)), 600)
+    assert run.control.settled(1) == 0
+    asked = len(run.asked)
+    run.steps(World(0.05, linear(0.4)), 600)
+    assert sum(map(bool, run.asked[asked:])) >= 3
+    run.steps(World(0.95, linear(0.1)), 400)
+    assert run.control.settled(1) > 0
+
+
+def test_a_hard_text_after_an_easy_one_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an easy text that is remembered for fifty steps of a hard one."""
+
+    def long_drafts() -> int:
+        """Steps of the hard text, ten runs together, that asked for more than two nodes."""
+        count = 0
+        for seed in range(10):
+            run = Run(Goodput(8, trees=False), seed, length=800)
+            run.steps(World(0.95, linear(0.15)), 140)
+            while run.rows[0].room > 0:
+                run.steps(World(0.95, linear(0.15)), 1)
+            asked = len(run.asked)
+            run.steps(World(0.1, linear(0.15)), 80)
+            count += sum(size > 2 for size in run.asked[asked:])
+        return count
+
+    forgetting = long_drafts()
+    monkeypatch.setattr(Goodput, "begin_texts", lambda self: None)
+    assert forgetting < 0.7 * long_drafts()
