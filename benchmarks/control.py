@@ -129,8 +129,6 @@ class AutoRun:
     def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
         position = len(text) - row.room
         phase = Phase.at(position, thinks=position < getattr(text, "thoughts", 0))
-        if not position:
-            self.control.begin_texts()
         size = self.control.next_size(1, {phase: 1.0}, position)
         asked = row.clamp_draft(size)
         step = self.kind.step(text, position, asked)

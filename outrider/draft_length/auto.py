@@ -1,11 +1,14 @@
 """`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second
 (`goodput.py`).
 
-Each drafter of a batch has its own `Goodput`. All rows share the step, so each gets the number of
-all rows. Verdicts teach the one that drafted, the clock only where all rows have the same drafter.
+Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach
+the server what its draft model is worth. All rows share the step, so each gets the number of all
+rows. Verdicts teach the one that drafted, the clock only where all rows of a step have the same
+drafter.
 
 Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier
-(`gumbel`). Its distribution is the target's regardless: only earlier steps decide.
+(`gumbel`). Its distribution is the target's regardless: what is chosen depends on earlier steps
+only.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ from outrider.draft_length.survival import Phase
 from outrider.rows import Row, Rows
 from outrider.step import StepFacts
 
-PROBED_ROWS = 4  # where drafting does not pay: each may have a long text to be read first
+# that are drafted for where drafting does not pay: each may have a long text to be read first
+PROBED_ROWS = 4
 
 
 class AutoLength:
-    """`drafters`: by `Row.drafter`, the first one also for rows that name none. `reading`: what
-    reading prompts costs them; None: nothing is known of it."""
+    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that
+    name none.
+
+    `reading`: what reading prompts costs them; None: nothing is known of it."""
 
     def __init__(
         self, drafters: Mapping[str, Goodput], reading: ReadingPrice | None = None
@@ -35,10 +41,11 @@ class AutoLength:
         self._first = next(iter(self.drafters))
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
-        self._sizes: dict[str, int] = {}  # the same, for rows without a number of their own
+        # the same: what was chosen for rows without a number of their own
+        self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
-        self._priced = False  # whether the drafter was told prices
+        self._prices: list[float] = []  # of the present step's rows
         self._timed_s = 0.0  # of all steps that the clock teaches
 
     def choose(self, rows: Rows) -> list[int]:
@@ -59,10 +66,8 @@ class AutoLength:
             goodput = self.drafters[name]
             left = len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
-                phases = [self._phases[index] for index in indices]
-                shares = {phase: phases.count(phase) / len(phases) for phase in phases}
-                if 2 * [rows[index].stats.steps for index in indices].count(0) >= len(indices):
-                    goodput.begin_texts()
+                counts = Counter(self._phases[index] for index in indices)
+                shares = {phase: count / len(indices) for phase, count in counts.items()}
                 self._sizes[name] = goodput.next_size(len(rows), shares, self._context)
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS
@@ -77,10 +82,12 @@ class AutoLength:
     def _set_prices(self, rows: Rows) -> None:
         """Tell the drafter what its nodes must bring: of one row, since a pass is as wide as its
         widest."""
-        alone = [self.drafters[name].prices(1) for name in self._sizes if len(rows) == 1]
-        if any(alone) or self._priced:
-            rows.prices = alone[0] if alone else []
-        self._priced = any(alone)
+        prices: list[float] = []
+        if len(self._asked) == 1 and self._sizes:
+            (name,) = self._sizes
+            prices = self.drafters[name].prices(1)
+        if prices != self._prices:
+            self._prices = rows.prices = prices
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
         """The lengths asked for where only `ready` rows can be drafted for: nothing in rows whose

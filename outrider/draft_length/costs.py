@@ -1,12 +1,23 @@
-"""Seconds of a step by how many nodes it drafts, and by how many it asks for, while running.
+"""Seconds of a step by how many nodes it drafts and by how many it asks for, measured while
+running.
 
-A Kalman filter over the logarithms of the seconds of all sizes at once, how they grow with the
-texts, and with the distinct experts of a pass (docs/algorithms/draft-length.md). A slow minute is
-slow for every size, so a size timed an hour ago stays comparable with the one in use. How much two
-times of one size differ says how noisy the clock is.
+A Kalman filter over the logarithms of the seconds of all sizes at once. It assumes that a slow
+minute is slow for every size, so a size timed an hour ago stays comparable with the one in use;
+that each node costs about the same; and that neighbouring sizes differ little from that. A clock
+errs upwards: a time far too long counts as a time a little too long. How much two times of one size
+differ says how noisy the clock is: alongside busy processes each time counts for less.
 
-Drafters offer less than asked. With W the nodes of the widest row and c(i) the cost of a step that
-drafts i nodes, c(0) that of one which asked and was offered nothing,
+After longer texts a pass reads more of the cache, and each further node looks at all of it. So two
+more numbers are learned: how all sizes grow with the logarithm of the texts' tokens, and how much
+more each node does.
+
+Where the target is a mixture, a pass also costs by the distinct experts that it reads (`experts.py`).
+So one more number is learned: the power of these that a step's seconds grow with. Times are then
+compared as if of equal experts, and a size costs what its expected experts make of it.
+
+Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of
+the widest row and c(i) the cost of a step that drafts i nodes, c(0) that of one which asked and was
+offered nothing,
 
     E[seconds | n asked] = c(0) + sum over i = 1..n of P(W >= i) (c(i) - c(i - 1))
 """
@@ -27,15 +38,19 @@ EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offere
 # of a plain step, that a node costs: mean and deviation before anything was measured;
 NODE = 0.05
 NODE_DEVIATION = 0.2
-# also of a plain step's growth with its texts (to 1.7 times LONG), and of the power of its experts
+# the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7
+# times LONG (a logarithm of 1), and of the power of its experts
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
 # relative deviation of one size from its neighbour, and of the growth of one from the other's
 BUMP = 0.05
 NOISE = 0.05  # relative error of a time at least
 DRIFT = 0.02  # relative change of the whole machine from step to step
-RENEWAL = 300  # steps in which sizes may change against one another as much as they differ at first
+# steps in which sizes may change against one another as much as they may differ at first (texts
+# grow)
+RENEWAL = 300
 ELSEWHERE = 0.01  # share of the first variances that comes back with times from another hour
-SPOILT = 1.0  # of the logarithm, that a time may be too short before earlier ones count for little
+# of the logarithm, that a time may be too short: beyond it, earlier times were of something else
+SPOILT = 1.0
 MAX_ERROR = 3.0  # standard deviations that a time may be too long
 
 
@@ -52,14 +67,16 @@ class LengthCosts:
         self._growth = np.zeros((count, count + 3))
         self._growth[:, count], self._growth[:, count + 1] = 1, sizes
         slope = NODE_DEVIATION * sizes / (1 + NODE * sizes)
-        bumps = BUMP**2 * np.minimum.outer(sizes, sizes)
-        bumps[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
-        shape, self._level = (
-            self._own.T @ part @ self._own for part in (bumps, np.ones((count, count)))
+        shape = BUMP**2 * np.minimum.outer(sizes, sizes)
+        shape[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
+        self._shape, self._level = (
+            self._own.T @ part @ self._own for part in (shape, np.ones((count, count)))
         )
-        self._drift = DRIFT**2 * self._level + shape / RENEWAL  # of variances, a step
-        self._prior = LEVEL_DEVIATION**2 * self._level + shape
-        self._prior += self._own.T @ np.outer(slope, slope) @ self._own
+        self._prior = (
+            LEVEL_DEVIATION**2 * self._level
+            + self._own.T @ np.outer(slope, slope) @ self._own
+            + self._shape
+        )
         self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2, NODE_DEVIATION**2])
         self._known = np.append(np.log1p(NODE * sizes), np.zeros(3))
         self.experts = ExpertsByNodes()
@@ -83,18 +100,19 @@ class LengthCosts:
         context: float = 0.0,
         experts: float | None = None,
     ) -> None:
-        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT), or the median of `count`
-        alike. `context`: tokens of its texts; `now`: steps so far; `experts`: as its pass read."""
+        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) after texts of `context`
+        tokens in all, or the median of `count` alike. `now`: steps so far; `experts`: distinct ones
+        that its pass read, where that is known."""
         if size > self._max_nodes:
             return
         steps = now - self._timed_at
         self._timed_at = now
         self.times[size] += count
-        self._spread = self._spread + steps * self._drift
+        self._spread = self._spread + steps * (DRIFT**2 * self._level + self._shape / RENEWAL)
         if experts:
             self.experts.observe(max(size, 0), experts, count)
             self._base = self._base or self.experts.plain
-        reading = self._readings(context, experts, size)
+        reading = self._readings(context, experts)[size]
         error = math.log(seconds) - float(reading @ self._known)
         if error < -SPOILT:
             self._spread = self._spread + self._prior
@@ -143,16 +161,14 @@ class LengthCosts:
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2 * self._level
         return other
 
-    def _readings(
-        self, context: float, experts: float | None = None, size: int | None = None
-    ) -> np.ndarray:
-        """Row `size`, or all: what is read off `_known` for a step of this size, whose pass reads
-        `experts` distinct ones, else as many as expected."""
-        sizes = slice(None) if size is None else size
-        readings = self._own[sizes] + math.log1p(context / LONG) * self._growth[sizes]
+    def _readings(self, context: float, experts: float | None = None) -> np.ndarray:
+        """Row `size`: what is read off `_known` for a step of this size, whose pass reads `experts`
+        distinct ones, else as many as expected."""
+        readings = self._own + math.log1p(context / LONG) * self._growth
         if self._base is not None:
-            expected = experts or [*self.expected_experts(), self.experts.plain]
-            readings[..., -1] = np.log(np.divide(expected, self._base))
+            expected = self.expected_experts()
+            expected.append(expected[0])  # an empty draft has a plain pass
+            readings[:, -1] = np.log((experts or np.array(expected)) / self._base)
         return readings
 
     def drafted(self, context: float = 0.0) -> list[float]:

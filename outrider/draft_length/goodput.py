@@ -3,18 +3,19 @@
     goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step
     that asks for n
 
-(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`, by the
-`Phase` that texts are in, and `costs.py`. All rows get the same n, since a pass is as wide as its
-widest row.
+(SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`,
+`costs.py`. All rows get the same n, since a target pass is as wide as its widest row. Thoughts and
+answers, short texts and long ones are easy or hard to guess each in their own way, so what is kept
+of drafts is measured for each `Phase`; a step's estimate is their mean by its rows.
 
-Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change, and
-without drafts up to the next probe. Learning and deciding between them takes two milliseconds each
-time after a pass that drove them out of the caches.
+Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change.
+Learning and deciding between them takes half a millisecond each time, a tenth of a short step. Now
+and then a plan ends with a probe: of a larger length, of a plain step where drafting pays little,
+of one node in a few rows where it does not pay.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ MAX_PLAN = 16
 MIN_GAP = 4
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
-EARLIER = 10  # times that a median from a file counts for, and tries that other texts do
+FILE_COUNT = 10  # times that a median from a file counts for
 
 
 class ObservedStep(NamedTuple):
@@ -49,7 +50,8 @@ class ObservedStep(NamedTuple):
     experts: float | None = None  # distinct ones that its pass read; None: not known
 
     def kept_budgets(self, row: int) -> list[int] | None:
-        """How much must be asked for to get each of the row's kept nodes; None: it is not known."""
+        """How much must be asked for to get each of the row's kept nodes; None: the drafter does
+        not say."""
         known = None if self.budgets is None else self.budgets[row]
         path = self.verdict.path[row]
         accepted = self.verdict.num_accepted[row]
@@ -90,17 +92,6 @@ class Goodput:
         self.reading_s = 0.0  # per emitted token, for reading texts, where there are drafts
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
-    def begin_texts(self) -> None:
-        """Most of the rows begin another text: what earlier ones taught counts for less."""
-        drafting = [crowd for crowd in self._crowds.values() if crowd.settled]
-        if drafting:  # else the next probe decides, in whatever text
-            self._learn()
-        for kept in self._kept.known.values():
-            kept.fade(math.inf, EARLIER)
-        for crowd in drafting:
-            crowd.pace = max(1, crowd.pace // 4)
-            self._drop_plans()
-
     def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
         """Nodes that the coming step asks for, for each of the rows, whose texts have `context`
         tokens in all. `shares`: of this drafter's rows, by their phase."""
@@ -109,7 +100,13 @@ class Goodput:
         if shares != self._shares:  # what was planned was for other rows
             self._learn()
             self._shares = shares
-            self._drop_plans()
+            self._expected = self._expect()
+            for each in self._crowds.values():
+                each.due, each.planned, each.plan = (
+                    each.due + len(each.plan),
+                    each.planned - len(each.plan),
+                    [],
+                )
         if not crowd.plan:
             self._decide(crowd, num_rows)
         return crowd.plan.pop()
@@ -128,7 +125,7 @@ class Goodput:
         hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
-            costs.observe(size, value, count=EARLIER, experts=(experts or {}).get(size))
+            costs.observe(size, value, count=FILE_COUNT, experts=(experts or {}).get(size))
         costs.unsettle()
 
     def settled(self, num_rows: int) -> int:
@@ -200,15 +197,6 @@ class Goodput:
             "regret": 1 - sum(tokens.values()) / spent / rates[best],
         }
 
-    def _drop_plans(self) -> None:
-        """Expect and decide anew in every crowd's next step."""
-        self._expected = self._expect()
-        for each in self._crowds.values():
-            probes = each.plan[:1] not in ([], [each.settled])  # at its end
-            each.due = len(each.plan) + (0 if probes else each.due)
-            each.planned -= len(each.plan)
-            each.plan = []
-
     # ---------------------------------------------------------------- learning
 
     def _learn(self) -> None:
@@ -217,8 +205,8 @@ class Goodput:
         self._waiting = []
         if not steps:
             return
-        self.lessons += 1
-        self._now += len(steps)
+        self.lessons = self.lessons + 1
+        self._now = self._now + len(steps)
         for num_rows in {step.num_rows for step in steps}:
             self._learn_costs(
                 self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows]
@@ -263,8 +251,7 @@ class Goodput:
                 alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(
                     step
                 )
-        for size, steps in alike.items():
-            same = steps[-MAX_PLAN:]
+        for size, same in alike.items():
             crowd.costs.observe(
                 size,
                 median(step.seconds for step in same if step.seconds is not None),
@@ -284,29 +271,21 @@ class Goodput:
         if rates is None or not best or crowd.settled:
             crowd.missed = 0.0
         else:  # drafting would begin: when the gain let go by so far would have paid for the reading
-            crowd.missed += (rates[best] / rates[0] - 1) * min(crowd.planned, MAX_PLAN)
+            crowd.missed += (rates[best] / rates[0] - 1) * crowd.planned
             if crowd.missed < self.unread_s * rates[0] / num_rows:
                 best = 0
         crowd.prices = self._prices(crowd, rates)
         if best != crowd.settled:
             few = max(1, crowd.pace // 4) if crowd.settled else 1
             crowd.pace = few if best else MIN_GAP
-            self._drop_plans()
-        elif not best and not crowd.missed:  # before the probe there is nothing to learn
-            crowd.pace = max(crowd.pace, crowd.due)
         crowd.settled = best
         crowd.plan = [best] * crowd.pace
         crowd.due -= crowd.pace
         if crowd.due <= 0:
             crowd.plan[0] = probe = self._probe(crowd, rates)
-            loss = 0.0 if rates is None else self._loss(rates, probe, best)
+            loss = 0.0 if rates is None else 1 - rates[probe] / rates[best]
             crowd.due = crowd.gap = max(MIN_GAP, min(2 * crowd.gap, int(loss / PROBE_SHARE)))
         crowd.planned, crowd.pace = crowd.pace, min(2 * crowd.pace, MAX_PLAN)
-
-    def _loss(self, rates: Sequence[float], probe: int, best: int) -> float:
-        """What a step of another length loses, in steps of the best one."""
-        tokens = (1 + self._expected[probe]) / (1 + self._expected[best])
-        return tokens * (rates[best] / rates[probe] - 1)
 
     def _probe(self, crowd: Crowd, rates: Sequence[float] | None) -> int:
         """A larger length; or a plain step, where it was timed less and may be nearly as good."""

@@ -1,8 +1,9 @@
 """The cost of a draft model's reading of each prompt that it continues; without drafts nobody would
 read it twice.
 
-It is put on the emitted tokens: (tokens to read per token emitted, over the latest texts) x (seconds
-to read a token). Both factors are the same whether drafting pays at present or not.
+No step's own price has that, so it is put on the emitted tokens: (tokens to read per token emitted,
+over the latest texts) x (seconds to read a token). Both factors are the same whether drafting pays
+at present or not.
 """
 
 from __future__ import annotations

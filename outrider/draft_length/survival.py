@@ -1,8 +1,9 @@
 """How many draft nodes will be kept, estimated while running from verdicts alone.
 
 A node's share is how often it was kept among the steps that asked for it. A node that was rarely
-asked for leans on the node before it. Old steps fade, but weigh no less than a prior. Only counts of
-earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
+asked for leans on the node before it. Everything fades with every step, also what is not seen at
+present: a length given up long ago gets another chance. Only counts of earlier steps enter, never
+the value of a token that is about to be proposed (non-anticipation).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import mul
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -52,11 +52,11 @@ class Shares:
     kept: list[float] = field(default_factory=list)
     tried: list[float] = field(default_factory=list)
 
-    def fade(self, steps: float = 1, least: float = 0.0) -> None:
-        """This many steps have passed; what was tried `least` times still counts for that."""
-        factors = [max(DECAY**steps, min(least / max(tried, NOTHING), 1.0)) for tried in self.tried]
-        self.kept = list(map(mul, factors, self.kept))
-        self.tried = list(map(mul, factors, self.tried))
+    def fade(self, steps: int = 1) -> None:
+        """This many steps have passed."""
+        factor = DECAY**steps
+        self.kept = [factor * value for value in self.kept]
+        self.tried = [factor * value for value in self.tried]
 
     def add(self, num_tried: int, kept: Iterable[float]) -> None:
         """This many positions were tried; `kept` says for the first of them whether, or how often,
@@ -82,10 +82,9 @@ class KeptNodes:
     def __init__(self) -> None:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
-    def fade(self, steps: float, least: float = PRIOR_WEIGHT) -> None:
-        """This many steps have passed. No node's share counts for less than `least` tries by that,
-        for then one probe would look like a text."""
-        self._nodes.fade(steps, least)
+    def fade(self, steps: int) -> None:
+        """This many steps have passed."""
+        self._nodes.fade(steps)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:
         """One row asked for this many nodes and `accepted` were kept. `budgets`: how much must be
@@ -132,14 +131,14 @@ class ByPhase(Generic[T]):
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
-        self.known: dict[Phase, T] = {}
+        self._known: dict[Phase, T] = {}
 
     def of(self, phase: Phase) -> T:
         """The estimate of a phase: at first that of the nearest length of text that was seen."""
-        if phase not in self.known:
-            seen = [other for other in self.known if other.thinks == phase.thinks]
+        if phase not in self._known:
+            seen = [other for other in self._known if other.thinks == phase.thinks]
             nearest = min(
                 seen, key=lambda other: abs(other.doublings - phase.doublings), default=None
             )
-            self.known[phase] = self._new() if nearest is None else deepcopy(self.known[nearest])
-        return self.known[phase]
+            self._known[phase] = self._new() if nearest is None else deepcopy(self._known[nearest])
+        return self._known[phase]

@@ -108,23 +108,3 @@ def test_shares_of_positions_fade_together() -> None:
         (0.0, 1.0),
         (0.0, 0.0),
     ]
-
-
-def test_what_was_seen_long_ago_weighs_as_much_as_a_prior() -> None:
-    """Catches one kept probe after a pause of a thousand steps that looks like an easy text."""
-    estimate = seen([0.1], [1], 200)
-    estimate.fade(1000)
-    before = estimate.expected(1)[1]
-    estimate.observe(1, 1, [1])
-    assert before < 0.25
-    assert estimate.expected(1)[1] == pytest.approx((2 * before + 1) / 3)
-
-
-def test_other_texts_weigh_less_than_the_one_at_hand() -> None:
-    """Fifty steps that kept all are ten, and five that keep nothing take a third of that."""
-    estimate = seen([1.0], [1], 400)
-    estimate.fade(math.inf, 10)
-    assert estimate.expected(1)[1] == pytest.approx(1, abs=0.01)
-    for _ in range(5):
-        estimate.observe(1, 0, [])
-    assert estimate.expected(1)[1] == pytest.approx(10 / 15, abs=0.01)
