@@ -10,7 +10,7 @@ follows node i.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -214,7 +214,7 @@ class TargetOutput:
     logits: Tensor  # (B, N+1, V) as the model gives them
     # layer -> (B, M+1, H), only layers a drafter asked for; of the whole pass, even where `logits`
     # were cut to the nodes of one of several drafters
-    hidden: dict[int, Tensor] = field(default_factory=dict)
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
     # per row, the columns of `hidden` that belong to the text now: 0, the token that was pending,
     # then the kept nodes on their path. Their tokens are row.tokens[-1 - len(kept) : -1]
     kept: list[list[int]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -39,12 +39,30 @@ PREFILL_CHUNK = CHUNK_ROOM
 Reader = Callable[[int, int, dict[int, Tensor]], None]
 
 
+class WithoutPadding(Mapping[int, Tensor]):
+    """Hidden states of a padded pass, without the padding. They are cut when somebody asks: a plain
+    step's are seldom read, and after a pass each operation of torch costs 30 us."""
+
+    def __init__(self, padded: dict[int, Tensor], num_tokens: int) -> None:
+        self._padded = padded
+        self._num_tokens = num_tokens
+
+    def __getitem__(self, key: int) -> Tensor:
+        return self._padded[key][:, : self._num_tokens]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._padded)
+
+    def __len__(self) -> int:
+        return len(self._padded)
+
+
 @dataclass(frozen=True, slots=True)
 class PassOutput:
     """The result of one pass."""
 
     logits: Tensor  # (B, T, V), or (B, K, V) for the K columns that were asked for
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # (B, T, H) by each key of `capture`
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)  # (B, T, H) by each key of `capture`
     # distinct experts that it read, the mean of its layers; None: no mixture, or not known
     experts: float | None = None
 
@@ -190,10 +208,10 @@ class LM:
         if logits.shape[1] > num_tokens:
             logits = logits[:, :num_tokens]
         layers = [_joined(list(states)) for states in zip(*hidden, strict=True)]
-        if width > num_tokens:
-            layers = [states[:, :num_tokens] for states in layers]
+        by_key = dict(zip(capture, layers, strict=True))
+        padded = width > num_tokens and bool(by_key)
         read = None if None in experts else sum(filter(None, experts))
-        return PassOutput(logits, dict(zip(capture, layers, strict=True)), read)
+        return PassOutput(logits, WithoutPadding(by_key, num_tokens) if padded else by_key, read)
 
     def catch_up(
         self,

@@ -182,7 +182,11 @@ class Executor:
         self.make(call)
         if experts_read is not None:
             self.experts_read = int(experts_read[0]) / self._num_products
-        return logits, [hidden[layer].to(self.dtype) for layer in layers]
+        # asked first: even a conversion to the same type is an operation of torch
+        return logits, [
+            states if states.dtype == self.dtype else states.to(self.dtype)
+            for states in hidden.values()
+        ]
 
     def draft(
         self,
@@ -407,7 +411,7 @@ class NativeRun(OnOwnThreads):
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no
         other number."""
-        if missing := sorted(set(layers) - set(self.executor.program.signals)):
+        if missing := [key for key in layers if key not in self.executor.program.signals]:
             raise CapabilityError(
                 f"the native runtime does not give the hidden states of layers {missing}"
             )

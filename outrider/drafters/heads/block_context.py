@@ -8,6 +8,8 @@ nothing costs none. Whatever else happens to the rows, `settle` reads what waits
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -48,7 +50,9 @@ class BlockContext:
         count = states[0].shape[1]
         self._read(index, Unread(states, [count], [start + count]))
 
-    def commit(self, hidden: dict[int, Tensor], num_kept: list[list[int]], ends: list[int]) -> None:
+    def commit(
+        self, hidden: Mapping[int, Tensor], num_kept: list[list[int]], ends: list[int]
+    ) -> None:
         """The columns kept[b] of a pass's states (B, T, target H) belong to the text, which they
         end at index ends[b]."""
         counts = [len(columns) for columns in num_kept]

@@ -23,7 +23,7 @@ text in training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -282,7 +282,7 @@ class EagleHead(nn.Module):
         """g, (..., H), from the target's hidden states (..., target H) by signal."""
         return self.fuse(self.join(hidden))
 
-    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+    def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """The target's hidden states that make a feature, side by side: (..., F) of
         `EagleConfig.feature_size` numbers."""
         dtype = self.dtype

@@ -17,7 +17,7 @@ may begin anywhere in its text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,7 +83,7 @@ class FedHead(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+    def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """The target's hidden states that make a feature, side by side: (..., F)."""
 
     def fuse(self, joined: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ experts are the family's, too; it attends over a cache of the head's own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +175,7 @@ class MtpHead(nn.Module):
         """The features that pairs read, (..., H), from the target's hidden states by signal."""
         return self.fuse(self.join(hidden))
 
-    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+    def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """The target's state that a pair reads, (..., H)."""
         (signal,) = self.config.signals
         return hidden[signal].to(self.dtype)

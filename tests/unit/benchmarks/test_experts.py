@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def test_verdicts_by_hand(part: Any, capsys: pytest.CaptureFixture[str]) -> None
     }
     experts.show({"shapes": {"8 experts, 4 active": {"plain_share": 0.5, "runs": runs}}})
     assert "50% of a plain pass" in capsys.readouterr().out
+
+
+def test_an_interval_by_hand(part: Any) -> None:
+    """Logarithms 0 and 0.02: a deviation of 0.02 / sqrt(2), over sqrt(2)."""
+    interval = part("experts").interval
+    assert interval([1.0, math.exp(0.02)]) == pytest.approx(1.96 * 0.01)
+    assert interval([1.0]) == math.inf
 
 
 @pytest.mark.slow
