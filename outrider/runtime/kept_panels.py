@@ -22,7 +22,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.models.gguf.packing import Stored, panels_in
 from outrider.models.loading.kept_weights import (
     SUFFIX,
-    Place,
+    WeightsFile,
     is_mapped_huge,
     keep_written,
     kept_weights,
@@ -101,18 +101,18 @@ class KeptPanels:
             numbers = range(self._number, self._number + writers)
             files = list(pool.map(partial(self._write, self._size + total), numbers, shares))
         panels: dict[str, Tensor] = {}
-        for path, places in files:
-            panels |= keep_written(path, self._key, places)
+        for path, file in files:
+            panels |= keep_written(path, self._key, file)
         return panels
 
     def _write(
         self, size: int, number: int, items: Sequence[tuple[str, Item]]
-    ) -> tuple[Path, dict[str, Place]]:
+    ) -> tuple[Path, WeightsFile]:
         path = self._file(number)
         with writing_weights(path, size) as file:
             for name, item in items:
                 file.add(name, *item.make())
-        return path, file.places
+        return path, file
 
     def _file(self, number: int) -> Path:
         return self._stem.with_name(f"{self._stem.name}-{number}{SUFFIX}")

@@ -66,6 +66,7 @@ class WeightsFile:
         self._count = 0  # bytes in it
         self._size = 0
         self.places: dict[str, Place] = {}
+        self.mapping: mmap.mmap | None = None  # of the whole file, once it is there
 
     def add(
         self, name: str, dtype: torch.dtype, shape: Sequence[int], parts: Iterable[Tensor]
@@ -90,10 +91,16 @@ class WeightsFile:
             self._count += count
             data = data[count:]
             if self._count == HUGE:
-                self.finish()
+                self._flush()
 
     def finish(self) -> None:
-        """Write the page that was begun."""
+        """Write what is left, and map the file: this one, whatever another process puts into its
+        place."""
+        self._flush()
+        if self._size:
+            self.mapping = _map(self._file)
+
+    def _flush(self) -> None:
         self._put(self._page[: self._count])
         self._count = 0
 
@@ -132,13 +139,14 @@ def keep_weights(path: Path, key: str, tensors: Mapping[str, Tensor]) -> None:
     with writing_weights(path, size) as file:
         for name, tensor in tensors.items():
             file.add(name, tensor.dtype, tensor.shape, [tensor])
-    keep_written(path, key, file.places)
+    keep_written(path, key, file)
 
 
-def keep_written(path: Path, key: str, places: Mapping[str, Place]) -> dict[str, Tensor]:
+def keep_written(path: Path, key: str, file: WeightsFile) -> dict[str, Tensor]:
     """The tensors of a file that was written; from now on `kept_weights` finds them under this key.
-    Raises OSError where it cannot be read."""
-    weights = _Weights.read(path, places)
+    Raises OSError where that cannot be said."""
+    places = file.places
+    weights = _Weights.read(path.parent, file.mapping, places)
     table = {
         name: [place.offset, str(place.dtype).removeprefix("torch."), list(place.shape), total]
         for (name, place), total in zip(places.items(), weights.sums, strict=True)
@@ -156,7 +164,9 @@ def kept_weights(path: Path, key: str) -> dict[str, Tensor]:
         return {}
     try:
         refuse_unsafe(path)
-        weights = _Weights.read(path, {name: place for name, (place, _) in table.items()})
+        places = {name: place for name, (place, _) in table.items()}
+        with path.open("rb") as file:
+            weights = _Weights.read(path.parent, _map(file), places)
     except (OSError, ValueError):  # torch's words for a file that is too short
         return {}
     if weights.sums != [total for _, total in table.values()]:
@@ -177,12 +187,12 @@ class _Weights(NamedTuple):
     folder: Path
 
     @classmethod
-    def read(cls, path: Path, places: Mapping[str, Place]) -> _Weights:
-        """Map the tensors at these places, and read them. Raises OSError, or ValueError where the file is too short."""
+    def read(cls, folder: Path, mapping: mmap.mmap | None, places: Mapping[str, Place]) -> _Weights:
+        """The tensors at these places. Raises ValueError where the file is too short."""
         before = _huge_bytes()
-        tensors = _mapped(path, places)
+        tensors = {name: _at(mapping, place) for name, place in places.items()}
         sums = _sums(tensors.values())
-        return cls(tensors, sums, _huge_bytes() - before, path.parent)
+        return cls(tensors, sums, _huge_bytes() - before, folder)
 
     def fast(self) -> dict[str, Tensor]:
         """The tensors as they are where nearly all lies in huge pages, else copies that do."""
@@ -201,12 +211,10 @@ def is_mapped_huge(folder: Path) -> bool:
     try:
         make_folder(folder)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".new", buffering=0) as file:
-            file.write(
-                b"\1" * PROBE
-            )  # not zeros: memory that was never touched goes in small pages
+            # not zeros: memory that was never touched would be written in small pages
+            file.write(b"\1" * PROBE)
             before = _huge_bytes()
-            tensor = _mapped(Path(file.name), {"": Place(0, torch.uint8, (PROBE,))})[""]
-            _sum(tensor)
+            _sum(_at(_map(file), Place(0, torch.uint8, (PROBE,))))
             return _huge_bytes() - before >= PROBE
     except OSError:
         return False
@@ -237,17 +245,17 @@ def unhurried_bytes() -> int:
     return max(0, free) * mmap.PAGESIZE
 
 
-def _mapped(path: Path, places: Mapping[str, Place]) -> dict[str, Tensor]:
-    """Tensors of a file, mapped. Raises OSError, or ValueError where it is too short."""
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def _map(file: Any) -> mmap.mmap:
+    """A whole file, as memory that may be changed without changing the file. Raises OSError, or
+    ValueError where it is empty."""
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return {name: _at(mapping, place) for name, place in places.items()}
+    return mapping
 
 
-def _at(mapping: mmap.mmap, place: Place) -> Tensor:
-    if not place.size:
+def _at(mapping: mmap.mmap | None, place: Place) -> Tensor:
+    if mapping is None or not place.size:
         return torch.empty(place.shape, dtype=place.dtype)
     flat = torch.frombuffer(mapping, dtype=torch.uint8, count=place.size, offset=place.offset)
     return flat.view(place.dtype).view(place.shape)

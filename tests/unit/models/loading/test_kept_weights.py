@@ -88,7 +88,23 @@ def test_tensors_may_be_given_in_parts(size: int, file: Path, either_way: str) -
         for name, tensor in tensors.items():
             parts = tensor.contiguous().view(-1).view(torch.uint8).split(size)
             writing.add(name, tensor.dtype, tensor.shape, parts)
-    assert_equal(keep_written(file, KEY, writing.places), tensors)
+    assert_equal(keep_written(file, KEY, writing), tensors)
+    assert_equal(kept_weights(file, KEY), tensors)
+
+
+def test_another_process_may_put_its_file_into_the_place(file: Path, either_way: str) -> None:
+    """Two that start one model at once keep other tensors first. Catches weights that are read from
+    the other one's file."""
+    tensors = some()
+    with writing_weights(file, 0) as writing:
+        for name, tensor in tensors.items():
+            writing.add(name, tensor.dtype, tensor.shape, [tensor])
+    with writing_weights(file, 0) as other:
+        for name in reversed(tensors):
+            other.add(name, tensors[name].dtype, tensors[name].shape, [tensors[name]])
+    assert_equal(keep_written(file, KEY, writing), tensors)
+    assert kept_weights(file, KEY) == {}
+    assert_equal(keep_written(file, KEY, other), tensors)
     assert_equal(kept_weights(file, KEY), tensors)
 
 
