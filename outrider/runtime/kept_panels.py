@@ -78,7 +78,9 @@ class KeptPanels:
 
     def keep(self, items: Mapping[str, Item]) -> dict[str, Tensor]:
         """Panels in further files: of as many items as can be written without a wait."""
-        if self._are_kept and is_mapped_huge(self._stem.parent):
+        if not self._are_kept or sum(item.size for item in items.values()) < LEAST:
+            return {}
+        if is_mapped_huge(self._stem.parent):
             with keeping("panels of weights"):
                 return self._keep(_fitting(items))
         return {}
