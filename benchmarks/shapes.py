@@ -150,12 +150,14 @@ def measure(
 ) -> dict[str, Any]:
     """Everything of one file, by engine."""
     found: dict[str, dict[str, Any]] = {engine.peer: {"runs": []} for engine in engines}
+    _write_out()
     with tempfile.TemporaryDirectory(prefix="outrider-shapes-") as cache, _cache(cache):
         reading = reading_s(file)
         if starts:
             arguments = ["generate", str(file), PROMPT, "--threads", str(threads)]
             seconds = [round(first_letter(arguments), 3) for _ in range(2)]
             found["outrider"]["commands_s"] = seconds
+    _write_out()
     with tempfile.TemporaryDirectory(prefix="outrider-shapes-") as cache, _cache(cache):
         workers: dict[str, Worker] = {}
         PEERS.mkdir(exist_ok=True)
@@ -185,6 +187,12 @@ def measure(
                 worker.close()
     size = file.stat().st_size
     return {"file_bytes": size, "reading_s": round(reading, 6), "engines": found}
+
+
+def _write_out() -> None:
+    """Wait until files are on the disk: a start keeps as much as that takes without a wait."""
+    if hasattr(os, "sync"):
+        os.sync()
 
 
 def _load(file: Path, threads: int) -> dict[str, Any]:

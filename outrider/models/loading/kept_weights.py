@@ -214,7 +214,8 @@ def is_mapped_huge(folder: Path) -> bool:
             # not zeros: memory that was never touched would be written in small pages
             file.write(b"\1" * PROBE)
             before = _huge_bytes()
-            _sum(_at(_map(file), Place(0, torch.uint8, (PROBE,))))
+            tensor = _at(_map(file), Place(0, torch.uint8, (PROBE,)))  # mapped until it is counted
+            _sum(tensor)
             return _huge_bytes() - before >= PROBE
     except OSError:
         return False
