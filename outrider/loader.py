@@ -163,7 +163,11 @@ class ModelLoader:
             for memory, model in zip(memories, self.models, strict=True)
         ]
         self._memories = dict(zip(self.models, memories, strict=True))
-        copies = [start.copies for start in starts if start is not None]
+        copies = [
+            start.copies(model.source)
+            for start, model in zip(starts, self.models, strict=True)
+            if start is not None
+        ]
         as_first = self.needs.module or self.needs.tables
         return starts[0].card.context_length, memories, PACKED_COPIES if as_first else max(copies)
 

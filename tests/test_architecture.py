@@ -18,7 +18,7 @@ MAX_LINES_OF_AUTO = 941  # 850 before mixtures of experts had costs of their own
 MAX_CONSTANTS_OF_AUTO = 25
 FLOORS = {
     "errors": 0, "extras": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0,
-    "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "cpus": 0, "huge_pages": 0, "templates": 0,
+    "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "cpus": 0, "huge_pages": 0, "switches": 0, "templates": 0,
     "bounded_templates": 0,
     "foreign": 0,
     "machine": 1, "messages": 1, "prompts": 1,

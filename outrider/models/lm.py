@@ -40,8 +40,11 @@ Reader = Callable[[int, int, dict[int, Tensor]], None]
 
 
 class WithoutPadding(Mapping[int, Tensor]):
-    """Hidden states of a padded pass, without the padding. They are cut when somebody asks: a plain
-    step's are seldom read, and after a pass each operation of torch costs 30 us."""
+    """Hidden states of a padded pass, without the padding.
+
+    They are cut when they are read: those of a plain step seldom are, and after a pass each
+    operation of torch takes 30 us.
+    """
 
     def __init__(self, padded: dict[int, Tensor], num_tokens: int) -> None:
         self._padded = padded

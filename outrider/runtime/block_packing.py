@@ -44,7 +44,8 @@ def pack(stored: Stored) -> Tensor:
 def parts(stored: Stored) -> Iterator[Tensor]:
     """The bytes of `pack`, from front to back, each part in memory that the next one uses again."""
     native = _library()
-    return iter([by_torch(stored)]) if native is None else parts_by_library(native, stored)
+    assert native is not None, "panels are kept by starts on the native runtime"
+    return parts_by_library(native, stored)
 
 
 @functools.cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +19,13 @@ import torch
 from torch import Tensor
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
-from outrider.errors import ConfigError, did_you_mean
 from outrider.huge_pages import room_for_weight, zeros_on_huge_pages
 from outrider.machine import cpu_name
 from outrider.models.linear.panel import WIDTH
 from outrider.runtime.building import fingerprint
 from outrider.runtime.library import workers
 from outrider.runtime.structures import OpStruct, WeightFormat
+from outrider.switches import switched
 
 log = logging.getLogger("outrider.runtime")
 
@@ -68,13 +67,7 @@ class Coder(NamedTuple):
 
 def choice() -> str:
     """One of CHOICES. Raises ConfigError where the environment says another."""
-    chosen = os.environ.get(SWITCH) or AUTO
-    if chosen not in CHOICES:
-        raise ConfigError(
-            f"{SWITCH} must be one of {', '.join(CHOICES)}, got '{chosen}'."
-            f"{did_you_mean(chosen, CHOICES)}"
-        )
-    return chosen
+    return switched(SWITCH, CHOICES)
 
 
 def coder_for(path: Path, library: ctypes.CDLL, threads: int, num_bytes: int) -> Coder | None:
@@ -152,8 +145,11 @@ def can_code(shape: tuple[int, int]) -> bool:
 
 
 def are_whole(panels: Tensor, count: int, shape: tuple[int, int]) -> bool:
-    """Whether bytes are `coded_panels` of so many weights of a shape, as far as a reader relies on
-    it: it finds the escapes of a panel after all panels, by place, each inside the panel."""
+    """Whether these bytes can be read as `coded_panels` of so many weights of a shape.
+
+    A reader trusts each header to say where the panel's escapes are, and them to be in order and
+    inside the panel.
+    """
     outputs, inputs = shape
     num_panels = count * -(-outputs // WIDTH)
     size = HEADER + inputs // EACH * FOUR

@@ -32,13 +32,14 @@ from outrider.models.lm import LM
 from outrider.models.loaded import ModelMemory
 from outrider.models.loading.generation_config import Asked
 from outrider.models.loading.kept_weights import SUFFIX
+from outrider.models.loading.memory import PACKED_COPIES
 from outrider.models.loading.tensor_store import KeptAt, find_stored, read_stored
 from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import checked, library, program_text
 from outrider.runtime.building import fingerprint
 from outrider.runtime.coding import coder_for
-from outrider.runtime.kept_panels import KeptPanels, block_panels
+from outrider.runtime.kept_panels import KeptPanels, are_kept, block_panels
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Program
 from outrider.runtime.plain_panels import PlainPanels
@@ -70,12 +71,17 @@ class Start:
     waves: list[dict[str, Any]]
     memory: ModelMemory
 
-    @property
-    def copies(self) -> float:
-        """The number of times that plain weights are in memory: once, but for a table of embeddings
-        that is the output layer, too."""
-        plain = self.memory.weights_bytes - self.memory.quantised_bytes
+    def copies(self, source: ModelSource) -> float:
+        """The number of times that plain weights are in memory while this start is repeated.
+
+        Those of a folder in the type that they are loaded in are packed from the mapped files: then
+        it is once, and a table of embeddings that is the output layer besides.
+        """
         card = self.card
+        is_same = source.gguf is None and card.values.get("dtype") == self.dtype
+        if not is_same or card.has_experts:
+            return PACKED_COPIES
+        plain = self.memory.weights_bytes - self.memory.quantised_bytes
         table = card.vocab_size * card.hidden_size * getattr(torch, self.dtype).itemsize
         return 1 + min(1, table / plain) if card.ties_embeddings and plain else 1.0
 
@@ -126,7 +132,9 @@ def key_of(source: ModelSource, *options: object) -> Key | None:
 
 
 def find(key: Key | None) -> Start | None:
-    """The record that an earlier start kept under this key."""
+    """The record that an earlier start kept under this key. Raises ConfigError where the environment
+    says of panels what is none of its choices."""
+    are_kept()
     return None if key is None else kept_json(_path(key), _start)
 
 

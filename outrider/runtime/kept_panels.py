@@ -7,7 +7,6 @@ Elsewhere they are made into memory at every start, which is as fast as a copy o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from outrider.cache import keeping
-from outrider.errors import ConfigError, did_you_mean
 from outrider.models.gguf.packing import Stored, panels_in
 from outrider.models.loading.kept_weights import (
     SUFFIX,
@@ -26,27 +24,21 @@ from outrider.models.loading.kept_weights import (
     is_mapped_huge,
     keep_written,
     kept_weights,
-    unhurried_bytes,
+    unthrottled_bytes,
     writing_weights,
 )
 from outrider.runtime.block_packing import pack, panels_shape, parts
+from outrider.switches import switched
 
 SWITCH = "OUTRIDER_KEEP_PANELS"  # in the environment
-AUTO, NEVER = CHOICES = ("auto", "never")
+_, NEVER = CHOICES = ("auto", "never")
 LEAST = 64 << 20  # bytes of panels that are worth a file: fewer are made in an instant
 MAX_WRITERS = 8  # the system lets one thread at a time write to a file, so each has its own
-MAX_FILES = 32  # of one model
 
 
-def choice() -> str:
-    """One of CHOICES. Raises ConfigError where the environment says another."""
-    chosen = os.environ.get(SWITCH) or AUTO
-    if chosen not in CHOICES:
-        raise ConfigError(
-            f"{SWITCH} must be one of {', '.join(CHOICES)}, got '{chosen}'."
-            f"{did_you_mean(chosen, CHOICES)}"
-        )
-    return chosen
+def are_kept() -> bool:
+    """Whether panels may be kept. Raises ConfigError where the environment says neither."""
+    return switched(SWITCH, CHOICES) != NEVER
 
 
 class Item(NamedTuple):
@@ -62,7 +54,7 @@ class KeptPanels:
     def __init__(self, stem: Path, key: str) -> None:
         self._stem = stem
         self._key = key
-        self._are_kept = choice() != NEVER
+        self._are_kept = are_kept()
         self._number = 0  # of the next file
         self._size = 0  # bytes in those before
 
@@ -89,8 +81,7 @@ class KeptPanels:
         """Write them side by side. Raises OSError where that cannot be done, or a model's own files
         would push one another out."""
         total = sum(item.size for _, item in items)
-        room = MAX_FILES - self._number
-        writers = min(torch.get_num_threads(), MAX_WRITERS, room, total // LEAST)
+        writers = min(torch.get_num_threads(), MAX_WRITERS, total // LEAST)
         if writers < 1:
             return {}
         shares: list[list[tuple[str, Item]]] = [[] for _ in range(writers)]
@@ -138,7 +129,7 @@ def _item(stored: Stored) -> Item:
 
 def _fitting(items: Mapping[str, Item]) -> list[tuple[str, Item]]:
     """The items that can be written without a wait, in their order."""
-    room = unhurried_bytes()
+    room = unthrottled_bytes()
     fitting = []
     for name, item in items.items():
         if item.size <= room:

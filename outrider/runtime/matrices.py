@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -94,9 +95,9 @@ class PackedWeight:
         is_bf16 = self.dtype == torch.bfloat16
         return WeightFormat.PANELS_BF16 if is_bf16 else WeightFormat.PANELS_FP32
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
-        """Whether the panels are what the executor reads, and make it read nothing else."""
+        """Whether the panels have the form and size that the executor reads."""
         panels = self.panels
         if not panels.is_contiguous() or panels.device.type != "cpu":
             return False

@@ -72,7 +72,7 @@ class PlainPanels:
 
     @property
     def only_packed(self) -> frozenset[str]:
-        """Weights that nothing reads but the one who packs them."""
+        """Weights that are used in panels alone, never as they are stored."""
         return frozenset(name for name, use in self._uses.items() if not use.is_table)
 
     def put_into(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedWeight]:
@@ -86,13 +86,11 @@ class PlainPanels:
         for name, panels in self._kept.keep(items).items():
             weight = missing[name]
             self._packed[name] = self._as_packed(name, panels, weight.dtype, weight.shape)
-        packed = {
-            name: replace(weight, table=tensors[name])
-            if self._needs_table(name, weight)
-            else weight
-            for name, weight in self._packed.items()
-        }
-        return {**tensors, **packed}
+        weights: dict[str, Tensor | PackedWeight] = {**tensors}
+        for name, packed in self._packed.items():
+            needs_table = self._needs_table(name, packed)
+            weights[name] = replace(packed, table=tensors[name]) if needs_table else packed
+        return weights
 
     def _make(
         self, name: str, weight: Tensor

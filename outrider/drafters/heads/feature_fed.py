@@ -107,7 +107,7 @@ class FeatureFed(ModelDrafter):
         self._fed.append(_Fed(row))
 
     def stop(self, index: int) -> None:
-        if len(self._fed) == 1:  # nobody's any more
+        if len(self._fed) == 1:  # the only row that would read them
             self._aside = []
         self._take_aside()
         self._forget_draft()
@@ -333,6 +333,6 @@ class FedMaskedTree(FeatureFed, MaskedTrees):
 
 
 def _chosen(states: Tensor, columns: list[int]) -> Tensor:
-    """These columns (k, F) of a row's passes: of one of a chain they are its first ones."""
+    """These columns (k, F) of a row's passes; of one pass of a chain, its first ones."""
     chain = columns[-1] == len(columns) - 1
     return states[: len(columns)] if chain else states[torch.tensor(columns, device=states.device)]

@@ -36,7 +36,8 @@ MAX_SHARE = 4  # all files together take at most one of this many parts of the d
 SUFFIX = ".weights"
 PROBE = 2 * HUGE  # bytes of a file that shows what the system does with files
 MAPPED_SHARE = 0.9  # of a mapping must be in huge pages: below, copies are read faster
-# file systems whose mapped files stay when they are removed: those of a network may end the process
+# file systems on which a mapped file can still be read after it was removed; on a network's, that
+# ends the process
 LOCAL = frozenset({"bcachefs", "btrfs", "ext4", "f2fs", "overlay", "xfs"})
 DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
@@ -144,7 +145,7 @@ def keep_weights(path: Path, key: str, tensors: Mapping[str, Tensor]) -> None:
 
 def keep_written(path: Path, key: str, file: WeightsFile) -> dict[str, Tensor]:
     """The tensors of a file that was written; from now on `kept_weights` finds them under this key.
-    Raises OSError where that cannot be said."""
+    Raises OSError where its table cannot be written."""
     places = file.places
     weights = _Weights.read(path.parent, file.mapping, places)
     table = {
@@ -232,7 +233,7 @@ def is_local(folder: Path) -> bool:
     return False
 
 
-def unhurried_bytes() -> int:
+def unthrottled_bytes() -> int:
     """Bytes that can be written now without waiting for a disk: Linux lets a process run on up to
     the middle between the amount of unwritten data at which it begins to write and the one at which
     it stops processes."""

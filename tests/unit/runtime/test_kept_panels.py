@@ -32,7 +32,7 @@ def system(
     monkeypatch.setattr(kept_weights, "_huge_bytes", lambda: 0 if steps is None else next(steps))
     monkeypatch.setattr(kept_weights, "is_local", lambda folder: True)
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: True)
-    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(kept_panels, "unthrottled_bytes", lambda: 1 << 30)
     monkeypatch.setattr(kept_panels, "LEAST", 1)
     native = library.load(library_path)
     monkeypatch.setattr(block_packing, "_library", lambda: native)
@@ -97,7 +97,7 @@ def test_starts_keep_as_many_as_the_disk_takes_without_a_wait(
     kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room, expected in ((0, 0), (100_000, 1), (1 << 30, 2)):
-        monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda room=room: room)
+        monkeypatch.setattr(kept_panels, "unthrottled_bytes", lambda room=room: room)
         monkeypatch.setattr("torch.get_num_threads", lambda: 1)
         assert_right(block_panels(kept, stored), stored)
         assert files(kept) == expected
@@ -110,10 +110,10 @@ def test_a_model_does_not_push_its_own_files_out(
 ) -> None:
     """Catches a start that writes what the next one needs again, for ever."""
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 100_000)
+    monkeypatch.setattr(kept_panels, "unthrottled_bytes", lambda: 100_000)
     assert_right(block_panels(kept, stored), stored)
     (first,) = kept._stem.parent.glob(f"*{kept_weights.SUFFIX}")
-    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(kept_panels, "unthrottled_bytes", lambda: 1 << 30)
     monkeypatch.setattr(kept_weights, "MAX_BYTES", 900_000)
     for _ in range(2):
         assert_right(block_panels(kept, stored), stored)
@@ -133,6 +133,16 @@ def test_a_cache_that_is_only_read_is_used(
     monkeypatch.setattr("os.utime", read_only)
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: False)
     assert_right(block_panels(kept, stored), stored)
+
+
+def test_a_large_machine_writes_few_files(
+    kept: KeptPanels, stored: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one model: all models together may have no more than some."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 96)
+    monkeypatch.setattr(kept_panels, "MAX_WRITERS", 2)
+    assert_right(block_panels(kept, stored), stored)
+    assert files(kept) == 2
 
 
 def test_few_bytes_have_no_file(

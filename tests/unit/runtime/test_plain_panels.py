@@ -10,6 +10,7 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder, kept_json
+from outrider.errors import ConfigError
 from outrider.models.loading import kept_weights
 from outrider.models.probes.probe import probe_logits
 from outrider.runtime import kept_panels, library
@@ -40,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path) -
     monkeypatch.setattr(kept_weights, "is_local", lambda folder: True)
     monkeypatch.setattr(kept_weights, "PROBE", 1)
     monkeypatch.setattr(kept_panels, "is_mapped_huge", lambda folder: True)
-    monkeypatch.setattr(kept_panels, "unhurried_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(kept_panels, "unthrottled_bytes", lambda: 1 << 30)
     monkeypatch.setattr(kept_panels, "LEAST", 1)
 
 
@@ -134,6 +135,24 @@ def test_weights_are_packed_from_the_mapped_file(
     memory = again.memory["target"]
     table = WORDS * again._built.target.card.hidden_size * 2
     assert again.memory["weights_bytes"] == memory["weights_bytes"] + table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "llama fp32", "qwen3_moe"])
+def test_weights_that_are_copied_count_twice(name: str, tmp_path: Path) -> None:
+    """Numbers of another type, and layers of experts that are put together, are not mapped."""
+    model = checkpoint(tmp_path / "model", name)
+    start(model, name)
+    assert start(model, name).memory["copies"] == (1 if name == "llama" else 2)
+
+
+@pytest.mark.slow
+def test_a_wrong_switch_is_refused_at_a_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kept_panels.SWITCH, "nver")
+    with pytest.raises(ConfigError, match="Did you mean 'never'"):
+        start(checkpoint(tmp_path / "model", "gpt2"), "gpt2")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from outrider.models.loading.kept_weights import (
     keep_weights,
     keep_written,
     kept_weights,
-    unhurried_bytes,
+    unthrottled_bytes,
     writing_weights,
 )
 
@@ -207,6 +208,18 @@ def test_what_fails_leaves_nothing(file: Path) -> None:
     assert not [*file.parent.iterdir()]
 
 
+def test_writing_ends_where_linux_would_make_a_process_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the middle between the two limits, less what is not on the disk yet."""
+    facts = (
+        "nr_free_pages 7\nnr_dirty {}\nnr_dirty_threshold 300\nnr_dirty_background_threshold 100"
+    )
+    for dirty, pages in ((20, 180), (250, 0)):
+        monkeypatch.setattr(Path, "read_text", lambda self, dirty=dirty: facts.format(dirty))
+        assert unthrottled_bytes() == pages * mmap.PAGESIZE
+
+
 def test_a_system_without_facts_maps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS and Windows have no such files, and some containers hide them."""
 
@@ -214,7 +227,7 @@ def test_a_system_without_facts_maps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", absent)
-    assert unhurried_bytes() == 0
+    assert unthrottled_bytes() == 0
 
 
 @pytest.mark.parametrize(
