@@ -3,8 +3,8 @@ the MLP did, and passes cost what those of a mixture cost.
 
 A router of random directions spreads tokens over the experts by their hidden states; the directions
 have no part along the mean state, for else some experts would be everybody's. Attention gets heads
-that are zero, until its share of a plain pass is that of a published model. `Shape` says how much
-of a plain pass the experts are.
+that are zero, until its share of a plain pass is that of a published model. A larger mixture has more
+heads and wider experts, zero as well: what a step costs beside its pass is then a smaller share of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
 
@@ -26,15 +27,23 @@ GROUP = 3  # query heads of the demo that share keys and values
 
 @dataclass(frozen=True)
 class Shape:
-    """How a mixture is cut: experts, those of each token, heads of attention."""
+    """How a mixture is cut: experts, those of each token, heads of attention, and how many times it
+    is as wide as the demo in both."""
 
     experts: int
     active: int
     heads: int
+    times: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.experts} experts, {self.active} active"
+        size = "" if self.times == 1 else f", {self.times} times as wide"
+        return f"{self.experts} experts, {self.active} active{size}"
+
+    @property
+    def all_heads(self) -> int:
+        """Query heads of the mixture."""
+        return self.times * self.heads
 
 
 def widened(shape: Shape, folder: Path, seed: int = 0) -> Path:
@@ -58,13 +67,14 @@ def widened(shape: Shape, folder: Path, seed: int = 0) -> Path:
 def mixture_config(small: Any, shape: Shape) -> MixtralConfig:
     """The demo's own config with experts."""
     same = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers head_dim rms_norm_eps "
+        "vocab_size hidden_size num_hidden_layers head_dim rms_norm_eps "
         "max_position_embeddings rope_parameters bos_token_id eos_token_id tie_word_embeddings"
     )
     return MixtralConfig(
         **{name: getattr(small, name) for name in same.split()},
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads // GROUP,
+        intermediate_size=shape.times * small.intermediate_size,
+        num_attention_heads=shape.all_heads,
+        num_key_value_heads=shape.all_heads // GROUP,
         num_local_experts=shape.experts,
         num_experts_per_tok=shape.active,
         sliding_window=None,
@@ -102,12 +112,12 @@ def mixture_weights(small: Any, shape: Shape, means: list[Tensor], seed: int) ->
     for name, weight in small.state_dict().items():
         part = name.rsplit(".", 2)[1] if name.count(".") > 2 else ""
         if part in ("q_proj", "k_proj", "v_proj"):  # new heads add nothing
-            heads = shape.heads if part == "q_proj" else shape.heads // GROUP
+            heads = shape.all_heads if part == "q_proj" else shape.all_heads // GROUP
             wide = weight.new_zeros(heads * small.config.head_dim, weight.shape[1])
             wide[: len(weight)] = weight
             state[name] = wide
         elif part == "o_proj":
-            wide = weight.new_zeros(len(weight), shape.heads * small.config.head_dim)
+            wide = weight.new_zeros(len(weight), shape.all_heads * small.config.head_dim)
             wide[:, : weight.shape[1]] = weight
             state[name] = wide
         elif ".mlp." not in name:
@@ -115,9 +125,11 @@ def mixture_weights(small: Any, shape: Shape, means: list[Tensor], seed: int) ->
     for number, (layer, mean) in enumerate(zip(small.model.layers, means, strict=True)):
         prefix = f"model.layers.{number}.mlp."
         mlp = layer.mlp
-        both = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        state[prefix + "experts.gate_up_proj"] = both.repeat(shape.experts, 1, 1)
-        state[prefix + "experts.down_proj"] = mlp.down_proj.weight.repeat(shape.experts, 1, 1)
+        more = (shape.times - 1) * small.config.intermediate_size
+        gate, up = (F.pad(one.weight, (0, 0, 0, more)) for one in (mlp.gate_proj, mlp.up_proj))
+        down = F.pad(mlp.down_proj.weight, (0, more))
+        state[prefix + "experts.gate_up_proj"] = torch.cat([gate, up]).repeat(shape.experts, 1, 1)
+        state[prefix + "experts.down_proj"] = down.repeat(shape.experts, 1, 1)
         direction = mean / mean.norm()
         router = torch.randn(shape.experts, len(mean), generator=generator)
         router -= torch.outer(router @ direction, direction)

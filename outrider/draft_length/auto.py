@@ -45,7 +45,6 @@ class AutoLength:
         self._sizes: dict[str, int] = {}
         self._phases: list[Phase] = []  # of the present step's rows
         self._context = 0  # tokens of their texts
-        self._prices: list[float] = []  # of the present step's rows
         self._timed_s = 0.0  # of all steps that the clock teaches
 
     def choose(self, rows: Rows) -> list[int]:
@@ -59,15 +58,15 @@ class AutoLength:
         self._sizes = {}
         self._asked = [0] * len(rows)
         self._phases = [Phase.at(len(row.tokens), thinks=row.thinks) for row in rows]
-        self._context = sum(len(row.tokens) for row in rows)
+        self._context = sum([len(row.tokens) for row in rows])
         for index, row in enumerate(rows):
             self._rows.setdefault(self.name_of(row), []).append(index)
         for name, indices in self._rows.items():
             goodput = self.drafters[name]
             left = len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
-                counts = Counter(self._phases[index] for index in indices)
-                shares = {phase: count / len(indices) for phase, count in counts.items()}
+                phases = [self._phases[index] for index in indices]
+                shares = {phase: phases.count(phase) / len(phases) for phase in set(phases)}
                 self._sizes[name] = goodput.next_size(len(rows), shares, self._context)
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS
@@ -76,18 +75,11 @@ class AutoLength:
                 if fixed or left:
                     self._asked[index] = rows[index].clamp_draft(self._sizes.get(name, 0))
                     left -= not fixed and self._asked[index] > 0
-        self._set_prices(rows)
-        return self._asked
-
-    def _set_prices(self, rows: Rows) -> None:
-        """Tell the drafter what its nodes must bring: of one row, since a pass is as wide as its
-        widest."""
-        prices: list[float] = []
-        if len(self._asked) == 1 and self._sizes:
+        rows.prices = ()  # what nodes must bring
+        if len(rows) == 1 and self._sizes:  # a pass of several is as wide as its widest
             (name,) = self._sizes
-            prices = self.drafters[name].prices(1)
-        if prices != self._prices:
-            self._prices = rows.prices = prices
+            rows.prices = self.drafters[name].prices(1)
+        return self._asked
 
     def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
         """The lengths asked for where only `ready` rows can be drafted for: nothing in rows whose

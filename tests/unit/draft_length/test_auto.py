@@ -16,7 +16,7 @@ from outrider.sampling.thinking import ThinkingMarks
 from outrider.step import StepFacts
 from outrider.types import VerdictLists
 from tests.helpers import make_row
-from tests.unit.draft_length.simulator import _draft, _verdict
+from tests.unit.draft_length.simulator import Batch, _draft, _verdict
 
 SECONDS = {"model": lambda width: 1 + 0.05 * width, "copy": lambda width: 1 + 0.01 * width}
 
@@ -37,7 +37,7 @@ def step(
     each: AutoLength, rows: list[Row], alpha: dict[str, bool], seconds: float | None = None
 ) -> list[int]:
     """All that a drafter asks for is kept, or nothing."""
-    asked = list(each.choose(rows))  # type: ignore[arg-type]
+    asked = list(each.choose(Batch(rows)))  # type: ignore[arg-type]
     names = [row.drafter or "model" for row in rows]
     kept = [size if alpha[name] else 0 for size, name in zip(asked, names, strict=True)]
     cost = (
@@ -207,17 +207,17 @@ def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     each = AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
     rows = rows_of(*["model"] * 8)
     for _ in range(200):
-        asked = list(each.choose(rows))  # type: ignore[arg-type]
+        asked = list(each.choose(Batch(rows)))  # type: ignore[arg-type]
         kept = [min(size, 1) for size in asked]
         seconds = 1 + 0.6 * (max(asked) > 0) + 0.05 * max(asked)
         each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, kept), seconds, 0.0))  # type: ignore[arg-type]
-    while not all(asked := list(each.choose(rows))):  # type: ignore[arg-type]  not one of its plain checks
+    while not all(asked := list(each.choose(Batch(rows)))):  # type: ignore[arg-type]  not one of its plain checks
         each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, [0] * 8), 1.0, 0.0))  # type: ignore[arg-type]
     assert each.drop_unready(rows, [*asked[:7], 0]) == [*asked[:7], 0]
     assert each.drop_unready(rows, [asked[0], *[0] * 7]) == [0] * 8
     rows[0].draft_bound = 3
     rows[0].draft_fixed = True
-    asked = list(each.choose(rows))  # type: ignore[arg-type]
+    asked = list(each.choose(Batch(rows)))  # type: ignore[arg-type]
     assert each.drop_unready(rows, [3, asked[1], *[0] * 6]) == [3, *[0] * 7]
 
 
@@ -283,7 +283,7 @@ def keep(
     each: AutoLength, rows: list[Row], chance: float = 1.0, rng: random.Random | None = None
 ) -> list[int]:
     """Behind short texts each token is kept with this chance, behind long ones none."""
-    rng, asked = rng or random.Random(0), list(each.choose(rows))  # type: ignore[arg-type]
+    rng, asked = rng or random.Random(0), list(each.choose(Batch(rows)))  # type: ignore[arg-type]
     kept = [
         next(
             (depth for depth in range(size) if len(row.tokens) >= 1024 or rng.random() > chance),

@@ -9,6 +9,7 @@ import pytest
 from outrider.draft_length import AutoLength, FixedLength, Goodput
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
+from tests.unit.draft_length.simulator import Batch
 
 
 def rows_with(*room: int, **fields: Any) -> Any:
@@ -17,7 +18,7 @@ def rows_with(*room: int, **fields: Any) -> Any:
     for row in rows:
         for name, value in fields.items():
             setattr(row, name, value)
-    return rows
+    return Batch(rows)
 
 
 def test_a_row_close_to_its_end_gets_less() -> None:

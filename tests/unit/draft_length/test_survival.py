@@ -56,6 +56,17 @@ def test_a_node_never_kept_does_not_hide_those_behind_it() -> None:
     assert expected[3] - expected[2] > 0.25  # the truth: 0.5
 
 
+def test_one_kept_node_after_a_long_pause_does_not_outweigh_all_before() -> None:
+    """Catches evidence that fades to nothing: after 500 plain steps one lucky probe would promise
+    that drafts of eight nodes are kept."""
+    estimate = seen([0.1], [1], 100)
+    before = estimate.expected(1)[1]
+    estimate.fade(500)
+    estimate.observe(1, 1, [1])
+    assert before < estimate.expected(1)[1] < 0.5
+    assert estimate.expected(8)[8] < 2
+
+
 def test_a_size_given_up_long_ago_gets_another_chance() -> None:
     estimate = seen([0.9, 0.0], [2], 100)
     assert estimate.expected(2)[2] - estimate.expected(2)[1] < 0.1

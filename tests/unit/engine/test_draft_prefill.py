@@ -16,7 +16,7 @@ from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.step import StepFacts
 from tests.helpers import make_row
-from tests.unit.draft_length.simulator import _draft, _verdict
+from tests.unit.draft_length.simulator import Batch, _draft, _verdict
 
 PACE_S = 1e-4  # to read a token
 
@@ -67,7 +67,7 @@ def control(monkeypatch: pytest.MonkeyPatch) -> DraftPrefill:
 
 def step(control: DraftPrefill, rows: list[Row], ends: int | None = None) -> list[int]:
     """One step of all rows; all texts end behind it with so many tokens emitted, if `ends` says so."""
-    asked = control.choose(cast(Any, rows))
+    asked = control.choose(cast(Any, Batch(rows)))
     for one in rows if ends is not None else []:
         one.tokens += [0] * (ends or 0)
         one.finish_reason = "length"
@@ -80,7 +80,7 @@ def step(control: DraftPrefill, rows: list[Row], ends: int | None = None) -> lis
 def prices(control: DraftPrefill) -> list[float]:
     """Seconds of reading per emitted token, of the draft model and of the look-up."""
     auto = cast(AutoLength, control.control)
-    auto.choose(cast(Any, [row(99, 1)]))
+    auto.choose(cast(Any, Batch([row(99, 1)])))
     return [goodput.reading_s for goodput in auto.drafters.values()]
 
 
@@ -118,7 +118,7 @@ def test_what_is_unread_is_known_in_seconds(control: DraftPrefill) -> None:
     step(control, [row(0, 300)])
     step(control, [row(0, 300)])
     auto = cast(AutoLength, control.control)
-    auto.choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
+    auto.choose(cast(Any, Batch([row(1, 400), row(2, 900, "copy")])))
     assert [goodput.unread_s for goodput in auto.drafters.values()] == [
         pytest.approx(400 * PACE_S),
         0,
