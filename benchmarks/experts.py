@@ -4,7 +4,7 @@ with fixed lengths, `auto` and trees, each prompt with every setting in turn.
 Acceptance is that of the demo's own drafters, since every mixture computes what the demo does; passes
 cost what their distinct experts cost. Greedy texts must be the plain ones.
 
-    python benchmarks/experts.py                          all shapes, twelve minutes
+    python benchmarks/experts.py                          all shapes, a quarter of an hour
     python benchmarks/experts.py --shapes 32:4 --add      one shape, put into the result of today
     python benchmarks/experts.py --shapes 64:4 --times 4 --add        the same with longer steps
     python benchmarks/experts.py --render benchmarks/results/experts-DATE.json

@@ -71,16 +71,18 @@ def test_an_interval_by_hand(part: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_widened_demo_says_what_the_demo_says(part: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_widened_demo_says_what_the_demo_says(part: Any, tmp_path: Path, times: int) -> None:
     """Catches heads, experts or routers that add something, and routers that name the same experts
     for all tokens."""
     widened = part("widened")
-    folder = widened.widened(widened.Shape(experts=8, active=2, heads=9), tmp_path / "wide")
+    folder = widened.widened(widened.Shape(8, 2, 9, times), tmp_path / "wide")
     tokens = torch.tensor([[0, 45, 318, 2000, 77, 1234, 9, 600]])
     named: list[torch.Tensor] = []
     with torch.inference_mode():
         wide = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         small = AutoModelForCausalLM.from_pretrained(demo_paths().target, dtype=torch.float32)
+        assert wide.config.intermediate_size == times * small.config.intermediate_size
         for layer in wide.model.layers:
             layer.mlp.gate.register_forward_hook(lambda _, given, out: named.append(out[2]))
         assert (wide(tokens).logits - small(tokens).logits).abs().max() < 1e-3
