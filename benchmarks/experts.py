@@ -62,7 +62,9 @@ def main(
         str, typer.Option(help="EXPERTS:ACTIVE, comma-separated.")
     ] = "8:4,16:4,32:4,64:4",
     heads: Annotated[int, typer.Option(help="Of attention: 30 cost 0.4 of four experts.")] = 30,
-    times: Annotated[int, typer.Option(min=1, help="How much wider than the demo.")] = 1,
+    times: Annotated[
+        int, typer.Option(min=1, help="Heads and the width of experts, times this.")
+    ] = 1,
     settings: Annotated[str, typer.Option(help="In the lab's words.")] = ",".join(SETTINGS),
     prompts: Annotated[int, typer.Option(min=1, help="Of each workload.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=8)] = 80,
@@ -80,7 +82,7 @@ def main(
     found: dict[str, Any] = {}
     for each in shapes.split(","):
         experts, active = map(int, each.split(":"))
-        shape = Shape(experts, active, heads, times)
+        shape = Shape(experts, active, times * heads, times)
         found[shape.name] = measure(
             shape, folder, settings.split(","), prompts, max_tokens, threads
         )
@@ -96,8 +98,8 @@ def measure(
     shape: Shape, folder: Path, settings: list[str], prompts: int, max_tokens: int, threads: int
 ) -> dict[str, Any]:
     """One shape: its experts' share of a plain pass, and one entry a run."""
-    parts = (shape.experts, shape.active, shape.heads, shape.times)
-    target = widened(shape, folder / "-".join(map(str, parts)))
+    cut = f"{shape.experts}-{shape.active}-{shape.heads}-{shape.times}"
+    target = widened(shape, folder / cut)
     mixture = mixture_of(str(target))
     assert mixture is not None
     with (

@@ -27,8 +27,8 @@ GROUP = 3  # query heads of the demo that share keys and values
 
 @dataclass(frozen=True)
 class Shape:
-    """How a mixture is cut: experts, those of each token, heads of attention, and how many times it
-    is as wide as the demo in both."""
+    """How a mixture is cut: experts, those of each token, query heads, and how many times as wide as
+    the demo's MLP an expert is."""
 
     experts: int
     active: int
@@ -39,11 +39,6 @@ class Shape:
     def name(self) -> str:
         size = "" if self.times == 1 else f", {self.times} times as wide"
         return f"{self.experts} experts, {self.active} active{size}"
-
-    @property
-    def all_heads(self) -> int:
-        """Query heads of the mixture."""
-        return self.times * self.heads
 
 
 def widened(shape: Shape, folder: Path, seed: int = 0) -> Path:
@@ -73,8 +68,8 @@ def mixture_config(small: Any, shape: Shape) -> MixtralConfig:
     return MixtralConfig(
         **{name: getattr(small, name) for name in same.split()},
         intermediate_size=shape.times * small.intermediate_size,
-        num_attention_heads=shape.all_heads,
-        num_key_value_heads=shape.all_heads // GROUP,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // GROUP,
         num_local_experts=shape.experts,
         num_experts_per_tok=shape.active,
         sliding_window=None,
@@ -112,12 +107,12 @@ def mixture_weights(small: Any, shape: Shape, means: list[Tensor], seed: int) ->
     for name, weight in small.state_dict().items():
         part = name.rsplit(".", 2)[1] if name.count(".") > 2 else ""
         if part in ("q_proj", "k_proj", "v_proj"):  # new heads add nothing
-            heads = shape.all_heads if part == "q_proj" else shape.all_heads // GROUP
+            heads = shape.heads if part == "q_proj" else shape.heads // GROUP
             wide = weight.new_zeros(heads * small.config.head_dim, weight.shape[1])
             wide[: len(weight)] = weight
             state[name] = wide
         elif part == "o_proj":
-            wide = weight.new_zeros(len(weight), shape.all_heads * small.config.head_dim)
+            wide = weight.new_zeros(len(weight), shape.heads * small.config.head_dim)
             wide[:, : weight.shape[1]] = weight
             state[name] = wide
         elif ".mlp." not in name:

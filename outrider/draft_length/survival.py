@@ -17,8 +17,8 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
-# conditional acceptance before anything was seen, and the tokens it counts for, as does later what
-# was seen long ago
+# conditional acceptance before anything was seen, and the tokens it counts for; what was seen never
+# fades to fewer
 PRIOR = 0.7
 PRIOR_WEIGHT = 2.0
 NODE_LEAN = 5.0  # kept nodes that the guess from the node before counts for
@@ -54,7 +54,7 @@ class Shares:
     tried: list[float] = field(default_factory=list)
 
     def fade(self, steps: int = 1, floor: float = 0.0) -> None:
-        """This many steps have passed. `floor`: tries of the first position that stay."""
+        """This many steps have passed. The first position keeps at least `floor` tries."""
         factor = DECAY**steps
         if floor:
             factor = max(factor, min(1.0, floor / self.tried[0]))
@@ -86,8 +86,8 @@ class KeptNodes:
         self._nodes = Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
     def fade(self, steps: int) -> None:
-        """This many steps have passed. After a long pause what was seen still counts for as much
-        as the prior did, or one kept node would be all that is known."""
+        """This many steps have passed. However many these are, what was seen counts for as much as
+        the prior did: else one kept node after a long pause would be all that is known."""
         self._nodes.fade(steps, PRIOR_WEIGHT)
 
     def observe(self, asked: int, accepted: int, budgets: Sequence[int] | None) -> None:

@@ -201,6 +201,21 @@ def test_the_report_has_the_seconds_of_timed_steps() -> None:
     assert each.summary()["timed_s"] == 6.0
 
 
+def test_only_a_single_row_is_told_what_its_nodes_must_bring() -> None:
+    """A pass of several rows is as wide as its widest. Catches prices that stay when another row
+    joins."""
+    mixture = Goodput(8, trees=True)
+    times = {size: 1 + 0.5 * size for size in range(9)}
+    mixture.learn_costs(1, times, {size: 4 * (1 + size) ** 0.7 for size in times})
+    each = AutoLength({"model": mixture})
+    rows = Batch(rows_of("model"))
+    each.choose(rows)  # type: ignore[arg-type]
+    assert rows.prices
+    rows += rows_of("model")
+    each.choose(rows)  # type: ignore[arg-type]
+    assert not rows.prices
+
+
 def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     """Nor do the others where too few of them are left to pay for a step with drafts; a row's own
     number stays what it is."""
